@@ -114,14 +114,12 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make check-long   the larger runs: comparisons with the published Python code, long texts
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
-##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
-##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, speed of a model of 8B shape
+##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
+##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
 ##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
 ##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
-##: make cuda-pack    what bench-cuda runs, as one archive for a machine without compiler or internet
-##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
 ##: make check-docs   run the command blocks of README and docs as they are written; LONG=1: also those of minutes
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)

@@ -37,9 +37,8 @@ typedef struct allocator_shape {
 } allocator_shape;
 
 // Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
-// oracle, and headkv=FILE (window 8), duo=FILE: head scores as .npy [L, H] or [L, G], a .tsv of L rows, or
-// KVCache-Factory's JSON
-// {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
+// oracle, and headkv=FILE (window 8), duo=FILE: head scores, L lines of numbers
+// (head_scores.h). Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
 // Opens a table, `FILE` or `LABEL=FILE` (a file that is there under the whole name has no label), with `:strict` behind
 // it for budgets that never cut into sinks and window; without, they are kvpress's. Without a label it is named after

@@ -163,16 +163,6 @@ void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float 
     c->positions[at] = position;
 }
 
-void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t index)
-{
-    kv_span s = kv_cache_span(c, layer, kv_head);
-    size_t d = c->head_dim, behind = s.count - index - 1;
-    memmove(s.k + index * d, s.k + (index + 1) * d, behind * d * sizeof(float));
-    memmove(s.v + index * d, s.v + (index + 1) * d, behind * d * sizeof(float));
-    memmove(s.positions + index, s.positions + index + 1, behind * sizeof *s.positions);
-    c->counts[(size_t)layer * c->n_kv_heads + kv_head]--;
-}
-
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n)
 {
     kv_span s = kv_cache_span(c, layer, kv_head);
@@ -185,11 +175,6 @@ void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t
         s.positions[i] = s.positions[j];
     }
     c->counts[(size_t)layer * c->n_kv_heads + kv_head] = n;
-}
-
-void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n)
-{
-    for (uint32_t g = 0; g < c->n_kv_heads; g++) c->counts[(size_t)layer * c->n_kv_heads + g] -= n;
 }
 
 uint64_t kv_cache_entries(const kv_cache *c)

@@ -62,12 +62,9 @@ kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);
 uint32_t kv_cache_room(const kv_cache *c);
 // Appends one entry; the head must have room.
 void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float *k, const float *v, uint32_t position);
-// Removes entry `index`; those behind it move up. The memory stays with the head until kv_cache_compact.
-void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t index);
-// Keeps the listed entries (ascending indices) and removes all others of the head.
+// Keeps the listed entries (ascending indices) and removes all others of the head, whose memory stays with it until
+// kv_cache_compact.
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
-// Removes the last n entries of every head of a layer.
-void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n);
 // Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back.
 void kv_cache_compact(kv_cache *c, uint32_t extra);
 

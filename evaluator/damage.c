@@ -1,8 +1,19 @@
-#include "evaluator/damage_parts.h"
+#include "evaluator/damage.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
+
+struct damage {
+    damage_plan plan;
+    session *s;
+    float *logits;     // of the last batch, cut after cut, a row for every token that follows: [rows, vocabulary]
+    kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
+    uint32_t *n_rows;  // [batch] n_next each
+    int32_t *ids;      // [rows]
+    row_damage *rows;  // [rows]
+    damage_cut *cuts;  // [batch] that are gathered, where the caller has no such list
+};
 
 static session_plan session_plan_of(const damage_plan *p)
 {
@@ -22,10 +33,10 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
                   .logits = need(rows * m->config.vocabulary, sizeof(float), "logits"),
                   .caches = need(plan->batch, sizeof(kv_cache *), "cuts"),
                   .n_rows = need(plan->batch, sizeof(uint32_t), "cuts"),
-                  .begin = need(plan->batch, sizeof(size_t), "cuts"),
                   .ids = need(rows, sizeof(int32_t), "token ids"),
                   .rows = need(rows, sizeof(row_damage), "rows"),
                   .cuts = need(plan->batch, sizeof(damage_cut), "cuts")};
+    for (uint32_t i = 0; i < plan->batch; i++) d->n_rows[i] = plan->n_next;
     kvb_status status = session_open(&d->s, m, &needs, err);
     if (status == KVB_OK) *out = d;
     else damage_close(d);
@@ -40,7 +51,6 @@ void damage_close(damage *d)
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
-    free(d->begin);
     free(d->ids);
     free(d->rows);
     free(d->cuts);
@@ -68,24 +78,19 @@ void damage_text_close(damage_text *t)
 
 static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
 {
-    kv_cache *full;
-    kvb_status status = session_cache(d->s, NULL, t->full.n, &full, err);
-    if (status == KVB_OK)
-        status = decoder_run(d->s->decode, &full, 1, &t->full.n, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
+    kv_cache *full = session_cache(d->s, NULL, t->full.n);
+    kvb_status status =
+        decoder_run(d->s->decode, &full, 1, &t->full.n, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) predictions_finish(&t->full);
     return status;
 }
 
-kvb_status damage_text_fill(damage *d, damage_text *t, const damage_input *in, const forward_progress *progress,
+kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
                             kvb_error *err)
 {
-    if (in->n_tokens == 0 || in->n_tokens > d->plan.n_tokens || in->n_next < 2 || in->n_next > d->plan.n_next)
-        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u, expected 2 to %u behind 1 to %u",
-                        in->n_next, in->n_tokens, d->plan.n_next, d->plan.n_tokens);
-    t->full.n = in->n_next;
-    memcpy(t->full.next, in->ids + in->n_tokens, in->n_next * sizeof *in->ids);
-    kvb_status status = session_prefill(d->s, in->ids, in->n_tokens, NULL, progress, err);
+    memcpy(t->full.next, ids + d->plan.n_tokens, d->plan.n_next * sizeof *ids);
+    kvb_status status = session_prefill(d->s, ids, d->plan.n_tokens, NULL, progress, err);
     if (status == KVB_OK) status = predict(d, t, err);
     return status == KVB_OK ? session_exchange(d->s, &t->context, err) : status;
 }
@@ -100,9 +105,9 @@ static kvb_status gather(damage *d, const damage_cut *c, kv_cache **cache, kvb_e
     kvb_status status = session_rank(d->s, 0, c->keep, &scores, err);
     if (status == KVB_OK) status = session_select(d->s, scores, c->keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    status = session_cache_again(d->s, &kept, c->text->full.n, cache, err);
+    session_cache_again(d->s, &kept, c->text->full.n, cache);
     kept_set_free(&kept);
-    return status;
+    return KVB_OK;
 }
 
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
@@ -125,35 +130,31 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
     return sum;
 }
 
-void damage_judge(damage *d, const damage_cut *cuts, uint32_t n)
+// From d->logits of the n cuts' continuations to what they cost.
+static void judge_cuts(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
-    size_t at = 0;
-    for (uint32_t i = 0; i < n; at += cuts[i++].text->full.n) d->begin[i] = at;
 #pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
             const predictions *full = &cuts[i].text->full;
-            size_t here = d->begin[i] + row;
-            if (row < full->n) d->rows[here] = predictions_row(full, row, d->logits + here * full->vocabulary);
+            size_t here = (size_t)i * next + row;
+            d->rows[here] = predictions_row(full, row, d->logits + here * full->vocabulary);
         }
-    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + d->begin[i]);
+    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + (size_t)i * next);
 }
 
 static kvb_status measure_batch(damage *d, const damage_cut *cuts, uint32_t n, kvb_error *err)
 {
-    size_t at = 0;
+    uint32_t next = d->plan.n_next;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        const predictions *full = &cuts[i].text->full;
-        d->n_rows[i] = full->n;
-        memcpy(d->ids + at, full->next, full->n * sizeof *d->ids);
-        at += full->n;
+        memcpy(d->ids + (size_t)i * next, cuts[i].text->full.next, next * sizeof *d->ids);
         status = cut(d, &cuts[i], &d->caches[i], err);
     }
     if (status == KVB_OK)
         status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
-    if (status == KVB_OK) damage_judge(d, cuts, n);
+    if (status == KVB_OK) judge_cuts(d, cuts, n);
     return status;
 }
 
@@ -175,4 +176,171 @@ kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_
         status = damage_measure_cuts(d, d->cuts, some, err);
     }
     return status;
+}
+
+// ---- Heads cut one at a time ----
+//
+// Below the head's layer nothing changes, so a cut begins there, with the residual stream of the full cache; and all
+// cuts share the context's keys and values but those of the head itself.
+
+// One text, open in the session.
+typedef struct head_work {
+    damage *d;
+    damage_text *t;
+    const uint32_t *keep; // [n, L*G]
+    uint32_t n;
+    kept_set *kept;    // [n] what each row of `keep` would leave
+    kv_cache *whole;   // the context
+    kv_cache *hidden;  // [G] the context without one head of the present layer
+    uint32_t *counts;  // [G, L*G] of `hidden`
+    float *streams;    // [L, n_next, D] in front of every layer, full cache
+    float *stream;     // [batch, n_next, D]
+    kv_cache **caches; // [batch] of the cuts that wait, which are in d->cuts
+    uint32_t waiting;
+    damage_value *out;
+} head_work;
+
+static size_t heads_of(const head_work *w)
+{
+    return (size_t)w->whole->n_layers * w->whole->n_kv_heads;
+}
+
+static void close_head_work(head_work *w)
+{
+    for (uint32_t i = 0; w->kept && i < w->n; i++) kept_set_free(&w->kept[i]);
+    for (uint32_t i = 0; i < w->waiting; i++) kv_cache_close(w->caches[i]);
+    kv_cache_close(w->whole);
+    free(w->kept);
+    free(w->hidden);
+    free(w->counts);
+    free(w->streams);
+    free(w->stream);
+    free(w->caches);
+}
+
+static kvb_status select_levels(head_work *w, kvb_error *err)
+{
+    damage *d = w->d;
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
+        const uint32_t *keep = w->keep + i * heads_of(w);
+        const float *scores;
+        status = session_rank(d->s, 0, keep, &scores, err);
+        if (status == KVB_OK)
+            status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &w->kept[i], err);
+    }
+    return status;
+}
+
+// The full cache's residual streams.
+static kvb_status run_whole(head_work *w, kvb_error *err)
+{
+    damage *d = w->d;
+    kv_cache *cache = kv_cache_extend(w->whole, w->t->full.n);
+    kvb_status status = decoder_run_streams(d->s->decode, &cache, 1, &w->t->full.n, w->t->full.next, w->streams, err);
+    kv_cache_close(cache);
+    return status;
+}
+
+static kvb_status open_head_work(head_work *w, kvb_error *err)
+{
+    damage *d = w->d;
+    const model_config *c = &d->s->m->config;
+    size_t row = (size_t)w->t->full.n * c->width;
+    w->whole = session_cache(d->s, NULL, 0);
+    w->kept = need(w->n, sizeof *w->kept, "cuts");
+    w->hidden = need(c->n_kv_heads, sizeof *w->hidden, "heads");
+    w->counts = need(c->n_kv_heads * heads_of(w), sizeof *w->counts, "heads");
+    w->streams = need(c->n_layers * row, sizeof(float), "numbers of the residual stream");
+    w->stream = need(d->plan.batch * row, sizeof(float), "numbers of the residual stream");
+    w->caches = need(d->plan.batch, sizeof(kv_cache *), "cuts");
+    kvb_status status = select_levels(w, err);
+    return status == KVB_OK ? run_whole(w, err) : status;
+}
+
+// The context as it looks to a cut of head (layer, g): without that head's entries, which the cut brings itself.
+static void hide_head(head_work *w, uint32_t layer, uint32_t g)
+{
+    size_t heads = heads_of(w);
+    w->hidden[g] = *w->whole;
+    w->hidden[g].counts = w->counts + g * heads;
+    memcpy(w->hidden[g].counts, w->whole->counts, heads * sizeof *w->whole->counts);
+    w->hidden[g].counts[(size_t)layer * w->whole->n_kv_heads + g] = 0;
+}
+
+static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut)
+{
+    const kv_cache *whole = w->whole;
+    size_t heads = heads_of(w), head = (size_t)layer * whole->n_kv_heads + g, d = whole->head_dim;
+    const kept_set *kept = &w->kept[cut];
+    uint32_t *room = need(heads, sizeof *room, "heads");
+    for (size_t h = 0; h < heads; h++) room[h] = w->t->full.n;
+    room[head] += (uint32_t)(kept->offsets[head + 1] - kept->offsets[head]);
+    kv_cache *out = kv_cache_open(whole->n_layers, whole->n_kv_heads, whole->head_dim, room);
+    free(room);
+    kv_span from = kv_cache_span(whole, layer, g);
+    for (size_t i = kept->offsets[head]; i < kept->offsets[head + 1]; i++) {
+        uint32_t j = kept->positions[i]; // entries of the whole context stand at their positions
+        kv_cache_append(out, layer, g, from.k + j * d, from.v + j * d, j);
+    }
+    out->base = &w->hidden[g];
+    out->next_position = whole->next_position;
+    return out;
+}
+
+// Runs the cuts that wait, all of one layer.
+static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
+{
+    damage *d = w->d;
+    uint32_t n = w->waiting, next = d->plan.n_next;
+    size_t row = (size_t)next * d->s->m->config.width;
+    if (n == 0) return KVB_OK;
+    for (uint32_t i = 0; i < n; i++) memcpy(w->stream + i * row, w->streams + layer * row, row * sizeof(float));
+    kvb_status status = decoder_run_from(d->s->decode, layer, w->stream, w->caches, n, d->n_rows, d->logits, err);
+    for (uint32_t i = 0; i < n; i++) kv_cache_close(w->caches[i]);
+    w->waiting = 0;
+    if (status != KVB_OK) return status;
+    judge_cuts(d, d->cuts, n);
+    return KVB_OK;
+}
+
+static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
+{
+    uint32_t G = w->whole->n_kv_heads, n_tokens = w->d->s->n_tokens;
+    kvb_status status = KVB_OK;
+    for (uint32_t g = 0; g < G; g++) {
+        hide_head(w, layer, g);
+        for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
+            size_t at = i * heads_of(w) + (size_t)layer * G + g;
+            w->out[at] = (damage_value){0};
+            if (w->keep[at] >= n_tokens) continue;
+            w->caches[w->waiting] = cut_head(w, layer, g, i);
+            w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at]};
+            if (w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
+        }
+    }
+    return status == KVB_OK ? run_waiting(w, layer, err) : status;
+}
+
+static kvb_status run_head_cuts(head_work *w, const forward_progress *progress, kvb_error *err)
+{
+    uint32_t L = w->d->s->m->config.n_layers;
+    kvb_status status = open_head_work(w, err);
+    for (uint32_t l = 0; l < L && status == KVB_OK; l++) {
+        status = run_layer_cuts(w, l, err);
+        if (status == KVB_OK && progress && !progress->step(progress->context, l + 1, L))
+            status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
+    }
+    close_head_work(w);
+    return status;
+}
+
+kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
+                                const forward_progress *progress, kvb_error *err)
+{
+    head_work w = {.d = d, .t = t, .keep = keep, .n = n, .out = out};
+    kvb_status status = session_exchange(d->s, &t->context, err);
+    if (status == KVB_OK) status = run_head_cuts(&w, progress, err);
+    kvb_status back = session_exchange(d->s, &t->context, status == KVB_OK ? err : NULL);
+    return status == KVB_OK ? back : status;
 }

@@ -7,7 +7,7 @@
 #include "evaluator/session.h"
 
 typedef struct damage_plan {
-    uint32_t n_tokens, n_next;          // the longest context and the longest continuation, tokens; n_next at least 2
+    uint32_t n_tokens, n_next;          // context and continuation of every text, tokens; n_next at least 2
     uint32_t batch;                     // cuts that are decoded together, at least 1
     const metric *by;                   // ranks the tokens; lives as long as the damage
     uint32_t sink, window;              // first and last tokens that are kept before any other
@@ -21,12 +21,6 @@ typedef struct damage_text {
     session_context context;
     predictions full;
 } damage_text;
-
-// The tokens of a text.
-typedef struct damage_input {
-    const int32_t *ids;        // [n_tokens + n_next]
-    uint32_t n_tokens, n_next; // at most the plan's; n_next at least 2
-} damage_input;
 
 // Means over the continuation's rows, all against the full cache.
 typedef struct damage_value {
@@ -44,9 +38,9 @@ uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
 // Memory for a text. The caller frees with damage_text_close; a zero struct is allowed there.
 damage_text damage_text_open(const damage *d);
 void damage_text_close(damage_text *t);
-// Prefills the context, scores it, and runs the continuation over the full cache. A text may be filled again with other
-// input. KVB_ARGUMENT: the input is longer than the plan allows.
-kvb_status damage_text_fill(damage *d, damage_text *t, const damage_input *in, const forward_progress *progress,
+// Prefills the context ids[0 .. n_tokens-1], scores it, and runs the n_next tokens behind it over the full cache. A
+// text may be filled again with other ids.
+kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
                             kvb_error *err);
 
 // A cut of a filled text: head h keeps keep[h] tokens, [L*G].

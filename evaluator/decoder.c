@@ -180,8 +180,8 @@ static decode_view view_of(const decoder *d, const decode_batch *batch, uint32_t
 {
     const model_config *c = &d->m->config;
     size_t at = (size_t)first * c->n_heads * c->head_dim;
-    return (decode_view){sequence,        layer,          batch->n_rows[sequence], c->n_heads / c->n_kv_heads,
-                         d->queries + at, d->host_o + at, batch->caches[sequence]};
+    return (decode_view){
+        sequence, layer, batch->n_rows[sequence], c->n_heads / c->n_kv_heads, d->queries + at, batch->caches[sequence]};
 }
 
 static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
@@ -356,30 +356,4 @@ kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_
     if (status != KVB_OK) return status;
     d->b->upload(d->pass.on, d->x, stream, (size_t)batch.total_rows * d->m->config.width);
     return run_layers(d, &batch, layer, NULL, LOGITS_ALL, logits, err);
-}
-
-// ---- Parts of a pass ----
-
-kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const float *q, uint32_t n, float *o,
-                          kvb_error *err)
-{
-    const model_config *c = &d->m->config;
-    size_t floats = (size_t)n * c->n_heads * c->head_dim;
-    decode_batch batch = {&cache, 1, &n, n, NULL};
-    if (n == 0 || n > d->max_rows)
-        return kvb_fail(err, KVB_ARGUMENT, "decoder: %u rows, expected 1 to %u", n, d->max_rows);
-    reserve_scratch(d, &batch);
-    d->queries = q;
-    kvb_status status = attend_heads(d, &batch, layer, err);
-    memcpy(o, d->host_o, floats * sizeof(float));
-    return status;
-}
-
-kvb_status decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y, kvb_error *err)
-{
-    const model_config *c = &d->m->config;
-    d->b->upload(d->pass.on, d->pass.attended, o, (size_t)n * c->n_heads * c->head_dim);
-    layer_project_output(&d->pass, layer, d->picked, n);
-    d->b->download(d->pass.on, y, d->picked, (size_t)n * c->width);
-    return layer_end(&d->pass, err);
 }

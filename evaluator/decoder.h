@@ -15,7 +15,6 @@ typedef struct decode_view {
     uint32_t n_rows; // new rows of this sequence; the last n_rows entries of every head are theirs
     uint32_t group;  // query heads per KV head
     const float *q;  // [n_rows, H, d] queries after RoPE
-    const float *o;  // [n_rows, H, d] attention outputs before W_O; valid in layer_done only
     kv_cache *cache; // may be changed in layer_done only, and only at this layer
 } decode_view;
 
@@ -59,10 +58,3 @@ kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_s
                                const int32_t *ids, float *streams, kvb_error *err);
 kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,
                             uint32_t n_sequences, const uint32_t *n_rows, float *logits, kvb_error *err);
-
-// Attention alone: n rows of queries q [n, H*d] at one layer, the last n entries of every head being the rows' own; o
-// [n, H*d].
-kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const float *q, uint32_t n, float *o,
-                          kvb_error *err);
-// y [n, D] = o [n, H*d] times the layer's W_O; n at most max_rows. Fails with what the device fails with.
-kvb_status decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y, kvb_error *err);

@@ -1,5 +1,4 @@
 #include "evaluator/fidelity.h"
-#include "evaluator/attend.h"
 #include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
@@ -10,8 +9,7 @@
 kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err)
 {
     const model_config *c = &s->m->config;
-    size_t n = n_next, heads = (size_t)c->n_layers * c->n_kv_heads, vocabulary = c->vocabulary;
-    size_t queries = n * c->n_heads * c->head_dim, logits = batch * n;
+    size_t heads = (size_t)c->n_layers * c->n_kv_heads, logits = (size_t)batch * n_next;
     if (logits < FIDELITY_POLICIES) logits = FIDELITY_POLICIES;
     *out = NULL;
     if (n_next < 2 || n_next > s->plan.max_new || batch == 0 || (uint64_t)batch * n_next > s->plan.max_rows)
@@ -19,18 +17,8 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
                         n_next, batch, s->plan.max_new, s->plan.max_rows);
     fidelity *f = need(1, sizeof *f, "evaluations");
     *f = (fidelity){.s = s, .n_next = n_next, .batch = batch, .full = predictions_open(n_next, c->vocabulary)};
-    f->o_norm = need(c->n_layers, sizeof *f->o_norm, "layers");
-    float **const arrays[] = {&f->cell_logits, &f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_o, &f->projected};
-    const size_t sizes[] = {logits * vocabulary,
-                            heads * s->plan.max_tokens,
-                            c->n_layers * queries,
-                            c->n_layers * queries,
-                            heads * n * c->head_dim,
-                            heads * n * c->head_dim,
-                            queries,
-                            2 * n * c->width};
-    size_t wanted = s->plan.oracle ? sizeof sizes / sizeof *sizes : 1; // predictions need logits alone
-    for (size_t i = 0; i < wanted; i++) *arrays[i] = need(sizes[i], sizeof(float), "numbers of an evaluation");
+    f->cell_logits = need(logits * c->vocabulary, sizeof(float), "logits");
+    f->importance = need(heads * s->plan.max_tokens, sizeof(float), "numbers of the oracle");
     *out = f;
     return KVB_OK;
 }
@@ -38,79 +26,36 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
 void fidelity_close(fidelity *f)
 {
     if (!f) return;
-    float *const arrays[] = {f->importance, f->q, f->o, f->k, f->v, f->cell_logits, f->cell_o, f->projected};
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    free(f->importance);
+    free(f->cell_logits);
     predictions_close(&f->full);
-    free(f->o_norm);
     free(f);
 }
 
 // ---- The full cache ----
 
-static kvb_status keep_layer(void *context, const decode_view *view, kvb_error *err)
-{
-    fidelity *f = context;
-    const model_config *c = &f->s->m->config;
-    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim, tail = (size_t)f->n_next * c->head_dim;
-    (void)err;
-    memcpy(f->q + view->layer * queries, view->q, queries * sizeof(float));
-    memcpy(f->o + view->layer * queries, view->o, queries * sizeof(float));
-    for (uint32_t g = 0; g < c->n_kv_heads; g++) {
-        kv_span span = kv_cache_span(view->cache, view->layer, g);
-        size_t to = (view->layer * c->n_kv_heads + g) * tail, from = (size_t)(span.count - f->n_next) * c->head_dim;
-        memcpy(f->k + to, span.k + from, tail * sizeof(float));
-        memcpy(f->v + to, span.v + from, tail * sizeof(float));
-    }
-    return KVB_OK;
-}
-
-static double sum_of_squares(const float *x, size_t n)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
-    return sum;
-}
-
-static kvb_status finish_reference(fidelity *f, kvb_error *err)
-{
-    const model_config *c = &f->s->m->config;
-    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
-    kvb_status status = KVB_OK;
-    predictions_finish(&f->full);
-    if (!f->s->plan.oracle) return KVB_OK;
-    for (uint32_t layer = 0; layer < c->n_layers && status == KVB_OK; layer++) {
-        status = decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected, err);
-        f->o_norm[layer] = sum_of_squares(f->projected, (size_t)f->n_next * c->width);
-    }
-    return status;
-}
-
 kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                           const forward_progress *progress, kvb_error *err)
 {
     kv_cache *full = NULL;
-    decode_hooks hooks = {.context = f, .layer_done = keep_layer};
-    bool oracle = f->s->plan.oracle;
     memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
     kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
-    if (status == KVB_OK && oracle) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
-    if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
+    if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
+    if (status == KVB_OK) full = session_cache(f->s, NULL, f->n_next);
     if (status == KVB_OK)
-        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, oracle ? &hooks : NULL, LOGITS_ALL,
-                             f->full.logits, err);
+        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, NULL, LOGITS_ALL, f->full.logits, err);
     kv_cache_close(full);
-    if (status == KVB_OK) status = finish_reference(f, err);
+    if (status == KVB_OK) predictions_finish(&f->full);
     return status;
 }
 
 // ---- A compacted cache ----
 
-fidelity_cell fidelity_cell_open(uint32_t n, uint32_t n_layers)
+fidelity_cell fidelity_cell_open(uint32_t n)
 {
     return (fidelity_cell){.kl = need(n, sizeof(double), "rows"),
                            .nll = need(n, sizeof(double), "rows"),
                            .agree = need(n, 1, "rows"),
-                           .output_error = need(n_layers, sizeof(double), "layers"),
                            .looked = NAN};
 }
 
@@ -119,14 +64,12 @@ void fidelity_cell_free(fidelity_cell *c)
     free(c->kl);
     free(c->nll);
     free(c->agree);
-    free(c->output_error);
     *c = (fidelity_cell){0};
 }
 
-// Share of all importance that is not kept; NaN where nobody has asked for it.
+// Share of all importance that is not kept.
 static double evicted_importance(const fidelity *f, const kept_set *kept)
 {
-    if (!f->importance) return NAN;
     size_t T = f->s->n_tokens;
     double total = 0, stays = 0;
     for (size_t i = 0; i < kept->n_heads * T; i++) total += f->importance[i];
@@ -134,37 +77,6 @@ static double evicted_importance(const fidelity *f, const kept_set *kept)
         for (size_t i = kept->offsets[h]; i < kept->offsets[h + 1]; i++)
             stays += f->importance[h * T + kept->positions[i]];
     return total > 0 ? fmax(0, 1 - stays / total) : 0;
-}
-
-// How far the layers' attention outputs are off when the full cache's own queries and continuation meet the compacted
-// context: the damage that each layer does by itself, without what earlier layers hand on.
-static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, kvb_error *err)
-{
-    const model_config *c = &f->s->m->config;
-    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim, tail = (size_t)f->n_next * c->head_dim,
-           width = (size_t)f->n_next * c->width;
-    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        for (uint32_t g = 0; g < c->n_kv_heads; g++)
-            for (uint32_t i = 0; i < f->n_next; i++) {
-                size_t at = (layer * c->n_kv_heads + g) * tail + (size_t)i * c->head_dim;
-                kv_cache_append(cache, layer, g, f->k + at, f->v + at, f->s->n_tokens + i);
-            }
-        kvb_status status =
-            decoder_attend(f->s->decode, cache, layer, f->q + layer * queries, f->n_next, f->cell_o, err);
-        if (status != KVB_OK) return status;
-        for (size_t i = 0; i < queries; i++) f->cell_o[i] -= f->o[layer * queries + i];
-        status = decoder_project(f->s->decode, layer, f->cell_o, f->n_next, f->projected, err);
-        if (status != KVB_OK) return status;
-        error[layer] = sqrt(sum_of_squares(f->projected, width) / (f->o_norm[layer] + 1e-30));
-        kv_cache_drop_last(cache, layer, f->n_next);
-    }
-    return KVB_OK;
-}
-
-// Not measured.
-static void leave_outputs(const fidelity *f, fidelity_cell *out)
-{
-    for (uint32_t l = 0; l < f->s->m->config.n_layers; l++) out->output_error[l] = NAN;
 }
 
 // Row i of the continuation.
@@ -193,17 +105,13 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
 }
 
-static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
+static void measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out)
 {
-    *out = fidelity_cell_open(f->n_next, f->s->m->config.n_layers);
-    kvb_status status = session_cache(f->s, kept, 0, cache, err);
-    if (status != KVB_OK) return status;
+    *out = fidelity_cell_open(f->n_next);
+    *cache = session_cache(f->s, kept, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
     kv_cache_compact(*cache, f->n_next); // room for the continuation
-    if (f->s->plan.oracle) return measure_outputs(f, *cache, out->output_error, err);
-    leave_outputs(f, out);
-    return KVB_OK;
 }
 
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
@@ -214,14 +122,12 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     kv_cache **caches = need(n, sizeof *caches, "cells");
     uint32_t *n_rows = need(n, sizeof *n_rows, "cells");
     int32_t *ids = need(rows, sizeof *ids, "token ids");
-    kvb_status status = KVB_OK;
-    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         n_rows[i] = f->n_next;
         memcpy(ids + (size_t)i * f->n_next, f->full.next, f->n_next * sizeof *ids);
-        status = measure_cell(f, &kept[i], &caches[i], &out[i], err);
+        measure_cell(f, &kept[i], &caches[i], &out[i]);
     }
-    if (status == KVB_OK)
-        status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
+    kvb_status status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         measure_logits(f, f->cell_logits + (size_t)i * f->n_next * vocabulary, &out[i]);
         out[i].seconds = (meter_now() - start) / n;
@@ -247,12 +153,11 @@ typedef struct follower {
 
 static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
-    *out = fidelity_cell_open(f->n_next, f->s->m->config.n_layers);
+    *out = fidelity_cell_open(f->n_next);
     kvb_status status = policy_run_cache(run, f->s, 0, cache, err);
     if (status != KVB_OK) return status;
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
-    leave_outputs(f, out);
     kv_cache_compact(*cache, f->n_next); // room for the continuation
     return policy_run_turn(run, *cache, err);
 }

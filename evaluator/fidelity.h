@@ -12,16 +12,9 @@ typedef struct fidelity {
     session *s;        // borrowed
     uint32_t n_next;   // n, teacher-forced rows
     uint32_t batch;    // cells that are decoded together
-    float *importance; // I [L, G, T] over the continuation: the oracle in hindsight; NULL: not asked for
-    // Of the full cache:
+    float *importance; // I [L, G, T] over the continuation: the oracle in hindsight
     predictions full;
-    float *q, *o;   // [L, n, H*d] queries, and attention outputs before W_O
-    float *k, *v;   // [L, G, n, d] what the continuation added to the cache
-    double *o_norm; // [L] sum over rows of ||o W_O||^2
-    // Scratch:
     float *cell_logits; // [batch, n, vocabulary]; of policies a step's [FIDELITY_POLICIES, vocabulary]
-    float *cell_o;      // [n, H*d]
-    float *projected;   // [2, n, D]
 } fidelity;
 
 // What one set of kept positions costs. Arrays belong to the struct (fidelity_cell_free).
@@ -30,20 +23,17 @@ typedef struct fidelity_cell {
     double ratio;         // 1 - kept / (L G T): what is really pruned
     uint64_t bytes;       // keys and values that are left, before the continuation
     uint64_t allocated;   // bytes that the cache asked for: these, positions and offsets
-    double loss;          // share of the oracle importance over this continuation that was evicted before it, or NaN
+    double loss;          // share of the oracle importance over this continuation that was evicted before it
     double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
     double *nll;          // [n - 1] -log p(true next token)
     unsigned char *agree; // [n] the likeliest token is the same
-    double *output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries;
-                          // NaN under a policy, or where not asked for
     double looked;        // share of the context's entries that a policy attends to per step; NaN without one
     double full_nll;      // mean nll of the full cache
     double seconds;       // this cell's share of the time
 } fidelity_cell;
 
 // For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's
-// max_rows and n_next <= its max_new. A session without oracle measures predictions alone:
-// loss and output_error are NaN then. On failure *out is NULL.
+// max_rows and n_next <= its max_new; its plan has the oracle. On failure *out is NULL.
 kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err);
 void fidelity_close(fidelity *f);
 
@@ -63,5 +53,5 @@ enum { FIDELITY_POLICIES = 16 }; // that are stepped together
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 // Zeroed results of n rows.
-fidelity_cell fidelity_cell_open(uint32_t n, uint32_t n_layers);
+fidelity_cell fidelity_cell_open(uint32_t n);
 void fidelity_cell_free(fidelity_cell *c); // a zero struct is allowed

@@ -2,25 +2,81 @@
 #include "formats/file_io.h"
 #include "formats/file_read.h"
 #include "formats/json_file.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+typedef struct log_entry {
+    char key[LOG_KEY];
+    uint32_t number; // of the line, from 1; 0: of this run
+    cJSON *line;
+} log_entry;
+
 struct log_file {
-    char *path;
+    char *path; // NULL: memory alone
     int file;
     off_t size; // of the lines that are whole
+    void *tree; // of log_entry, by key (POSIX tsearch)
 };
+
+// ---- In memory ----
+
+static int compare_entries(const void *a, const void *b)
+{
+    return strcmp(((const log_entry *)a)->key, ((const log_entry *)b)->key);
+}
+
+static void free_entry(void *entry)
+{
+    cJSON_Delete(((log_entry *)entry)->line);
+    free(entry);
+}
+
+// Takes the line over, if it is a result: an object with a key.
+static bool remember(log_file *log, cJSON *line, uint32_t number)
+{
+    const char *key = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "key"));
+    if (!key || strlen(key) != LOG_KEY - 1 || strspn(key, "0123456789abcdef") != LOG_KEY - 1) return false;
+    log_entry *entry = need(1, sizeof *entry, "results");
+    memcpy(entry->key, key, LOG_KEY);
+    entry->number = number;
+    entry->line = line;
+    void *found = needed(tsearch(entry, &log->tree, compare_entries), "results");
+    if (*(log_entry **)found != entry) free_entry(entry); // known already, and then the same
+    return true;
+}
+
+static const log_entry *find_entry(const log_file *log, const char *key)
+{
+    log_entry wanted;
+    memcpy(wanted.key, key, LOG_KEY);
+    void *found = log ? tfind(&wanted, &log->tree, compare_entries) : NULL;
+    return found ? *(log_entry **)found : NULL;
+}
+
+const cJSON *log_find(const log_file *log, const char *key)
+{
+    const log_entry *found = find_entry(log, key);
+    return found ? found->line : NULL;
+}
+
+kvb_status log_refuse(const log_file *log, const char *key, kvb_error *err)
+{
+    return kvb_fail(err, KVB_FORMAT, "%s: line %u: a result without all its numbers; remove the line or the file",
+                    log->path ? log->path : "results", find_entry(log, key)->number);
+}
 
 // ---- Reading ----
 
-kvb_status log_parse(const char *text, size_t size, const char *path, const log_reader *reader, kvb_error *err)
+kvb_status log_parse(log_file *log, const char *text, size_t size, const char *path, kvb_error *err)
 {
     uint32_t number = 1;
     for (size_t at = 0; at < size; number++) {
@@ -30,9 +86,11 @@ kvb_status log_parse(const char *text, size_t size, const char *path, const log_
         bool no_memory;
         cJSON *line = kvb_json_parse(text + at, n, NULL, &no_memory);
         if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: line %u: not enough memory", path, number);
-        kvb_status status = reader->take(reader->context, line, path, number, err);
-        cJSON_Delete(line);
-        if (status != KVB_OK) return status;
+        if (!remember(log, line, number)) {
+            cJSON_Delete(line);
+            return kvb_fail(err, KVB_FORMAT, "%s: line %u is no result of this program; name another file", path,
+                            number);
+        }
         at += n + 1;
     }
     return KVB_OK;
@@ -57,7 +115,7 @@ static kvb_status check_lines(const char *text, size_t size, const char *path, k
     return status;
 }
 
-kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err)
+static kvb_status read_log(log_file *log, const char *path, kvb_error *err)
 {
     struct stat st;
     if (stat(path, &st) != 0 && errno == ENOENT) return KVB_OK;
@@ -66,7 +124,7 @@ kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err)
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = check_lines((const char *)view.data, view.size, path, err);
-    if (status == KVB_OK) status = log_parse((const char *)view.data, view.size, path, reader, err);
+    if (status == KVB_OK) status = log_parse(log, (const char *)view.data, view.size, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
@@ -78,16 +136,15 @@ double log_number(const cJSON *line, const char *name)
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name, bool gaps)
+bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(line, name), *item;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != (int)n) return false;
     uint32_t i = 0;
     cJSON_ArrayForEach(item, list)
     {
-        bool gap = gaps && cJSON_IsNull(item);
-        if (!gap && (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))) return false;
-        out[i++] = gap ? NAN : item->valuedouble;
+        if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) return false;
+        out[i++] = item->valuedouble;
     }
     return true;
 }
@@ -126,13 +183,12 @@ static kvb_status begin_adding(log_file *log, kvb_error *err)
 
 kvb_status log_open(log_file **out, const char *path, kvb_error *err)
 {
+    log_file *log = need(1, sizeof *log, "results");
     *out = NULL;
-    log_file *log = calloc(1, sizeof *log);
-    if (!log || !(log->path = strdup(path))) {
-        free(log);
-        return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
-    }
-    kvb_status status = begin_adding(log, err);
+    log->file = -1;
+    log->path = path ? need_text("%s", path) : NULL;
+    kvb_status status = path ? read_log(log, path, err) : KVB_OK;
+    if (status == KVB_OK && path) status = begin_adding(log, err);
     if (status == KVB_OK) *out = log;
     else (void)log_close(log, status, NULL);
     return status;
@@ -143,35 +199,52 @@ kvb_status log_close(log_file *log, kvb_status status, kvb_error *err)
     if (!log) return status;
     if (log->file >= 0 && !file_close(log->file) && status == KVB_OK)
         status = kvb_fail(err, KVB_IO, "%s: cannot be closed: %s", log->path, strerror(errno));
+    tdestroy(log->tree, free_entry);
     free(log->path);
     free(log);
     return status;
 }
 
-bool log_put_number(cJSON *line, const char *name, double x)
+void log_put_number(cJSON *line, const char *name, double x)
 {
-    return json_add_exact(line, name, x);
+    (void)json_add_exact(line, name, x);
 }
 
-bool log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
+void log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
 {
     cJSON *list = cJSON_AddArrayToObject(line, name);
-    bool good = list != NULL;
-    for (uint32_t i = 0; good && i < n; i++) good = cJSON_AddItemToArray(list, json_exact(x[i]));
-    return good;
+    for (uint32_t i = 0; i < n; i++) cJSON_AddItemToArray(list, json_exact(x[i]));
 }
 
-kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err)
+// Writes a line, and remembers what reading it again would give.
+static kvb_status add_line(log_file *log, const cJSON *line, off_t *size, kvb_error *err)
 {
     char *text;
+    bool no_memory;
     kvb_status status = json_sealed_line(&text, line, err);
-    size_t length = text ? strlen(text) : 0;
-    if (status == KVB_OK && !(file_write_all(log->file, text, length) && file_sync(log->file))) {
+    if (status != KVB_OK) return status;
+    size_t length = strlen(text);
+    cJSON *read = kvb_json_parse(text, length, NULL, &no_memory);
+    if (!remember(log, needed(read, "results"), 0)) cJSON_Delete(read);
+    if (log->path && !file_write_all(log->file, text, length))
         status = kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));
-        (void)file_truncate(log->file, log->size); // half a line: also dropped on reading
-    } else if (status == KVB_OK) {
-        log->size += (off_t)length;
-    }
+    *size += (off_t)length;
     free(text);
+    return status;
+}
+
+kvb_status log_add(log_file *log, cJSON *const *lines, size_t n, kvb_error *err)
+{
+    off_t size = log->size;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < n; i++) {
+        if (status == KVB_OK) status = add_line(log, lines[i], &size, err);
+        cJSON_Delete(lines[i]);
+    }
+    if (!log->path) return status;
+    if (status == KVB_OK && !file_sync(log->file))
+        status = kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));
+    if (status == KVB_OK) log->size = size;
+    else (void)file_truncate(log->file, log->size); // half a line: also dropped on reading
     return status;
 }

@@ -22,7 +22,7 @@ static allocator_shape shape_of(const model *m)
     return (allocator_shape){m->config.n_layers, m->config.n_heads, m->config.n_kv_heads, &m->config.bounded};
 }
 
-kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio, bool protect,
+kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio,
                          const float *importance, kept_set *out, kvb_error *err)
 {
     const method *m = &list->methods[column->method];
@@ -34,8 +34,7 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known here",
                         column->how->label);
     grant a = grant_open(&shape);
-    kvb_status status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, protect ? m->sink : 0,
-                                          protect ? m->window : 0, &a, err);
+    kvb_status status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, m->sink, m->window, &a, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
     grant_free(&a);

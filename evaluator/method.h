@@ -32,9 +32,9 @@ typedef struct method_list {
 metric *method_metrics(size_t *n, const method_list *list);
 
 // Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them.
-// `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). Without `protect`, no sinks
-// and no window. The caller frees *out.
-kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio, bool protect,
+// `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). The
+// caller frees *out.
+kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio,
                          const float *importance, kept_set *out, kvb_error *err);
 
 // Of a policy: capacities by the allocator, and a run for a context of n_tokens and `extra` tokens behind it.

@@ -1,5 +1,4 @@
 #include "evaluator/policy_run.h"
-#include "evaluator/policy_parts.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -99,30 +98,18 @@ void policy_run_close(policy_run *r)
 
 // ---- Prefill ----
 
-// Otherwise prefill() selects, with or without a metric of its own.
-static bool policy_ranks_context(const policy *p)
-{
-    return !p->kind->prefill;
-}
-
 static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *err)
 {
-    const policy_kind *kind = r->p->kind;
     uint32_t T = view->n_tokens;
     kvb_status status = KVB_OK;
     if (T != r->n_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "policy %s: %u tokens, expected %u", r->p->spec, T, r->n_tokens);
     if (view->layer == 0) r->n_kept = 0;
-    if (policy_ranks_context(r->p)) status = metric_score(&r->p->scores, view, r->scores, err);
+    if (r->p->kind->ranks) status = metric_score(&r->p->scores, view, r->scores, err);
     for (uint32_t g = 0; g < view->n_kv_heads && status == KVB_OK; g++) {
         size_t i = (size_t)view->layer * view->n_kv_heads + g;
         uint32_t *keep = r->kept.positions + r->n_kept, n = 0;
-        policy_head *h = &r->heads[i];
-        memset(h->counts, 0, sizeof h->counts);
-        if (kind->prefill) status = kind->prefill(h, view, r->scores + (size_t)g * T, keep, &n, err);
-        else
-            n = policy_best(r->scores + (size_t)g * T, T, h->capacity, metric_protect_sink(&r->p->scores),
-                            metric_protect_window(&r->p->scores), keep);
+        status = policy_prefill(&r->heads[i], view, r->scores + (size_t)g * T, keep, &n, err);
         r->kept.offsets[i] = r->n_kept;
         r->kept.offsets[i + 1] = r->n_kept += n;
     }
@@ -152,9 +139,9 @@ layer_observer policy_observer(policy_watch *watch)
     unsigned needs = 0;
     for (size_t i = 0; i < watch->n; i++) {
         const policy *p = watch->runs[i]->p;
-        needs |= p->kind->needs | (policy_ranks_context(p) ? metric_needs(&p->scores) : 0);
+        needs |= p->kind->needs | (p->kind->ranks ? metric_needs(&p->scores) : 0);
     }
-    return (layer_observer){see_all, watch, needs, 0, NULL, NULL};
+    return (layer_observer){see_all, watch, needs, NULL, NULL};
 }
 
 void policy_run_restart(policy_run *r)
@@ -177,7 +164,8 @@ kvb_status policy_run_cache(policy_run *r, session *s, uint32_t extra, kv_cache 
 {
     if (policy_reads_blocks(r->p)) return policy_run_blocks(r, s->decode, s->ids, s->n_tokens, extra, out, err);
     policy_run_restart(r);
-    return session_cache(s, &r->kept, extra, out, err);
+    *out = session_cache(s, &r->kept, extra);
+    return KVB_OK;
 }
 
 // ---- Decoding ----
@@ -215,8 +203,8 @@ static kvb_status evict_layer(void *context, const decode_view *view, kvb_error 
     for (uint32_t g = 0; g < G && status == KVB_OK; g++) {
         policy_head *h = head_of(r, view, g);
         kv_span span = kv_cache_span(view->cache, view->layer, g);
-        uint32_t n = span.count;
-        if (r->p->kind->evict) status = r->p->kind->evict(h, span, r->keep, &n, err);
+        uint32_t n;
+        status = policy_evict(h, span, r->keep, &n, err);
         if (status == KVB_OK && n < span.count) kv_cache_keep(view->cache, view->layer, g, r->keep, n);
         during += (double)span.count / G;
         left += (double)n / G;

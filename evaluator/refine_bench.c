@@ -16,64 +16,18 @@ static size_t heads_of(const refine_bench *b)
 
 // ---- Sets of texts ----
 
-// Numbers the contexts, since questions about one are in one set: context_of [n_texts].
-static void number_contexts(const refine_bench *b, uint32_t *context_of)
-{
-    uint32_t n = 0;
-    for (uint32_t t = 0, first; t < b->n_texts; t++) {
-        const sweep_text *x = &b->texts[t];
-        for (first = 0; first < t; first++)
-            if (b->texts[first].n_tokens == x->n_tokens &&
-                memcmp(b->texts[first].ids, x->ids, x->n_tokens * sizeof *x->ids) == 0)
-                break;
-        context_of[t] = first < t ? context_of[first] : n++;
-    }
-}
-
-static kvb_status check_sets(const refine_bench *b, const uint32_t *context_of, const refine_set *set_of,
-                             kvb_error *err)
-{
-    for (uint32_t t = 0; t < b->n_texts; t++)
-        for (uint32_t k = 0; k < t; k++)
-            if (context_of[k] == context_of[t] && set_of[k] != set_of[t])
-                return kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
-                                b->texts[k].name, b->texts[t].name);
-    return KVB_OK;
-}
-
-// How long the texts are, into plan, lengths and length_of.
-static void take_lengths(refine_bench *b)
-{
-    b->lengths = need(b->n_texts, sizeof *b->lengths, "texts");
-    b->length_of = need(b->n_texts, sizeof *b->length_of, "texts");
-    for (uint32_t t = 0, at; t < b->n_texts; t++) {
-        const sweep_text *text = &b->texts[t];
-        for (at = 0; at < b->n_lengths && b->lengths[at] != text->n_tokens;) at++;
-        if (at == b->n_lengths) b->lengths[b->n_lengths++] = text->n_tokens;
-        b->length_of[t] = at;
-        uint32_t next = text->n_ids - text->n_tokens;
-        if (text->n_tokens > b->plan.n_tokens) b->plan.n_tokens = text->n_tokens;
-        if (next > b->plan.n_next) b->plan.n_next = next;
-    }
-}
-
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err)
 {
     static const refine_set DEAL[4] = {SET_CALIBRATION, SET_TEST, SET_SELECTION, SET_TEST};
-    uint32_t n = b->n_texts, *context_of = need(n, sizeof *context_of, "texts");
-    refine_set *set_of = need(n, sizeof *set_of, "texts");
-    number_contexts(b, context_of);
-    for (uint32_t t = 0; t < n; t++) set_of[t] = asked ? asked[t] : DEAL[context_of[t] % 4];
-    kvb_status status = check_sets(b, context_of, set_of, err);
-    for (int s = 0; s < SET_COUNT; s++) b->members[s] = need(n, sizeof *b->members[s], "texts");
-    for (uint32_t t = 0; t < n; t++) b->members[set_of[t]][b->n_members[set_of[t]]++] = t;
-    take_lengths(b);
-    free(set_of);
-    free(context_of);
-    if (status != KVB_OK || (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])) return status;
+    for (int s = 0; s < SET_COUNT; s++) b->members[s] = need(b->n_texts, sizeof *b->members[s], "texts");
+    for (uint32_t t = 0; t < b->n_texts; t++) {
+        refine_set set = asked ? asked[t] : DEAL[t % 4];
+        b->members[set][b->n_members[set]++] = t;
+    }
+    if (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION]) return KVB_OK;
     return kvb_fail(err, KVB_ARGUMENT,
-                    "%u texts to search on and %u to select by, expected some of both: give at least 3 texts, of "
-                    "different contexts, or --select",
+                    "%u texts to search on and %u to select by, expected some of both: give at least 3 texts, or "
+                    "--select",
                     b->n_members[SET_CALIBRATION], b->n_members[SET_SELECTION]);
 }
 
@@ -93,7 +47,7 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
                      b->plan.by->spec, b->plan.sink, b->plan.window, statistics);
     b->open = need(b->n_texts, sizeof *b->open, "texts");
     kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
-    if (status == KVB_OK) status = damage_log_open(&b->log, log, err);
+    if (status == KVB_OK) status = log_open(&b->log, log, err);
     return status == KVB_OK ? damage_open(&b->d, b->m, &b->plan, err) : status;
 }
 
@@ -101,11 +55,9 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
 {
     for (uint32_t t = 0; b->open && t < b->n_texts; t++) damage_text_close(&b->open[t]);
     free(b->open);
-    free(b->lengths);
-    free(b->length_of);
     damage_close(b->d);
     for (int s = 0; s < SET_COUNT; s++) free(b->members[s]);
-    return damage_log_close(b->log, status, err);
+    return log_close(b->log, status, err);
 }
 
 // ---- One text ----
@@ -125,13 +77,12 @@ static void close_text(damage_text *t)
 static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
 {
     const sweep_text *from = &b->texts[text];
-    const damage_input in = {from->ids, from->n_tokens, from->n_ids - from->n_tokens};
     damage_text *t = &b->open[text];
     kvb_error inner = {0};
     if (t->full.next) return KVB_OK;
     double start = meter_now();
     *t = damage_text_open(b->d);
-    kvb_status status = damage_text_fill(b->d, t, &in, b->stop, &inner);
+    kvb_status status = damage_text_fill(b->d, t, from->ids, b->stop, &inner);
     b->prefill_seconds += meter_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
@@ -151,11 +102,43 @@ static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t 
     return status;
 }
 
+// ---- The log ----
+
+kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err)
+{
+    const cJSON *line = log_find(log, key);
+    *out = (damage_value){log_number(line, "kl"), log_number(line, "flips"), log_number(line, "nll")};
+    return isfinite(out->kl) && isfinite(out->flips) && isfinite(out->nll) ? KVB_OK : log_refuse(log, key, err);
+}
+
+static kvb_status add_damage(refine_bench *b, char (*keys)[LOG_KEY], const damage_value *values, uint32_t n,
+                             kvb_error *err)
+{
+    cJSON **lines = need(n, sizeof *lines, "results");
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(values[i].kl) || !isfinite(values[i].nll)) {
+            free(lines);
+            return kvb_fail(err, KVB_NUMERIC, "a cut cache gave logits that are no numbers");
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        lines[i] = cJSON_CreateObject();
+        cJSON_AddStringToObject(lines[i], "key", keys[i]);
+        log_put_number(lines[i], "kl", values[i].kl);
+        log_put_number(lines[i], "flips", values[i].flips);
+        log_put_number(lines[i], "nll", values[i].nll);
+    }
+    kvb_status status = log_add(b->log, lines, n, err);
+    free(lines);
+    return status;
+}
+
+// ---- Cuts ----
+
 // Cuts that the log does not know, of any texts.
 typedef struct new_cuts {
-    damage_cut *cuts;         // [n]
-    char (*keys)[DAMAGE_KEY]; // [n]
-    damage_value *found;      // [n]
+    damage_cut *cuts;      // [n]
+    char (*keys)[LOG_KEY]; // [n]
+    damage_value *found;   // [n]
     uint32_t n;
 } new_cuts;
 
@@ -177,7 +160,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
         kvb_status status = name_cut(b, text, keep + i * heads, w->keys[w->n], err);
         if (status != KVB_OK) return status;
         for (uint32_t j = first; j < w->n && !known; j++) known = strcmp(w->keys[j], w->keys[w->n]) == 0;
-        if (known || damage_log_find(b->log, w->keys[w->n])) continue;
+        if (known || log_find(b->log, w->keys[w->n])) continue;
         w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n]};
         w->n++;
     }
@@ -192,8 +175,7 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
     for (uint32_t i = 0, some; i < w->n && status == KVB_OK; i += some) {
         some = w->n - i < b->plan.batch ? w->n - i : b->plan.batch;
         status = damage_measure_cuts(b->d, w->cuts + i, some, err);
-        if (status == KVB_OK)
-            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])(w->keys + i), w->found + i, some, err);
+        if (status == KVB_OK) status = add_damage(b, w->keys + i, w->found + i, some, err);
         if (status == KVB_OK) b->n_measured += some;
         if (status == KVB_OK) status = check_stop(b, err);
     }
@@ -204,31 +186,29 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
 static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                              size_t step, kvb_error *err)
 {
-    char key[DAMAGE_KEY];
+    char key[LOG_KEY];
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         status = name_cut(b, text, keep + i * heads_of(b), key, err);
-        if (status == KVB_OK) out[i * step] = *damage_log_find(b->log, key);
+        if (status == KVB_OK) status = damage_value_read(&out[i * step], b->log, key, err);
     }
     return status;
 }
 
-// n cuts of every listed text, keep [n_lengths, n, heads], out [n, n_texts].
+// n cuts of every listed text, keep [n, heads], out [n, n_texts].
 static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
                                 const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
 {
-    size_t each = n * heads_of(b), most = (size_t)n * n_texts;
+    size_t most = (size_t)n * n_texts;
     new_cuts w = {need(most, sizeof *w.cuts, "cuts"), need(most + 1, sizeof *w.keys, "cuts"),
                   need(most, sizeof *w.found, "cuts"), 0};
     kvb_status status = KVB_OK;
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        uint32_t text = members[texts[t]];
-        status = find_new(b, text, keep + b->length_of[text] * each, n, &w, err);
+        status = find_new(b, members[texts[t]], keep, n, &w, err);
     }
     if (status == KVB_OK) status = measure_new(b, &w, err);
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        uint32_t text = members[texts[t]];
-        status = take_known(b, text, keep + b->length_of[text] * each, n, out + t, n_texts, err);
+        status = take_known(b, members[texts[t]], keep, n, out + t, n_texts, err);
     }
     close_new(&w);
     return status == KVB_OK ? check_stop(b, err) : status;
@@ -236,30 +216,29 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
 
 // ---- Candidates ----
 
-// A table's budgets at n ratios, [n, heads], for contexts of so many tokens: those that an engine would get.
+// A table's budgets at n ratios, [n, heads]: those that an engine would get.
 static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
-                               uint32_t n_tokens, uint32_t *keep, kvb_error *err)
+                               uint32_t *keep, kvb_error *err)
 {
     size_t heads = heads_of(b);
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
-        status = kvb_budgets(table, ratios[i], n_tokens, &(kvb_budget_options){.strict = b->strict}, keep + i * heads,
-                             heads, err);
+        status = kvb_budgets(table, ratios[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
+                             keep + i * heads, heads, err);
     return status;
 }
 
-// Of one candidate at the knots, [n_knots, heads] for each length, `apart` from one to the next.
-static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, size_t apart, kvb_error *err)
+// Of one candidate at the knots, [n_knots, heads].
+static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
 {
     kvb_table *table;
     kvb_status status = refine_table_apply(b->table, b->knots, b->n_knots, shift, &table, err);
-    for (uint32_t i = 0; i < b->n_lengths && status == KVB_OK; i++)
-        status = read_budgets(b, table, b->knots, b->n_knots, b->lengths[i], keep + i * apart, err);
+    if (status == KVB_OK) status = read_budgets(b, table, b->knots, b->n_knots, keep, err);
     kvb_table_close(table);
     return status;
 }
 
-// Of n candidates, [n_lengths, n, n_knots, heads].
+// Of n candidates, [n, n_knots, heads].
 static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
 {
     size_t each = b->n_knots * heads_of(b);
@@ -267,7 +246,7 @@ static kvb_status list_budgets(const refine_bench *b, const double *shift, uint3
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++) {
         kvb_error own = {0};
-        kvb_status one = find_budgets(b, shift + i * each, keep + i * each, n * each, &own);
+        kvb_status one = find_budgets(b, shift + i * each, keep + i * each, &own);
         if (one == KVB_OK) continue;
 #pragma omp critical(refine_budgets)
         {
@@ -285,7 +264,7 @@ static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *
 {
     uint32_t cuts = n * b->n_knots;
     double start = meter_now();
-    uint32_t *keep = need(b->n_lengths * cuts * heads_of(b), sizeof *keep, "budgets");
+    uint32_t *keep = need(cuts * heads_of(b), sizeof *keep, "budgets");
     kvb_status status = list_budgets(b, shift, n, keep, err);
     if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
     b->seconds += meter_now() - start;
@@ -301,7 +280,7 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
     damage_value *out = need(cells, sizeof *out, "results");
     kvb_status status =
         measure_shifts(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
-    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = b->nll ? out[i].nll : out[i].kl;
+    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = out[i].kl;
     free(out);
     return status;
 }
@@ -331,19 +310,19 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 // ---- Heads alone ----
 
 // Budgets of the cut in which head h alone is cut, to keep[h].
-static void cut_alone(const refine_bench *b, uint32_t text, const uint32_t *keep, size_t h, uint32_t *out)
+static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uint32_t *out)
 {
-    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->texts[text].n_tokens;
+    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
 }
 
 static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n,
-                             char (*keys)[DAMAGE_KEY], kvb_error *err)
+                             char (*keys)[LOG_KEY], kvb_error *err)
 {
     size_t heads = heads_of(b);
     uint32_t *cut = need(heads, sizeof *cut, "heads");
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n * heads && status == KVB_OK; i++) {
-        cut_alone(b, text, keep + i / heads * heads, i % heads, cut);
+        cut_alone(b, keep + i / heads * heads, i % heads, cut);
         status = name_cut(b, text, cut, keys[i], err);
     }
     free(cut);
@@ -355,17 +334,16 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
                                 kvb_error *err)
 {
     size_t cuts = n * heads_of(b), known = 0;
-    char(*keys)[DAMAGE_KEY] = need(cuts, sizeof *keys, "cuts");
+    char(*keys)[LOG_KEY] = need(cuts, sizeof *keys, "cuts");
     kvb_status status = name_heads(b, text, keep, n, keys, err);
-    for (; status == KVB_OK && known < cuts && damage_log_find(b->log, keys[known]); known++)
-        out[known] = *damage_log_find(b->log, keys[known]);
+    for (; status == KVB_OK && known < cuts && log_find(b->log, keys[known]); known++)
+        status = damage_value_read(&out[known], b->log, keys[known], err);
     if (status == KVB_OK && known < cuts) {
         double begin = meter_now();
         status = fill_text(b, text, err);
         double filled = meter_now();
         if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, b->stop, err);
-        if (status == KVB_OK)
-            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, out, (uint32_t)cuts, err);
+        if (status == KVB_OK) status = add_damage(b, keys, out, (uint32_t)cuts, err);
         b->seconds += filled - begin;
         b->alone_seconds += meter_now() - filled;
         b->n_alone += cuts;
@@ -385,10 +363,9 @@ static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t 
     double *none = need(heads, sizeof *none, "shifts"), begin = meter_now();
     kvb_table *table = NULL;
     kvb_status status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
+    if (status == KVB_OK) status = read_budgets(b, table, levels, n_levels, keep, err);
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        uint32_t text = b->members[SET_CALIBRATION][t];
-        status = read_budgets(b, table, levels, n_levels, b->texts[text].n_tokens, keep, err);
-        if (status == KVB_OK) status = measure_heads(b, text, keep, n_levels, found, err);
+        status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
         for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
         if (status == KVB_OK && b->heads_told) b->heads_told(b, n_levels, t + 1, n_texts, meter_now() - begin);
     }

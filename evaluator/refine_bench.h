@@ -1,7 +1,7 @@
 // Candidates of the search for better budgets (study/refine.h), measured: shifts become a table, the table budgets,
 // budgets cuts, and cuts damage. Each text is prefilled when it is first needed, and no cut is measured twice.
 #pragma once
-#include "evaluator/damage_log.h"
+#include "evaluator/damage.h"
 #include "evaluator/sweep.h"
 #include "study/refine.h"
 #include "study/refine_table.h"
@@ -14,23 +14,20 @@ typedef struct refine_bench {
     const model *m;
     const refine_table *table;
     bool strict;         // budgets never cut into sinks and window (kvb_budget_options)
-    bool nll;            // losses are NLL, else KL
     const double *knots; // [n_knots] ratios that count, ascending
     uint32_t n_knots;
     const sweep_text *texts;
     uint32_t n_texts;
-    damage_plan plan;             // lengths are filled in: the longest ones
+    damage_plan plan;
     const forward_progress *stop; // asked now and then whether to go on; NULL: nobody
     // Told after every text whose heads were cut alone; NULL: nobody.
     void (*heads_told)(const struct refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts,
                        double seconds);
     // Opened:
     uint32_t *members[SET_COUNT], n_members[SET_COUNT]; // texts of each set, by number
-    uint32_t *lengths, n_lengths;                       // of contexts, tokens: budgets are counted in them
-    uint32_t *length_of;                                // [n_texts] which of these
     damage *d;
     damage_text *open; // [n_texts]; a zero struct: not prefilled yet
-    damage_log *log;
+    log_file *log;
     char origin[65];              // SHA-256 of what all keys share: model, precision, metric, lengths
     uint64_t n_measured, n_known; // cuts
     double seconds;               // spent in measuring, from shifts to damage, prefills included
@@ -40,9 +37,8 @@ typedef struct refine_bench {
     double alone_seconds;
 } refine_bench;
 
-// Deals the texts into sets and takes their lengths. asked [n_texts]: the set that each is meant for; NULL: contexts
-// are dealt in turn, calibration, test, selection, test. Texts about one context are in one set: KVB_ARGUMENT where
-// they are asked into two, and where calibration or selection would be empty.
+// Deals the texts into sets. asked [n_texts]: the set that each is meant for; NULL: they are dealt in turn,
+// calibration, test, selection, test. KVB_ARGUMENT where calibration or selection would be empty.
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err);
 // Bytes that the texts of the search take while it runs: calibration and selection, one test text, and the session's
 // own.
@@ -51,6 +47,9 @@ uint64_t refine_bench_bytes(const refine_bench *b);
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err);
 // Also after a failure. Returns `status`, or what closing the log gave.
 kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err);
+
+// What the log has under that name, which is there. KVB_FORMAT: a line without all its numbers.
+kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err);
 
 // Where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many of the
 // calibration texts as three quarters of the task's evaluations pay for. A head's cuts cost half a continuation each,

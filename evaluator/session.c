@@ -85,14 +85,10 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                            const forward_progress *progress, kvb_error *err)
 {
     watcher w = {s, also};
-    unsigned needs = VIEW_K | VIEW_V | (also ? also->needs : 0), on_device = needs;
-    for (size_t i = 0; i < s->plan.n_metrics; i++) {
-        needs |= metric_needs(&s->plan.metrics[i]);
-        on_device |= metric_needs_on_device(&s->plan.metrics[i]);
-    }
-    layer_observer observer = {see_layer, &w, needs, ~on_device, NULL, NULL};
+    unsigned needs = VIEW_K | VIEW_V | (also ? also->needs : 0);
+    for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
+    layer_observer observer = {see_layer, &w, needs, NULL, NULL};
     query_statistics_show(s->plan.statistics, &observer);
-    if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
     if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);
@@ -117,7 +113,7 @@ static void spread_importance(const session *s, float *importance)
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err)
 {
-    if (!s->prefill || !s->n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
+    if (!s->n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
         return kvb_fail(err, KVB_ARGUMENT, "reference: expected a prefilled context and 1 to %u tokens, found %u",
                         s->plan.max_new, n);
     decode_row *rows = need(n, sizeof *rows, "rows");
@@ -177,21 +173,16 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
     return status;
 }
 
-kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err)
+kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra)
 {
     const model_config *c = &s->m->config;
-    *out = NULL;
-    if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
-    *out = kv_cache_gather(c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra);
-    return KVB_OK;
+    return kv_cache_gather(c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra);
 }
 
-kvb_status session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache, kvb_error *err)
+void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache)
 {
-    if (!*cache) return session_cache(s, kept, extra, cache, err);
-    if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
-    kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra);
-    return KVB_OK;
+    if (*cache) kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra);
+    else *cache = session_cache(s, kept, extra);
 }
 
 // ---- Many contexts ----
@@ -242,13 +233,4 @@ kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
     s->first = c->first;
     *c = mine;
     return s->n_tokens ? decoder_begin_context(s->decode, s->n_tokens, err) : KVB_OK;
-}
-
-void session_end_prefill(session *s)
-{
-    forward_close(s->prefill);
-    s->prefill = NULL;
-    free(s->k);
-    free(s->v);
-    s->k = s->v = NULL;
 }

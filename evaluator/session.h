@@ -25,11 +25,11 @@ typedef struct session_plan {
 typedef struct session {
     const model *m;
     session_plan plan;
-    forward *prefill; // NULL after session_end_prefill
+    forward *prefill;
     decoder *decode;
     uint32_t n_tokens;    // T of the present context
     int32_t *ids;         // [T] of it
-    float *k, *v;         // [L, G, T, d] on the host, keys after RoPE; NULL after session_end_prefill
+    float *k, *v;         // [L, G, T, d] on the host, keys after RoPE
     float **scores;       // [n_metrics][L, G, T]
     float **first;        // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
     float *ranked;        // [L, G, T], of session_rank; NULL where no metric needs it
@@ -64,12 +64,12 @@ kvb_status session_select(const session *s, const float *scores, const uint32_t 
 kvb_status session_select_each(const session *s, const float *scores, const uint32_t *keep, const uint32_t *sink,
                                const uint32_t *window, kept_set *out, kvb_error *err);
 
-// A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
-kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
+// A cache of what `kept` lists of the prefilled context (NULL: the whole context), with room for `extra` tokens. The
+// caller closes it.
+kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 
 // The same in the memory of an earlier cache of this model, which *cache is (NULL: none yet).
-kvb_status session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache,
-                               kvb_error *err);
+void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
 // All that a prefill leaves, away from its session, so that one session serves many contexts in turn.
 typedef struct session_context {
@@ -88,7 +88,3 @@ void session_context_free(session_context *c);
 uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics);
 // Swaps it with what the session holds; nothing is copied. The session's next calls are about that context.
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err);
-
-// Frees the prefill's memory and the host copy of the full context, so that only caches are left. No further prefill is
-// possible; decoding is.
-void session_end_prefill(session *s);

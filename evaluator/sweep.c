@@ -1,10 +1,11 @@
 #include "evaluator/sweep.h"
-#include "evaluator/sweep_log.h"
 #include "formats/atomic_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,9 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method *m = &s->methods.methods[column->method];
     char text[1024];
     const char *statistics = s->statistics ? s->statistics->sha256 : "";
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
-                     s->o.n_next, method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
-                     c->protect ? m->window : 0, statistics, s->o.predictions ? "\npredictions" : "");
+                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window, statistics);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
 
@@ -32,33 +32,24 @@ static bool is_policy(const sweep *s, uint32_t column)
     return s->methods.methods[s->methods.columns[column].method].p.kind != NULL;
 }
 
-// Cells of a column at one ratio: with protection, and without where that is asked for and means something.
-static int cells_per_ratio(const sweep *s, uint32_t column, bool both)
+kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
-    return both && !is_policy(s, column) ? 2 : 1;
-}
-
-kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err)
-{
-    size_t per_text = 0;
-    for (uint32_t column = 0; column < s->methods.n_columns; column++)
-        per_text += n_ratios * (size_t)cells_per_ratio(s, column, both);
     for (uint32_t t = 0; t < s->n_texts; t++)
         if (s->texts[t].n_ids < (uint64_t)s->o.n_tokens + s->o.n_next)
             return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
                             s->texts[t].name, s->texts[t].n_ids, s->o.n_tokens, s->o.n_next);
-    s->n_cells = per_text * s->n_texts;
+    s->n_cells = s->n_texts * s->methods.n_columns * n_ratios;
     s->cells = need(s->n_cells, sizeof *s->cells, "runs");
     kvb_status status = KVB_OK;
     size_t i = 0;
     for (uint32_t t = 0; t < s->n_texts; t++)
         for (uint32_t column = 0; column < s->methods.n_columns; column++)
-            for (size_t r = 0; r < n_ratios; r++)
-                for (int bare = 0; bare < cells_per_ratio(s, column, both) && status == KVB_OK; bare++) {
-                    s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r], .protect = !bare};
-                    status = name_cell(s, &s->cells[i++], err);
-                }
-    return status == KVB_OK && s->o.log ? sweep_log_read(s, err) : status;
+            for (size_t r = 0; r < n_ratios && status == KVB_OK; r++) {
+                s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r]};
+                status = name_cell(s, &s->cells[i++], err);
+            }
+    if (status == KVB_OK && s->o.log) status = log_open(&s->log, s->o.log, err);
+    return status == KVB_OK && !s->o.kept ? sweep_take(s, err) : status;
 }
 
 void sweep_close(sweep *s)
@@ -66,6 +57,115 @@ void sweep_close(sweep *s)
     for (size_t i = 0; s->cells && i < s->n_cells; i++) fidelity_cell_free(&s->cells[i].result);
     free(s->cells);
     s->cells = NULL;
+    (void)log_close(s->log, KVB_OK, NULL); // every line was synced when it was added
+    s->log = NULL;
+}
+
+// ---- The log ----
+
+// What the log has of a cell.
+static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
+{
+    static const char *const NAMES[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
+    enum { VALUES = sizeof NAMES / sizeof *NAMES };
+    const cJSON *line = log_find(s->log, cell->key);
+    uint32_t n = s->o.n_next;
+    double values[VALUES], *agree = need(n, sizeof *agree, "rows");
+    fidelity_cell *c = &cell->result;
+    bool good = true;
+    if (!line) {
+        free(agree);
+        return KVB_OK;
+    }
+    *c = fidelity_cell_open(n);
+    for (int i = 0; i < VALUES; i++) {
+        values[i] = log_number(line, NAMES[i]);
+        good = good && values[i] >= 0 && values[i] < 0x1p53;
+    }
+    good = good && log_numbers(c->kl, n, line, "kl") && log_numbers(c->nll, n - 1, line, "nll") &&
+           log_numbers(agree, n, line, "agree");
+    for (uint32_t i = 0; i < n && good; i++) c->agree[i] = agree[i] != 0;
+    free(agree);
+    c->kept = good ? (uint64_t)values[0] : 0;
+    c->bytes = good ? (uint64_t)values[1] : 0;
+    c->allocated = good ? (uint64_t)values[2] : 0;
+    c->ratio = values[3];
+    c->loss = values[4];
+    c->seconds = values[5];
+    c->full_nll = values[6];
+    c->looked = log_number(line, "looked");
+    cell->done = good;
+    if (good) return KVB_OK;
+    fidelity_cell_free(c);
+    return log_refuse(s->log, cell->key, err);
+}
+
+kvb_status sweep_take(sweep *s, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) status = read_result(s, &s->cells[i], err);
+    return status;
+}
+
+static cJSON *describe_cell(const sweep *s, const sweep_cell *c)
+{
+    const method_column *column = &s->methods.columns[c->column];
+    const method *m = &s->methods.methods[column->method];
+    cJSON *line = cJSON_CreateObject();
+    cJSON_AddStringToObject(line, "key", c->key);
+    cJSON_AddStringToObject(line, "text", s->texts[c->text].name);
+    cJSON_AddStringToObject(line, "metric", method_name(m));
+    cJSON_AddStringToObject(line, "allocator", column->how->label);
+    cJSON_AddNumberToObject(line, "ratio", c->ratio);
+    cJSON_AddNumberToObject(line, "sink", m->sink);
+    cJSON_AddNumberToObject(line, "window", m->window);
+    return line;
+}
+
+static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
+{
+    const fidelity_cell *r = &cell->result;
+    uint32_t n = s->o.n_next;
+    cJSON *line = describe_cell(s, cell);
+    double *agree = need(n, sizeof *agree, "rows");
+    for (uint32_t i = 0; i < n; i++) agree[i] = r->agree[i];
+    log_put_numbers(line, "agree", agree, n);
+    free(agree);
+    cJSON_AddNumberToObject(line, "kept", (double)r->kept);
+    cJSON_AddNumberToObject(line, "bytes", (double)r->bytes);
+    cJSON_AddNumberToObject(line, "allocated", (double)r->allocated);
+    log_put_number(line, "effective_ratio", r->ratio);
+    log_put_number(line, "loss", r->loss);
+    log_put_number(line, "looked", r->looked);
+    log_put_number(line, "seconds", r->seconds);
+    log_put_number(line, "full_nll", r->full_nll);
+    log_put_numbers(line, "kl", r->kl, n);
+    log_put_numbers(line, "nll", r->nll, n - 1);
+    return log_add(s->log, &line, 1, err);
+}
+
+// One line for tests/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
+static kvb_status write_kept(FILE *out, const sweep *s, const sweep_cell *cell, const kept_set *kept, kvb_error *err)
+{
+    cJSON *line = describe_cell(s, cell);
+    char *text = cJSON_PrintUnformatted(line);
+    cJSON_Delete(line);
+    double kl = 0;
+    for (uint32_t i = 0; i < s->o.n_next; i++) kl += cell->result.kl[i] / s->o.n_next;
+    fprintf(out, "%.*s,\"kl\":%.9g,\"n_tokens\":%u,\"n_next\":%u,\"ids\":[", (int)strlen(text) - 1, text, kl,
+            s->o.n_tokens, s->o.n_next);
+    cJSON_free(text);
+    const int32_t *ids = s->texts[cell->text].ids;
+    for (uint32_t i = 0; i < s->o.n_tokens + s->o.n_next; i++) fprintf(out, i ? ",%d" : "%d", ids[i]);
+    fprintf(out, "],\"kept\":[");
+    for (uint32_t h = 0; h < kept->n_heads; h++) {
+        fprintf(out, h ? ",[" : "[");
+        for (size_t i = kept->offsets[h]; i < kept->offsets[h + 1]; i++)
+            fprintf(out, i > kept->offsets[h] ? ",%u" : "%u", kept->positions[i]);
+        fprintf(out, "]");
+    }
+    fprintf(out, "]}\n");
+    return ferror(out) ? kvb_fail(err, KVB_IO, "kept positions cannot be written: %s", strerror(errno)) : KVB_OK;
 }
 
 // ---- Running ----
@@ -74,7 +174,6 @@ typedef struct sweep_run_state {
     sweep *s;
     session *session;
     fidelity *f;
-    log_file *log;
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
@@ -98,8 +197,8 @@ static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_
 {
     c->result = *result;
     c->done = true;
-    kvb_status status = r->kept.stream ? sweep_write_kept(r->kept.stream, r->s, c, kept, err) : KVB_OK;
-    return status == KVB_OK && r->log ? sweep_log_add(r->log, r->s, c, err) : status;
+    kvb_status status = r->kept.stream ? write_kept(r->kept.stream, r->s, c, kept, err) : KVB_OK;
+    return status == KVB_OK && r->s->log ? add_result(r->s, c, err) : status;
 }
 
 // Measures cells[0..n-1] of one text together; they evict once.
@@ -111,7 +210,7 @@ static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = method_select(r->session, &s->methods, &s->methods.columns[cells[i]->column], cells[i]->ratio,
-                               cells[i]->protect, r->f->importance, &kept[i], err);
+                               r->f->importance, &kept[i], err);
     if (status == KVB_OK) status = fidelity_measure(r->f, kept, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = keep_result(r, cells[i], &results[i], &kept[i], err);
     for (uint32_t i = 0; i < n; i++) kept_set_free(&kept[i]);
@@ -128,18 +227,6 @@ static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, pol
     kvb_status status = fidelity_follow(r->f, runs, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = keep_result(r, cells[i], &results[i], policy_run_kept(runs[i]), err);
-    return status;
-}
-
-// What a run of the log kept: for the list of kept positions alone, which is made as a whole.
-static kvb_status recall_kept(sweep_run_state *r, const sweep_cell *c, const policy_run *run, kvb_error *err)
-{
-    kept_set kept = {0};
-    if (run) return sweep_write_kept(r->kept.stream, r->s, c, policy_run_kept(run), err);
-    kvb_status status = method_select(r->session, &r->s->methods, &r->s->methods.columns[c->column], c->ratio,
-                                      c->protect, r->f->importance, &kept, err);
-    if (status == KVB_OK) status = sweep_write_kept(r->kept.stream, r->s, c, &kept, err);
-    kept_set_free(&kept);
     return status;
 }
 
@@ -161,11 +248,10 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
     r->s->n_measured += n;
     if (report(r, 0)) return KVB_OK;
     return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
-                    r->log ? "; the same command goes on" : "");
+                    r->s->log ? "; the same command goes on" : "");
 }
 
-// The missing cells of a text, first those without a policy, in batches. Kept positions are written in this order,
-// whatever is missing.
+// The missing cells of a text, first those without a policy, in batches.
 static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb_error *err)
 {
     sweep_batch b = {.n = 0};
@@ -173,13 +259,7 @@ static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb
     for (int policies = 0; policies < 2; policies++) {
         uint32_t full = policies ? FIDELITY_POLICIES : r->f->batch;
         for (size_t i = 0; i < n && status == KVB_OK; i++) {
-            if (is_policy(r->s, cells[i].column) != policies) continue;
-            if (cells[i].resumed) {
-                if (!r->kept.stream) continue;
-                status = flush_batch(r, &b, policies, err);
-                if (status == KVB_OK) status = recall_kept(r, &cells[i], r->runs[i], err);
-                continue;
-            }
+            if (cells[i].done || is_policy(r->s, cells[i].column) != policies) continue;
             if (policies) b.runs[b.n] = r->runs[i];
             b.cells[b.n++] = &cells[i];
             if (b.n == full) status = flush_batch(r, &b, policies, err);
@@ -189,8 +269,7 @@ static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb
     return status;
 }
 
-// Opens the policies of a text's missing cells, or of all where kept positions are wanted, and lists them in `open`
-// [n]; *n_open of them.
+// Opens the policies of a text's missing cells and lists them in `open` [n]; *n_open of them.
 static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, size_t n, policy_run **open,
                                 size_t *n_open, kvb_error *err)
 {
@@ -198,7 +277,7 @@ static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, siz
     kvb_status status = KVB_OK;
     *n_open = 0;
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        if ((cells[i].done && !s->o.kept) || !is_policy(s, cells[i].column)) continue;
+        if (cells[i].done || !is_policy(s, cells[i].column)) continue;
         status = method_policy(&r->runs[i], s->m, &s->methods, &s->methods.columns[cells[i].column], cells[i].ratio,
                                s->o.n_tokens, s->o.n_next, err);
         if (status == KVB_OK) open[(*n_open)++] = r->runs[i];
@@ -213,7 +292,7 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
     sweep_cell *cells = &s->cells[n * text];
     uint32_t missing = 0;
     for (size_t i = 0; i < n; i++) missing += !cells[i].done;
-    if (!missing && !s->o.kept) return KVB_OK;
+    if (!missing) return KVB_OK;
     policy_run **open = need(n, sizeof *open, "runs");
     kvb_status status = open_policies(r, cells, n, open, &n_open, err);
     policy_watch watch = {open, n_open};
@@ -238,8 +317,7 @@ static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
 {
     sweep *s = r->s;
     r->runs = need(s->n_cells / (s->n_texts ? s->n_texts : 1), sizeof(policy_run *), "runs");
-    kvb_status status = s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
-    return status == KVB_OK && s->o.log ? log_open(&r->log, s->o.log, err) : status;
+    return s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
 }
 
 // Rows that the decoder takes at once: a batch, a step of all policies, or the largest block of a prompt.
@@ -262,9 +340,8 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
     kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
-    if (status == KVB_OK && (r.n_done < s->n_cells || s->o.kept)) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next,   rows_of(s, batch), metrics,
-                             n_metrics,     s->statistics, !s->o.predictions};
+    if (status == KVB_OK && r.n_done < s->n_cells) {
+        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, s->statistics, true};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
@@ -272,10 +349,130 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (r.session) s->score_seconds = r.session->score_seconds;
     fidelity_close(r.f);
     session_close(r.session);
-    status = log_close(r.log, status, err);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);
     atomic_file_abandon(&r.kept);
     free(r.runs);
     free(metrics);
     return status;
+}
+
+// ---- The summary ----
+
+typedef struct summary_rows {
+    const double **kl, **nll, **agree, **other; // [texts]
+    double *agreements;                         // [texts, n]
+    uint32_t *n, *n_less;                       // [texts] n, and n - 1
+} summary_rows;
+
+static summary_rows rows_open(const sweep *s)
+{
+    size_t n = s->n_texts;
+    summary_rows r = {need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n * s->o.n_next, sizeof(double), "agreements"),
+                      need(n, sizeof(uint32_t), "texts"),
+                      need(n, sizeof(uint32_t), "texts")};
+    for (uint32_t t = 0; t < n; t++) {
+        r.n[t] = s->o.n_next;
+        r.n_less[t] = s->o.n_next - 1;
+    }
+    return r;
+}
+
+static void rows_free(summary_rows *r)
+{
+    free(r->kl);
+    free(r->nll);
+    free(r->agree);
+    free(r->other);
+    free(r->agreements);
+    free(r->n);
+    free(r->n_less);
+}
+
+static bool is_uniform(const allocator *a)
+{
+    return a->kind == ALLOCATOR_UNIFORM;
+}
+
+static bool is_ada(const allocator *a)
+{
+    return a->kind == ALLOCATOR_ADA;
+}
+
+static bool is_published(const allocator *a)
+{
+    const char *shrink = a->kind == ALLOCATOR_TABLE ? kvb_table_metadata(a->table, "shrink") : NULL;
+    return a->kind == ALLOCATOR_TABLE && !a->strict && strcmp(kvb_table_info(a->table)->aggregate, "mean_ratio") == 0 &&
+           (!shrink || strtod(shrink, NULL) == 0);
+}
+
+// The cell of such an allocator beside cells[i] (same text, metric, ratio), or NULL.
+static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(const allocator *))
+{
+    const sweep_cell *c = &s->cells[i];
+    size_t per_text = s->n_cells / s->n_texts, first = i / per_text * per_text;
+    for (size_t k = first; k < first + per_text; k++) {
+        const sweep_cell *other = &s->cells[k];
+        const method_column *column = &s->methods.columns[other->column];
+        if (is_wanted(column->how) && column->method == s->methods.columns[c->column].method &&
+            other->ratio == c->ratio)
+            return other;
+    }
+    return NULL;
+}
+
+// The KL of cells[at] and of the same cell of all texts, as a ratio to another allocator's.
+static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allocator *), const value_groups *kl,
+                         summary_rows *r)
+{
+    size_t per_text = s->n_cells / s->n_texts;
+    for (uint32_t t = 0; t < s->n_texts; t++) {
+        const sweep_cell *other = beside(s, at + t * per_text, is_wanted);
+        if (!other) return (interval){NAN, NAN, NAN};
+        r->other[t] = other->result.kl;
+    }
+    return interval_ratio(kl, r->other);
+}
+
+static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summary *out)
+{
+    size_t per_text = s->n_cells / s->n_texts;
+    uint32_t n = s->o.n_next, T = s->n_texts;
+    const sweep_cell *first = &s->cells[at];
+    *out = (sweep_summary){.column = first->column, .ratio = first->ratio};
+    for (uint32_t t = 0; t < T; t++) {
+        size_t i = at + t * per_text;
+        const fidelity_cell *c = &s->cells[i].result;
+        r->kl[t] = c->kl;
+        r->nll[t] = c->nll;
+        r->agree[t] = r->agreements + (size_t)t * n;
+        for (uint32_t k = 0; k < n; k++) r->agreements[(size_t)t * n + k] = c->agree[k];
+        out->full_nll += c->full_nll / T;
+        out->loss += c->loss / T;
+        out->effective += c->ratio / T;
+        out->looked += c->looked / T;
+        out->bytes += (double)c->bytes / T;
+        out->allocated += (double)c->allocated / T;
+        out->seconds += c->seconds / T;
+    }
+    const value_groups kl = {r->kl, r->n, T}, agree = {r->agree, r->n, T}, nll = {r->nll, r->n_less, T};
+    out->kl = interval_positive(&kl);
+    out->agree = interval_share(&agree);
+    out->nll = interval_mean(&nll);
+    out->to_uniform = ratio_to(s, at, is_uniform, &kl, r);
+    out->to_ada = ratio_to(s, at, is_ada, &kl, r);
+    out->to_published = ratio_to(s, at, is_published, &kl, r);
+}
+
+sweep_summary *sweep_summarize(const sweep *s, size_t *n)
+{
+    *n = s->n_cells / s->n_texts;
+    sweep_summary *all = need(*n, sizeof *all, "summaries");
+    summary_rows r = rows_open(s);
+    for (size_t i = 0; i < *n; i++) summarize_one(s, i, &r, &all[i]);
+    rows_free(&r);
+    return all;
 }

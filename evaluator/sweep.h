@@ -2,22 +2,22 @@
 // a log, so that a sweep that was stopped goes on.
 #pragma once
 #include "evaluator/fidelity.h"
+#include "evaluator/log_file.h"
 #include "evaluator/method.h"
+#include "study/interval.h"
 
 typedef struct sweep_text {
     char name[128];
     int32_t *ids; // context and continuation
     uint32_t n_ids;
-    uint32_t n_tokens; // of these, the context
-    char sha256[65];   // of the ids; where a question follows the context, of n_tokens as well
+    char sha256[65]; // of the ids
 } sweep_text;
 
 typedef struct sweep_cell {
     uint32_t text, column;
     double ratio;
-    bool protect;       // sinks and window stay in any case; always true under a policy
-    bool done, resumed; // measured; taken from the log
-    char key[65];       // SHA-256 of all that the result depends on
+    bool done;    // measured, or taken from the log
+    char key[65]; // SHA-256 of all that the result depends on
     fidelity_cell result;
 } sweep_cell;
 
@@ -26,7 +26,6 @@ typedef struct sweep_options {
     uint32_t batch;            // cells decoded together
     const char *log;           // results so far, one JSON object per line; NULL: none
     const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
-    bool predictions;          // alone: loss and output_error of every cell are NaN
 } sweep_options;
 
 typedef struct sweep {
@@ -36,17 +35,20 @@ typedef struct sweep {
     const sweep_text *texts;
     uint32_t n_texts;
     method_list methods;
-    sweep_cell *cells; // text-major: [texts, columns, ratios, protect]; owned
+    sweep_cell *cells; // text-major: [texts, columns, ratios]; owned
     size_t n_cells;
+    log_file *log;                                       // NULL: none; owned
     double prefill_seconds, score_seconds, cell_seconds; // of this run
     size_t n_measured;                                   // cells of this run
 } sweep;
 
-// Lists the cells and takes from the log what it has. `both` adds every cell of a metric without protection. Everything
-// given lives as long as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
+// Lists the cells and takes from the log what it has, unless kept positions are wanted. Everything given lives as long
+// as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
 // a log that is none.
-kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err);
+kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void sweep_close(sweep *s);
+// Takes what the log has: the second half of it.
+kvb_status sweep_take(sweep *s, kvb_error *err);
 
 // Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind
 // it.
@@ -57,3 +59,26 @@ typedef struct sweep_watch {
 
 // Measures what is missing. Every finished batch of cells is in the log before the next begins.
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);
+
+// ---- Means over positions and texts, and how sure they are ----
+
+// One allocator at one ratio, over all texts.
+typedef struct sweep_summary {
+    uint32_t column;
+    double ratio;
+    interval kl;    // nats per token
+    interval agree; // share of positions at which the likeliest token is that of the full cache
+    interval nll;   // of the true next token, nats
+    // kl divided by that of another allocator for the same metric and ratio, text by text; NaN without one:
+    interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
+    double full_nll;                           // of the full cache
+    double loss;                               // evicted share of the oracle importance
+    double looked;           // share of the context's entries that a policy attends to per step; NaN without one
+    double effective;        // what was really pruned
+    double bytes, allocated; // per text
+    double seconds;          // per run
+} sweep_summary;
+
+// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the
+// array.
+sweep_summary *sweep_summarize(const sweep *s, size_t *n);

@@ -61,6 +61,7 @@ typedef struct task_sample {
 } task_sample;
 
 typedef struct task_kind task_kind;
+typedef struct task_draft task_draft;
 
 // A kind of task with its parameters set.
 typedef struct task {
@@ -68,6 +69,15 @@ typedef struct task {
     char spec[TASK_SPEC_MAX]; // canonical text: the name and the parameters that differ from their defaults
     task_settings set;
 } task;
+
+struct task_kind {
+    spec_row spec; // name and parameters, whose values are in task.set
+    const char *summary;
+    task_rule rule;
+    uint32_t new_tokens; // enough for a right answer, as RULER allows
+    bool whole_text;     // made from task_source.texts instead of a length
+    kvb_status (*build)(task_draft *d, kvb_error *err);
+};
 
 // What all samples of a run share.
 typedef struct task_source {
@@ -79,11 +89,6 @@ typedef struct task_source {
 
 extern const task_kind *const task_kinds[];
 extern const size_t task_kind_count;
-const spec_row *task_spec(const task_kind *kind); // name and parameters
-const char *task_summary(const task_kind *kind);
-task_rule task_rule_of(const task_kind *kind);
-bool task_needs_texts(const task_kind *kind);    // made from task_source.texts instead of a length
-uint32_t task_new_tokens(const task_kind *kind); // enough for a right answer, as RULER allows
 
 // Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);

@@ -10,6 +10,198 @@
 enum { ROWS = 1024 };                 // of the decoder: the questions of some dozen cells at once
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
 
+// ---- Answers of the model ----
+
+kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
+                            const task_sample *sample, kvb_error *err)
+{
+    int32_t *own = NULL;
+    size_t n_text = 0, bos = model_text_begins_with_bos(text);
+    *ids = NULL;
+    kvb_status status =
+        model_text_encode(text, TEXT_CONTEXT, sample->context, strlen(sample->context), &own, &n_text, err);
+    if (status == KVB_OK && n_text + bos > m->config.context_length)
+        status = kvb_fail(err, KVB_ARGUMENT, "sample %s: %zu tokens, the model was trained for %u", sample->id,
+                          n_text + bos, m->config.context_length);
+    if (status == KVB_OK) {
+        *ids = need(n_text + bos, sizeof **ids, "token ids");
+        if (bos) (*ids)[0] = text->special.bos;
+        memcpy(*ids + bos, own, n_text * sizeof **ids);
+        *n = (uint32_t)(n_text + bos);
+    }
+    free(own);
+    return status;
+}
+
+// One question on its way.
+typedef struct talk {
+    task_turn *turn;
+    int32_t *ids; // question, then answer
+    size_t n_question, n;
+    size_t fed; // tokens that the model has seen
+    bool done;
+} talk;
+
+static kvb_status encode_question(talk *k, const model_text *text, const task *t, const task_question *q,
+                                  kvb_error *err)
+{
+    kvb_status status = model_text_encode(text, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
+    if (status != KVB_OK) return status;
+    if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
+    k->ids = need_more(k->ids, k->n_question + t->kind->new_tokens, sizeof *k->ids, "token ids");
+    k->n = k->n_question;
+    return KVB_OK;
+}
+
+// The most positions after the context that a question and its answer take.
+static kvb_status count_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
+                                  kvb_error *err)
+{
+    size_t most = 0;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < sample->n_questions; i++) {
+        talk k = {0};
+        status = encode_question(&k, text, t, &sample->questions[i], err);
+        most = k.n_question > most ? k.n_question : most;
+        free(k.ids);
+    }
+    *out = (uint32_t)most + t->kind->new_tokens;
+    return status;
+}
+
+// The largest logit; ties go to the lower id. NaN is an error.
+static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_error *err)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (logits[i] != logits[i])
+            return kvb_fail(err, KVB_NUMERIC, "decoding: the logit of token %u is not a number", i);
+        if (logits[i] > logits[best]) best = i;
+    }
+    *id = (int32_t)best;
+    return KVB_OK;
+}
+
+// The answer so far, as text and score.
+static void read_answer(const talk *k, const model_text *text, const task *t)
+{
+    const task_question *q = k->turn->question;
+    free(k->turn->answer);
+    k->turn->answer = model_text_decode(text, k->ids + k->n_question, k->n - k->n_question, NULL);
+    k->turn->score = task_score(t->kind->rule, k->turn->answer, q->gold, q->n_gold);
+}
+
+static kvb_status take_token(talk *k, const model_text *text, const task *t, const float *logits, kvb_error *err)
+{
+    const task_question *q = k->turn->question;
+    int32_t id = -1;
+    kvb_status status = pick_token(&id, logits, text->vocabulary, err);
+    if (status != KVB_OK) return status;
+    k->done = model_text_ends_answer(text, id);
+    if (!k->done) k->ids[k->n++] = id;
+    read_answer(k, text, t);
+    if (k->n == k->n_question + t->kind->new_tokens ||
+        task_score_is_final(t->kind->rule, k->turn->answer, q->gold, q->n_gold))
+        k->done = true;
+    return KVB_OK;
+}
+
+// What the decoder is given in a step; arrays [talks], ids [rows].
+typedef struct step {
+    talk **active;
+    kv_cache **caches;
+    uint32_t *rows;
+    decode_hooks *hooks;
+    int32_t *ids;
+    float *logits; // [talks, vocabulary]
+    uint32_t n;
+} step;
+
+static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
+{
+    size_t rows = n;
+    for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
+    return (step){.active = need(n, sizeof(talk *), "questions"),
+                  .caches = need(n, sizeof(kv_cache *), "questions"),
+                  .rows = need(n, sizeof(uint32_t), "questions"),
+                  .hooks = need(n, sizeof(decode_hooks), "questions"),
+                  .ids = need(rows, sizeof(int32_t), "token ids"),
+                  .logits = need(n * vocabulary, sizeof(float), "logits")};
+}
+
+static void step_close(step *s)
+{
+    free(s->active);
+    free(s->caches);
+    free(s->rows);
+    free(s->hooks);
+    free(s->ids);
+    free(s->logits);
+}
+
+// Lists the talks that go on and what each feeds to the model.
+static void step_gather(step *s, talk *talks, size_t n)
+{
+    size_t at = 0;
+    s->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        talk *k = &talks[i];
+        if (k->done) continue;
+        uint32_t rows = k->turn->run || k->fed ? 1 : (uint32_t)k->n_question;
+        memcpy(s->ids + at, k->ids + k->fed, rows * sizeof *s->ids);
+        at += rows;
+        s->active[s->n] = k;
+        s->caches[s->n] = k->turn->cache;
+        s->rows[s->n] = rows;
+        s->hooks[s->n++] = k->turn->run ? policy_run_hooks(k->turn->run) : (decode_hooks){0};
+    }
+}
+
+static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
+        talk *k = s->active[i];
+        k->fed += s->rows[i];
+        if (k->turn->run && k->fed == k->n_question) status = policy_run_turn(k->turn->run, k->turn->cache, err);
+        if (status == KVB_OK && k->fed >= k->n_question)
+            status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
+    }
+    return status;
+}
+
+// Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
+// under a policy, for which a new turn begins behind it. An answer ends at an end token, after the task's number of new
+// tokens, or where nothing that followed could change its score. On failure no answer has to be freed.
+static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
+                               kvb_error *err)
+{
+    step s = {0};
+    talk *talks = need(n, sizeof *talks, "questions");
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < n; i++) {
+        turns[i].answer = NULL;
+        talks[i].turn = &turns[i];
+        status = encode_question(&talks[i], text, t, turns[i].question, err);
+    }
+    if (status == KVB_OK) s = step_open(talks, n, text->vocabulary);
+    while (status == KVB_OK) {
+        step_gather(&s, talks, n);
+        if (!s.n) break;
+        status = decoder_run(d, s.caches, s.n, s.rows, s.ids, s.hooks, LOGITS_LAST, s.logits, err);
+        if (status == KVB_OK) status = step_take(&s, text, t, err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        free(talks[i].ids);
+        if (status == KVB_OK || !talks[i].turn) continue;
+        free(turns[i].answer);
+        turns[i].answer = NULL;
+    }
+    step_close(&s);
+    free(talks);
+    return status;
+}
+
 // ---- Cells and their names ----
 
 static void list_cells(task_study *s, const double *ratios, size_t n_ratios)
@@ -27,7 +219,7 @@ static void list_cells(task_study *s, const double *ratios, size_t n_ratios)
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
     list_cells(s, ratios, n_ratios);
-    return task_log_open(&s->known, s->log, err);
+    return s->log ? log_open(&s->known, s->log, err) : KVB_OK;
 }
 
 void task_study_close(task_study *s)
@@ -38,7 +230,8 @@ void task_study_close(task_study *s)
     }
     free(s->cells);
     s->cells = NULL;
-    task_log_close(&s->known);
+    (void)log_close(s->known, KVB_OK, NULL); // every line was synced when it was added
+    s->known = NULL;
 }
 
 // Hash of the sample's own words, so that other texts, haystacks and lengths are other samples.
@@ -60,7 +253,8 @@ static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error
 }
 
 // Everything that a result depends on; its hash names the result in the log.
-static kvb_status name_result(const task_study *s, const task_cell *c, const char *sample, char key[65], kvb_error *err)
+static kvb_status name_result(const task_study *s, const task_cell *c, const char *sample, char key[LOG_KEY],
+                              kvb_error *err)
 {
     const method_column *column = c->column;
     const method *m = column ? &s->methods.methods[column->method] : NULL;
@@ -72,17 +266,36 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
     return sha256_hex(text, (size_t)n, key, err);
 }
 
+kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err)
+{
+    const cJSON *line = log_find(log, key), *scores = cJSON_GetObjectItemCaseSensitive(line, "scores");
+    int n = cJSON_IsArray(scores) ? cJSON_GetArraySize(scores) : 0;
+    *out = (task_result){.kept = log_number(line, "kept"), .looked = log_number(line, "looked")};
+    if (!line) return KVB_OK;
+    if (n < 1 || n > TASK_MAX_QUESTIONS || !(out->kept >= 0) || out->looked < 0) return log_refuse(log, key, err);
+    out->n_questions = (uint32_t)n;
+    out->scores = need((size_t)n, sizeof *out->scores, "questions");
+    out->done = log_numbers(out->scores, out->n_questions, line, "scores");
+    if (out->done) return KVB_OK;
+    free(out->scores);
+    out->scores = NULL;
+    return log_refuse(log, key, err);
+}
+
 static kvb_status recall(task_study *s, task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
-    char key[65];
+    char key[LOG_KEY];
     kvb_status status = name_result(s, c, sample, key, err);
-    if (status == KVB_OK && task_log_take(&s->known, key, &c->samples[index])) s->n_resumed++;
+    if (status == KVB_OK) status = task_result_read(&c->samples[index], s->known, key, err);
+    s->n_resumed += c->samples[index].done;
     return status;
 }
 
 static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
-    char key[65];
+    char key[LOG_KEY];
+    const task_result *r = &c->samples[index];
+    if (!s->known) return KVB_OK;
     kvb_status status = name_result(s, c, sample, key, err);
     if (status != KVB_OK) return status;
     cJSON *about = cJSON_CreateObject();
@@ -91,9 +304,11 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     cJSON_AddStringToObject(about, "method", how);
     cJSON_AddStringToObject(about, "allocator", c->column ? c->column->how->label : "");
     cJSON_AddNumberToObject(about, "ratio", c->ratio);
-    status = task_log_add(&s->known, key, &c->samples[index], about, err);
-    cJSON_Delete(about);
-    return status;
+    cJSON_AddStringToObject(about, "key", key);
+    log_put_number(about, "kept", r->kept);
+    log_put_number(about, "looked", r->looked); // NaN becomes null
+    log_put_numbers(about, "scores", r->scores, r->n_questions);
+    return log_add(s->known, &about, 1, err);
 }
 
 // ---- One sample ----
@@ -157,12 +372,13 @@ static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
     const method_column *column = c->cell->column;
     kept_set kept = {0};
     kvb_status status = KVB_OK;
-    if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, true, NULL, &kept, err);
-    if (status == KVB_OK) status = session_cache(b->session, column ? &kept : NULL, 0, &c->context, err);
+    if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, NULL, &kept, err);
+    if (status != KVB_OK) return status;
+    c->context = session_cache(b->session, column ? &kept : NULL, 0);
     kept_set_free(&kept);
-    if (status == KVB_OK) b->bytes += kv_cache_allocated(c->context);
-    if (status == KVB_OK) c->cell->samples[b->index].kept = kept_share(b, c->context);
-    return status;
+    b->bytes += kv_cache_allocated(c->context);
+    c->cell->samples[b->index].kept = kept_share(b, c->context);
+    return KVB_OK;
 }
 
 static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error *err)
@@ -201,7 +417,7 @@ static void close_turns(bench *b)
 static kvb_status flush_turns(bench *b, kvb_error *err)
 {
     if (!b->n_turns) return KVB_OK;
-    kvb_status status = task_answer(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
+    kvb_status status = answer_turns(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
     for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++) {
         const bench_cell *c = b->owners[i];
         c->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
@@ -263,7 +479,7 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
     session_plan plan = {
         .max_tokens = b->n_tokens, .max_new = b->extra, .max_rows = ROWS, .statistics = b->s->statistics};
     plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
-    b->rows = b->extra - task_new_tokens(b->s->t->kind);
+    b->rows = b->extra - b->s->t->kind->new_tokens;
     if (b->rows > plan.max_rows) plan.max_rows = b->rows;
     for (size_t i = 0; i < b->n; i++) {
         const method_column *column = b->cells[i].cell->column;
@@ -299,7 +515,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     if (status == KVB_OK) status = list_missing(&b, hash, err);
     if (status == KVB_OK && b.n) {
         status = task_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
-        if (status == KVB_OK) status = task_positions(&b.extra, s->text, s->t, sample, err);
+        if (status == KVB_OK) status = count_positions(&b.extra, s->text, s->t, sample, err);
         if (status == KVB_OK) status = open_session(&b, &metrics, err);
         if (status == KVB_OK) status = open_policies(&b, err);
         if (status == KVB_OK) status = prefill(&b, ids, err);

@@ -2,10 +2,33 @@
 // decode, from one prefill per sample. Questions of all cells are decoded together, over caches that those of a cell
 // share.
 #pragma once
+#include "evaluator/log_file.h"
 #include "evaluator/method.h"
-#include "evaluator/task_log.h"
-#include "evaluator/task_run.h"
+#include "evaluator/policy_run.h"
+#include "evaluator/task.h"
+#include "profiler/text/model_text.h"
 #include "study/interval.h"
+
+// Token ids of a sample's context, with BOS in front where the model wants it. malloc'd.
+kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
+                            const task_sample *sample, kvb_error *err);
+// One question that is answered over one cache.
+typedef struct task_turn {
+    const task_question *question;
+    kv_cache *cache; // of the context, with room; it takes the question and the answer
+    policy_run *run; // acts on it, in the state behind the prefill, and belongs to no other turn of a call; NULL: none
+    char *answer;    // filled: decoded text, malloc'd
+    double score;    // filled, 0 to 1
+} task_turn;
+
+// Of one cell on one sample.
+typedef struct task_result {
+    bool done;
+    uint32_t n_questions;
+    double *scores; // [n_questions], 0 to 1
+    double kept;    // share of the context's entries in the cache before the question
+    double looked;  // share of them that a policy attends to per step; NaN without one
+} task_result;
 
 typedef struct task_cell {
     const method_column *column; // NULL: nothing is evicted
@@ -25,13 +48,17 @@ typedef struct task_study {
     task_cell *cells; // the full cache first; owned
     size_t n_cells;
     size_t n_answered, n_resumed; // cells of samples, of this run and from the log
-    task_log known;
+    log_file *known;              // NULL: no log; owned
 } task_study;
 
 // Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a
 // failure. Errors: KVB_FORMAT a log that is none.
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void task_study_close(task_study *s);
+
+// Reads a result from the line of that name, if there is one: out->done. Its scores are then the caller's to free.
+// KVB_FORMAT: a line without all its numbers.
+kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err);
 
 // Told every answer that was made (not those from the log).
 typedef struct task_listener {

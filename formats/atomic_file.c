@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 // PATH.<8 hex digits>.partial
-enum { HEX_DIGITS = 8, STREAM_BUFFER = 1 << 16 };
+enum { HEX_DIGITS = 8, STREAM_BUFFER = 1 << 16, ATTEMPTS = 100 };
 static const char partial_suffix[] = ".partial";
 enum { LONGEST_NAME = NAME_MAX - (1 + HEX_DIGITS + (int)sizeof partial_suffix - 1) };
 
@@ -181,21 +181,28 @@ static bool hold(struct atomic_state *s)
     return true;
 }
 
-// open(2) with 0666 lets the umask decide about the mode, as for any other file; mkstemp would fix it to 0600.
-static bool open_new(struct atomic_state *s, char *temp_path, size_t size, const char *final_path)
+// A new name beside the target; NULL with errno.
+static char *temporary_path(const char *final_path)
 {
-    for (int attempt = 0; attempt < 100; attempt++) {
-        uint32_t number;
-        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return false;
-        snprintf(temp_path, size, "%s.%0*x%s", final_path, HEX_DIGITS, number, partial_suffix);
-        s->file = file_open(temp_path, O_RDWR | O_CREAT | O_EXCL, 0666);
-        if (s->file < 0 && errno == EEXIST) continue;
-        if (s->file < 0 || hold(s)) return s->file >= 0;
-        if (!file_close(s->file)) return false;
+    uint32_t number;
+    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return NULL;
+    return need_text("%s.%0*x%s", final_path, HEX_DIGITS, number, partial_suffix);
+}
+
+// open(2) with 0666 lets the umask decide about the mode, as for any other file; mkstemp would fix it to 0600.
+static char *open_new(struct atomic_state *s, const char *final_path)
+{
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        char *path = temporary_path(final_path);
+        s->file = path ? file_open(path, O_RDWR | O_CREAT | O_EXCL, 0666) : -1;
+        if (s->file >= 0 && hold(s)) return path;
+        bool again = s->file >= 0 ? file_close(s->file) : path && errno == EEXIST;
+        free(path);
         s->file = -1;
+        if (!again) return NULL;
     }
     errno = EEXIST;
-    return false;
+    return NULL;
 }
 
 static void close_all(struct atomic_state *s)
@@ -208,16 +215,14 @@ static void close_all(struct atomic_state *s)
 // Makes the temporary file; on failure the caller closes what is open.
 static kvb_status begin(atomic_file *f, struct atomic_state *s, char *final_path, const char *path, kvb_error *err)
 {
-    size_t size = strlen(final_path) + 1 + HEX_DIGITS + sizeof partial_suffix;
-    char *temp_path = need(size, 1, "bytes of a file's name");
     pthread_mutex_lock(&guard);
-    bool made = open_new(s, temp_path, size, final_path);
-    if (made) enlist(&s->self, temp_path);
+    char *temp_path = open_new(s, final_path);
+    if (temp_path) enlist(&s->self, temp_path);
     pthread_mutex_unlock(&guard);
-    FILE *stream = made && (!s->replace || fchmod(s->file, s->mode) == 0) ? open_stream(s) : NULL;
+    FILE *stream = temp_path && (!s->replace || fchmod(s->file, s->mode) == 0) ? open_stream(s) : NULL;
     *f = (atomic_file){stream, temp_path, final_path, s};
     if (stream) return KVB_OK;
-    return kvb_fail(err, KVB_IO, "%s: cannot %s: %s", path, made ? "write" : "make a file in its folder",
+    return kvb_fail(err, KVB_IO, "%s: cannot %s: %s", path, temp_path ? "write" : "make a file in its folder",
                     strerror(errno));
 }
 
@@ -324,13 +329,14 @@ bool atomic_file_is_partial(const char *name, const char *base, size_t base_leng
     return strspn(number, "0123456789abcdef") == HEX_DIGITS && strcmp(number + HEX_DIGITS, partial_suffix) == 0;
 }
 
-// Its writer would hold a lock on it. Without locks nobody can tell: then the file stays.
-static void remove_if_stale(int folder, const char *name)
+// Its writer would hold a lock on it, file or folder. Without locks nobody can tell: then it stays.
+static void remove_if_stale(const char *path)
 {
-    int file = file_open_at(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    int file = file_open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
     struct stat st;
     if (file < 0) return;
-    if (fstat(file, &st) == 0 && S_ISREG(st.st_mode) && flock(file, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
+    if (fstat(file, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) && flock(file, LOCK_EX | LOCK_NB) == 0)
+        remove_tree(path);
     (void)file_close(file); // only its lock
 }
 
@@ -339,37 +345,18 @@ void atomic_file_remove_stale(const char *path)
     char *target = realpath(path, NULL), *folder = file_folder(target ? target : path);
     const char *base = file_base(target ? target : path);
     DIR *dir = opendir(folder);
-    for (struct dirent *e; dir && (e = readdir(dir));)
-        if (atomic_file_is_partial(e->d_name, base, strlen(base))) remove_if_stale(dirfd(dir), e->d_name);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        if (!atomic_file_is_partial(e->d_name, base, strlen(base))) continue;
+        char *left = need_text("%s/%s", folder, e->d_name);
+        remove_if_stale(left);
+        free(left);
+    }
     if (dir) (void)closedir(dir);
     free(folder);
     free(target);
 }
 
 // ---- Folders ----
-
-static int open_folder(const char *path)
-{
-    return file_open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-}
-
-// What killed writers left; a living one holds a lock on its own.
-static void remove_stale_folders(const char *final_path)
-{
-    char *parent = file_folder(final_path), *path;
-    const char *base = file_base(final_path);
-    DIR *dir = opendir(parent);
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        if (!atomic_file_is_partial(e->d_name, base, strlen(base))) continue;
-        path = need_text("%s/%s", parent, e->d_name);
-        int file = open_folder(path);
-        if (file >= 0 && file_lock(file, false)) remove_tree(path);
-        if (file >= 0) (void)file_close(file); // only its lock
-        free(path);
-    }
-    if (dir) (void)closedir(dir); // only read
-    free(parent);
-}
 
 // The name without slashes at its end, and where a symbolic link leads.
 static kvb_status resolve_folder(char **out, const char *dir, kvb_error *err)
@@ -399,13 +386,12 @@ static kvb_status check_empty(const char *dir, kvb_error *err)
 // Makes and holds the temporary folder; false with errno. A name that was taken is left to another attempt.
 static bool make_folder(atomic_folder *f)
 {
-    for (int attempt = 0; attempt < 100; attempt++) {
-        uint32_t number;
-        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return false;
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         free(f->temp_path);
-        f->temp_path = need_text("%s.%0*x%s", f->final_path, HEX_DIGITS, number, partial_suffix);
+        f->temp_path = temporary_path(f->final_path);
+        if (!f->temp_path) return false;
         if (mkdir(f->temp_path, 0777) != 0 && errno == EEXIST) continue;
-        f->lock = open_folder(f->temp_path);
+        f->lock = file_open(f->temp_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
         if (f->lock < 0 && errno == ENOENT) continue; // somebody took it for a leftover, before the lock
         if (f->lock >= 0) (void)file_lock(f->lock, true);
         else rmdir(f->temp_path);
@@ -428,7 +414,7 @@ kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err
     kvb_status status = resolve_folder(&f->final_path, dir, err);
     if (status == KVB_OK) status = check_empty(f->final_path, err);
     if (status == KVB_OK) {
-        remove_stale_folders(f->final_path);
+        atomic_file_remove_stale(f->final_path);
         f->self = need(1, sizeof *f->self, "folders to write");
         pthread_mutex_lock(&guard);
         bool made = make_folder(f);

@@ -142,30 +142,6 @@ kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error 
     return status;
 }
 
-// ---- HeadKV ---------------------------------------------------------------------------------------------------------
-
-kvb_status export_headkv(const budget_export *b, const char *path, uint32_t *capacity, kvb_error *err)
-{
-    const kvb_info *info = kvb_table_info(b->table);
-    uint32_t group = info->n_heads / info->n_kv_heads;
-    uint64_t sum = 0, heads = (uint64_t)info->n_layers * info->n_kv_heads;
-    atomic_file f;
-    kvb_status status = atomic_file_begin(&f, path, err);
-    if (status != KVB_OK) return status;
-    fputc('{', f.stream);
-    for (uint32_t l = 0; l < info->n_layers; l++) {
-        for (uint32_t h = 0; h < info->n_heads; h++) {
-            uint32_t keep = b->keep[(size_t)l * info->n_kv_heads + h / group];
-            uint32_t score = keep > info->window ? keep - info->window : 0;
-            fprintf(f.stream, "%s\"%u-%u\": [%u]", l || h ? ", " : "", l, h, score);
-            if (h % group == 0) sum += score;
-        }
-    }
-    fputs("}\n", f.stream);
-    *capacity = (uint32_t)((2 * sum + heads) / (2 * heads));
-    return atomic_file_commit(&f, err);
-}
-
 // ---- Lengths, cu_seqlens, block tables ------------------------------------------------------------------------------
 
 static kvb_status write_array_in(const char *folder, const char *name, uint32_t n_dims, const uint64_t *shape,

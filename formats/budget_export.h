@@ -29,11 +29,6 @@ kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err);
 // gets, so the total stays. Layers without a budget keep all T tokens.
 kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error *err);
 
-// HeadKV (arXiv 2410.19258) as KVCache-Factory reads it: one line of JSON, {"layer-head": [score]} of query heads in
-// order. Its capacities leave out the window, which it adds: a score is keep - window, which run with --head_beta 1,
-// --window_size = the table's window and --max_capacity_prompts = *capacity is the capacity itself, up to rounding.
-kvb_status export_headkv(const budget_export *b, const char *path, uint32_t *capacity, kvb_error *err);
-
 // What varlen and paged attention kernels take, all int32: the folder `path` with lengths.npy [L,G], cu_seqlens.npy
 // [L,G+1], and with pages page_indptr.npy [L,G+1] and block_table.npy [L,G,most pages of a head], page numbers of the
 // layer's pool, -1 behind a head's last. KVB_UNSUPPORTED: more rows than int32 counts.

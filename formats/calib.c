@@ -1,6 +1,5 @@
 #include "calib.h"
 #include "file_read.h"
-#include "formats/need.h"
 #include "need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -56,32 +55,41 @@ static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, con
     return KVB_OK;
 }
 
-// A value that is given as text under one key or as token ids under another, never both. Sets at most one of the
-// outputs.
+// A value that is given as text under one key or as token ids under another, never both; value NULL: under neither.
 typedef struct text_or_ids {
-    const cJSON *text, *ids;
+    const cJSON *value;
+    const char *key;
+    bool is_text;
 } text_or_ids;
 
 static kvb_status find_text_or_ids(text_or_ids *out, const cJSON *line, const char *text_key, const char *ids_key,
                                    bool required, const place *at)
 {
-    out->text = cJSON_GetObjectItemCaseSensitive(line, text_key);
-    out->ids = cJSON_GetObjectItemCaseSensitive(line, ids_key);
-    if (out->text && out->ids)
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(line, text_key),
+                *ids = cJSON_GetObjectItemCaseSensitive(line, ids_key);
+    *out = text ? (text_or_ids){text, text_key, true} : (text_or_ids){ids, ids_key, false};
+    if (text && ids)
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has both \"%s\" and \"%s\"; leave one out", at->file,
                         at->line, text_key, ids_key);
-    if (required && !out->text && !out->ids)
+    if (required && !out->value)
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has neither \"%s\" nor \"%s\"", at->file, at->line,
                         text_key, ids_key);
     return KVB_OK;
+}
+
+// One value, or an element of a list, as text or as ids.
+static kvb_status take_text_or_ids(char **text, int32_t **ids, size_t *n, const text_or_ids *from, const cJSON *item,
+                                   const char *where, const place *at)
+{
+    return from->is_text ? copy_text(text, item, where, at) : copy_ids(ids, n, item, where, at);
 }
 
 // ---- One line ----
 
 static kvb_status parse_question_list(calib_context *c, const text_or_ids *value, const place *at)
 {
-    const cJSON *list = value->text ? value->text : value->ids;
-    const char *key = value->text ? "questions" : "question_ids";
+    const cJSON *list = value->value;
+    const char *key = value->key;
     if (!cJSON_IsArray(list) || !list->child)
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a list with at least one question", at->file,
                         at->line, key);
@@ -94,8 +102,7 @@ static kvb_status parse_question_list(calib_context *c, const text_or_ids *value
         calib_question *q = &c->questions[c->n_questions++];
         char where[48];
         snprintf(where, sizeof where, "%s: element %zu", key, c->n_questions - 1);
-        kvb_status status =
-            value->text ? copy_text(&q->text, item, where, at) : copy_ids(&q->ids, &q->n_ids, item, where, at);
+        kvb_status status = take_text_or_ids(&q->text, &q->ids, &q->n_ids, value, item, where, at);
         if (status != KVB_OK) return status;
     }
     return KVB_OK;
@@ -103,8 +110,8 @@ static kvb_status parse_question_list(calib_context *c, const text_or_ids *value
 
 static kvb_status parse_answers(calib_context *c, const text_or_ids *value, const place *at)
 {
-    const cJSON *list = value->text ? value->text : value->ids;
-    const char *key = value->text ? "answers" : "answer_ids";
+    const cJSON *list = value->value;
+    const char *key = value->key;
     if (!list) return KVB_OK;
     size_t n = 0;
     const cJSON *item;
@@ -120,8 +127,7 @@ static kvb_status parse_answers(calib_context *c, const text_or_ids *value, cons
         char where[48];
         snprintf(where, sizeof where, "%s: element %zu", key, n++);
         if (cJSON_IsNull(item)) continue; // this one is sampled
-        kvb_status status = value->text ? copy_text(&q->answer, item, where, at)
-                                        : copy_ids(&q->answer_ids, &q->n_answer_ids, item, where, at);
+        kvb_status status = take_text_or_ids(&q->answer, &q->answer_ids, &q->n_answer_ids, value, item, where, at);
         if (status != KVB_OK) return status;
     }
     return KVB_OK;
@@ -173,8 +179,8 @@ static kvb_status parse_context(calib_context *c, const cJSON *line, const place
     kvb_status status = parse_id(c, line, at);
     if (status == KVB_OK) status = find_text_or_ids(&context, line, "context", "context_ids", true, at);
     if (status == KVB_OK)
-        status = context.text ? copy_text(&c->context, context.text, "context", at)
-                              : copy_ids(&c->context_ids, &c->n_context_ids, context.ids, "context_ids", at);
+        status =
+            take_text_or_ids(&c->context, &c->context_ids, &c->n_context_ids, &context, context.value, context.key, at);
     if (status == KVB_OK && c->context && !c->context[0])
         status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: context: is empty", at->file, at->line);
     if (status == KVB_OK) status = find_text_or_ids(&questions, line, "questions", "question_ids", true, at);
@@ -217,14 +223,11 @@ static kvb_status parse_line(calib_context *c, const char *text, size_t size, co
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: holds a NUL character, which no text may have", at->file,
                         at->line);
     const char *end = text;
-    bool no_memory;
-    cJSON *line = kvb_json_parse(text, size, &end, &no_memory);
+    cJSON *line = kvb_json_parse(text, size, &end, NULL);
     size_t used = (size_t)(end - text);
     while (line && used < size && is_blank(text + used, 1)) used++;
     kvb_status status;
-    if (no_memory) status = kvb_fail(at->err, KVB_MEMORY, "%s: line %zu: not enough memory", at->file, at->line);
-    else if (!line)
-        status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: not JSON", at->file, at->line, used + 1);
+    if (!line) status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: not JSON", at->file, at->line, used + 1);
     else if (used < size)
         status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: unexpected text after the JSON object",
                           at->file, at->line, used + 1);
@@ -349,51 +352,38 @@ kvb_status calib_load(calib_file *out, const char *path, kvb_error *err)
 
 // ---- Writing ----
 
-// Text under one key, or ids under the other; whichever is there.
-static bool add_either(cJSON *line, const char *text_key, const char *text, const char *ids_key, const int32_t *ids,
-                       size_t n)
-{
-    if (text) return cJSON_AddStringToObject(line, text_key, text);
-    return cJSON_AddItemToObject(line, ids_key, cJSON_CreateIntArray(ids, (int)n));
-}
-
 // A question's place in a list: text, ids, or null where there is neither.
-static bool add_element(cJSON *list, const char *text, const int32_t *ids, size_t n)
+static cJSON *text_or_ids_json(const char *text, const int32_t *ids, size_t n)
 {
-    cJSON *item = text ? cJSON_CreateString(text) : ids ? cJSON_CreateIntArray(ids, (int)n) : cJSON_CreateNull();
-    if (cJSON_AddItemToArray(list, item)) return true;
-    cJSON_Delete(item);
-    return false;
+    return text ? cJSON_CreateString(text) : ids ? cJSON_CreateIntArray(ids, (int)n) : cJSON_CreateNull();
 }
 
-static bool add_questions(cJSON *line, const calib_context *c)
+static void add_questions(cJSON *line, const calib_context *c)
 {
-    bool answered = false, texts = false, good = true;
+    bool answered = false, texts = false;
     for (size_t i = 0; i < c->n_questions; i++) {
         answered |= c->questions[i].answer || c->questions[i].answer_ids;
         texts |= c->questions[i].answer != NULL;
     }
     cJSON *asked = cJSON_AddArrayToObject(line, c->questions[0].text ? "questions" : "question_ids");
     cJSON *answers = answered ? cJSON_AddArrayToObject(line, texts ? "answers" : "answer_ids") : NULL;
-    for (size_t i = 0; good && i < c->n_questions; i++) {
+    for (size_t i = 0; i < c->n_questions; i++) {
         const calib_question *q = &c->questions[i];
-        good = add_element(asked, q->text, q->ids, q->n_ids) &&
-               (!answered || add_element(answers, q->answer, q->answer_ids, q->n_answer_ids));
+        cJSON_AddItemToArray(asked, text_or_ids_json(q->text, q->ids, q->n_ids));
+        if (answered) cJSON_AddItemToArray(answers, text_or_ids_json(q->answer, q->answer_ids, q->n_answer_ids));
     }
-    return good;
 }
 
-kvb_status calib_write_line(FILE *to, const calib_context *c, kvb_error *err)
+void calib_write_line(FILE *to, const calib_context *c)
 {
     cJSON *line = cJSON_CreateObject();
-    bool good = cJSON_AddStringToObject(line, "sample_id", c->sample_id) &&
-                add_either(line, "context", c->context, "context_ids", c->context_ids, c->n_context_ids) &&
-                add_questions(line, c) &&
-                (!c->has_answer_prefix || cJSON_AddStringToObject(line, "answer_prefix", c->answer_prefix));
-    char *text = good ? cJSON_PrintUnformatted(line) : NULL;
-    if (text) fprintf(to, "%s\n", text); // whoever closes the stream finds what went wrong with it
-    kvb_status status = text ? KVB_OK : kvb_fail(err, KVB_MEMORY, "sample '%s': no memory for its line", c->sample_id);
+    cJSON_AddStringToObject(line, "sample_id", c->sample_id);
+    cJSON_AddItemToObject(line, c->context ? "context" : "context_ids",
+                          text_or_ids_json(c->context, c->context_ids, c->n_context_ids));
+    add_questions(line, c);
+    if (c->has_answer_prefix) cJSON_AddStringToObject(line, "answer_prefix", c->answer_prefix);
+    char *text = cJSON_PrintUnformatted(line);
+    fprintf(to, "%s\n", text); // whoever closes the stream finds what went wrong with it
     cJSON_free(text);
     cJSON_Delete(line);
-    return status;
 }

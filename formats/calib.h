@@ -48,8 +48,8 @@ kvb_status calib_load(calib_file *out, const char *path, kvb_error *err);
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 // Writes one context as a line, in the keys that the reader takes; answers are left out where no question has one. What
 // the reader would refuse is not refused here, and that `to` cannot be written shows when it is closed
-// (atomic_file_commit). KVB_MEMORY.
-kvb_status calib_write_line(FILE *to, const calib_context *context, kvb_error *err);
+// (atomic_file_commit).
+void calib_write_line(FILE *to, const calib_context *context);
 // The sample_id of line `number` of a file that gives none: "texts/my story.jsonl", 3 -> "my_story-3"; 0 -> "my_story",
 // for a file that is one context.
 void calib_default_id(char out[CONTEXT_ID_MAX + 1], const char *path, size_t number);

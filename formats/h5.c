@@ -267,7 +267,6 @@ kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *e
 {
     attribute_walk walk = {f, cJSON_CreateObject(), err, KVB_OK};
     *out = NULL;
-    if (!walk.into) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", f->name);
     hsize_t position = 0;
     if (H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &position, take_attribute, &walk) < 0 && walk.status == KVB_OK)
         walk.status = h5_fail(err, KVB_FORMAT, f->name, object, NULL, "cannot read the attributes");
@@ -393,15 +392,13 @@ static kvb_status sum_layer(h5_set *set, const h5_file *f, const void *layer, si
 
 // Makes a dataset in chunks with Fletcher-32; one without elements is contiguous, since HDF5 has no chunks of size 0.
 static kvb_status make_dataset(h5_set *out, const h5_file *f, hid_t parent, const char *name, hid_t type, int rank,
-                               const hsize_t *dims, const hsize_t *chunk, int level, kvb_error *err)
+                               const hsize_t *dims, const hsize_t *chunk, kvb_error *err)
 {
     *out = (h5_set){.id = -1, .n = rank == 3 ? (uint32_t)dims[0] : 1};
     hid_t space = H5Screate_simple(rank, dims, NULL), list = no_times(H5P_DATASET_CREATE);
     bool ready = space >= 0 && list >= 0 && H5Pset_fill_time(list, H5D_FILL_TIME_NEVER) >= 0;
     if (ready && dims[0] > 0) {
-        ready = H5Pset_chunk(list, rank, chunk) >= 0;
-        if (ready && level > 0) ready = H5Pset_shuffle(list) >= 0 && H5Pset_deflate(list, (unsigned)level) >= 0;
-        ready = ready && H5Pset_fletcher32(list) >= 0;
+        ready = H5Pset_chunk(list, rank, chunk) >= 0 && H5Pset_fletcher32(list) >= 0;
     }
     if (ready) out->id = H5Dcreate2(parent, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
     kvb_status status = KVB_OK;
@@ -430,7 +427,7 @@ kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const 
 {
     hsize_t dims[1] = {n};
     h5_set set;
-    kvb_status status = make_dataset(&set, f, parent, name, H5T_STD_I32LE, 1, dims, dims, 0, err);
+    kvb_status status = make_dataset(&set, f, parent, name, H5T_STD_I32LE, 1, dims, dims, err);
     if (status == KVB_OK && n > 0 && H5Dwrite(set.id, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) < 0)
         status = h5_fail(err, KVB_IO, f->name, parent, name, "cannot write");
     if (status == KVB_OK && n > 0) status = sum_layer(&set, f, ids, n * sizeof *ids, err);
@@ -438,10 +435,10 @@ kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const 
 }
 
 kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
-                         int level, bool copied, kvb_error *err)
+                         bool copied, kvb_error *err)
 {
     hsize_t all[3] = {dims[0], dims[1], dims[2]}, chunk[3] = {1, dims[1], dims[2]};
-    kvb_status status = make_dataset(out, f, parent, name, H5T_IEEE_F32LE, 3, all, chunk, level, err);
+    kvb_status status = make_dataset(out, f, parent, name, H5T_IEEE_F32LE, 3, all, chunk, err);
     out->copied = copied;
     return status;
 }
@@ -477,11 +474,8 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 // What the dataset says in its attribute sha256.
 static kvb_status get_sum(h5_set *set, const h5_file *f, kvb_error *err)
 {
-    set->sha256[0] = '\0';
-    if (H5Aexists(set->id, "sha256") <= 0) {
-        if (!f->sums) return KVB_OK;
+    if (H5Aexists(set->id, "sha256") <= 0)
         return h5_fail(err, KVB_FORMAT, f->name, set->id, NULL, "has no attribute sha256, its checksum");
-    }
     cJSON *value = open_and_read_attribute(set->id, "sha256");
     const char *text = cJSON_IsString(value) ? value->valuestring : "";
     bool good = strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64;
@@ -492,22 +486,14 @@ static kvb_status get_sum(h5_set *set, const h5_file *f, kvb_error *err)
                           "attribute sha256: expected 64 hexadecimal digits in lower case");
 }
 
-// The storage that the format prescribes: one chunk per layer (or list of ids), [shuffle, deflate,] Fletcher-32. For
-// any other filter HDF5 would look for a plug-in and run it; without a checksum damage would go unnoticed.
-static bool filters_expected(hid_t list, bool *deflated)
+// The storage that the format prescribes: one chunk per layer (or list of ids) with Fletcher-32. For any other filter
+// HDF5 would look for a plug-in and run it; without a checksum damage would go unnoticed.
+static bool filter_expected(hid_t list)
 {
-    static const H5Z_filter_t plain[] = {H5Z_FILTER_FLETCHER32};
-    static const H5Z_filter_t packed[] = {H5Z_FILTER_SHUFFLE, H5Z_FILTER_DEFLATE, H5Z_FILTER_FLETCHER32};
-    int n = H5Pget_nfilters(list);
-    *deflated = n == 3;
-    if (n != 1 && n != 3) return false;
-    const H5Z_filter_t *expected = n == 1 ? plain : packed;
-    for (int i = 0; i < n; i++) {
-        unsigned flags, config, values[8];
-        size_t n_values = 8;
-        if (H5Pget_filter2(list, (unsigned)i, &flags, &n_values, values, 0, NULL, &config) != expected[i]) return false;
-    }
-    return true;
+    unsigned flags, config, values[8];
+    size_t n_values = 8;
+    return H5Pget_nfilters(list) == 1 &&
+           H5Pget_filter2(list, 0, &flags, &n_values, values, 0, NULL, &config) == H5Z_FILTER_FLETCHER32;
 }
 
 static bool chunks_expected(hid_t list, int rank, const hsize_t *dims)
@@ -520,10 +506,6 @@ static bool chunks_expected(hid_t list, int rank, const hsize_t *dims)
     return true;
 }
 
-// Deflate can make 1/1032 of zeros. Real scores and importance have digits that do not compress: an array larger than
-// SMALL_ARRAY bytes and MAX_RATIO times its whole file would only fill the memory of who opens it.
-enum { MAX_DEFLATE = 1032, MAX_RATIO = 16, SMALL_ARRAY = 64 << 20 };
-
 // The storage must be there for all elements: HDF5 would else make up fill values for whatever size the header claims.
 static const char *check_storage(const h5_file *f, hid_t set, int rank, const hsize_t *dims)
 {
@@ -535,15 +517,10 @@ static const char *check_storage(const h5_file *f, hid_t set, int rank, const hs
     hid_t list = H5Dget_create_plist(set);
     if (list < 0) return "damaged dataset";
     const char *wrong = NULL;
-    bool deflated = false;
     uint64_t stored = H5Dget_storage_size(set);
     if (!chunks_expected(list, rank, dims)) wrong = "expected one chunk per layer of an array or per list of ids";
-    else if (!filters_expected(list, &deflated))
-        wrong = "expected the filters Fletcher-32, or shuffle, deflate, Fletcher-32";
-    else if (stored > f->size || (deflated ? stored < bytes / MAX_DEFLATE : stored < bytes))
-        wrong = "its shape needs other than the bytes that are stored";
-    else if (bytes > SMALL_ARRAY && bytes / MAX_RATIO > f->size)
-        wrong = "its shape takes more than 16 times the memory of the whole file; no profile compresses like that";
+    else if (!filter_expected(list)) wrong = "expected the filter Fletcher-32 alone";
+    else if (stored > f->size || stored < bytes) wrong = "its shape needs other than the bytes that are stored";
     (void)H5Pclose(list);
     return wrong;
 }
@@ -590,7 +567,7 @@ static kvb_status accept_storage(h5_set *set, const h5_file *f, hid_t parent, co
     kvb_status status = KVB_OK;
     if (wrong) status = h5_fail(err, KVB_FORMAT, f->name, parent, name, "%s", wrong);
     else status = get_sum(set, f, err);
-    if (status == KVB_OK && set->sha256[0]) skip_fletcher(set);
+    if (status == KVB_OK) skip_fletcher(set);
     set->n = rank == 3 ? (uint32_t)dims[0] : 1;
     if (status != KVB_OK) h5_close_set(set);
     return status;
@@ -627,28 +604,24 @@ void h5_close_set(h5_set *set)
     *set = (h5_set){.id = -1};
 }
 
-// The chunk at `start` must be there, not have left out a filter (a set bit of the mask) other than deflate, which is
-// left out where it would not help, and be of the right size where it is not compressed: HDF5 would read past a shorter
-// one.
+// The chunk at `start` must be there, with its checksum (a set bit of the mask is a filter that was left out), and be
+// of the right size: HDF5 would read past a shorter one.
 static kvb_status check_chunk(const h5_file *f, hid_t set, const hsize_t *start, kvb_error *err)
 {
-    enum { DEFLATE_LEFT_OUT = 1 << 1, CHECKSUM_SIZE = 4 };
+    enum { CHECKSUM_SIZE = 4 };
     hid_t list = H5Dget_create_plist(set);
     hsize_t chunk[3], stored = 0;
     unsigned mask = 0;
     haddr_t address = HADDR_UNDEF;
-    bool deflated = false;
     const char *wrong = NULL;
     int rank = list < 0 ? -1 : H5Pget_chunk(list, 3, chunk);
-    if (rank < 0 || !filters_expected(list, &deflated) ||
-        H5Dget_chunk_info_by_coord(set, start, &mask, &address, &stored) < 0 || address == HADDR_UNDEF) {
+    if (rank < 0 || H5Dget_chunk_info_by_coord(set, start, &mask, &address, &stored) < 0 || address == HADDR_UNDEF) {
         wrong = "a chunk is missing";
     } else {
         uint64_t bytes = 4; // a chunk has less than 2^32 bytes
         for (int i = 0; i < rank; i++) bytes *= chunk[i];
-        if (mask != 0 && !(deflated && mask == DEFLATE_LEFT_OUT)) wrong = "a chunk has no checksum";
-        else if ((!deflated || mask != 0) && stored != bytes + CHECKSUM_SIZE)
-            wrong = "a chunk has another size than its elements need";
+        if (mask != 0) wrong = "a chunk has no checksum";
+        else if (stored != bytes + CHECKSUM_SIZE) wrong = "a chunk has another size than its elements need";
     }
     if (list >= 0) (void)H5Pclose(list);
     return wrong ? h5_fail(err, KVB_FORMAT, f->name, set, NULL, "at layer %llu: %s",
@@ -665,7 +638,7 @@ static kvb_status check_sum(const h5_file *f, h5_set *set, const void *layer, si
     if (status != KVB_OK || ++set->done < set->n) return status;
     status = sha256_end(set->sum, found, err);
     if (status == KVB_OK) status = h5_unchanged(f, err);
-    if (status == KVB_OK && set->sha256[0] && strcmp(found, set->sha256) != 0)
+    if (status == KVB_OK && strcmp(found, set->sha256) != 0)
         status = h5_fail(err, KVB_FORMAT, f->name, set->id, NULL,
                          "damaged: its SHA-256 is %.16s..., its attribute sha256 says %.16s...", found, set->sha256);
     memcpy(set->sha256, found, sizeof found);
@@ -849,7 +822,6 @@ static kvb_status check_written(const h5_file *f, const char *path, kvb_error *e
     kvb_error why = {0};
     kvb_status status = h5_open(&back, path, &why);
     back.name = f->name;
-    back.sums = true;
     if (status == KVB_OK) status = read_back(&found, &back, &why);
     if (status == KVB_OK && memcmp(&found, f->tally, sizeof found) != 0)
         status = kvb_fail(&why, KVB_IO, "%s: %llu of %llu attributes and groups are there, or others", f->name,
@@ -898,18 +870,6 @@ static kvb_status check_superblock(const unsigned char *data, size_t size, const
     return KVB_OK;
 }
 
-// Whether datasets must have checksums is said by the format version, of records and of parts alike. A version that
-// cannot be read is an error: without it the checksums of a good record would go unread.
-static kvb_status look_at_version(h5_file *f, kvb_error *err)
-{
-    uint32_t version = 0;
-    htri_t there = H5Aexists(f->id, "format_version");
-    if (there < 0) return h5_fail(err, KVB_FORMAT, f->name, -1, NULL, "format_version: cannot be looked for");
-    kvb_status status = there ? h5_get_u32(&version, f, f->id, "format_version", err) : KVB_OK;
-    f->sums = version >= 2;
-    return status;
-}
-
 // HDF5's own descriptor, so that what is looked at is what HDF5 reads.
 static kvb_status identify(h5_file *f, hid_t fapl, kvb_error *err)
 {
@@ -937,7 +897,6 @@ kvb_status h5_open(h5_file *out, const char *path, kvb_error *err)
     if (out->id < 0) status = h5_fail(err, KVB_FORMAT, path, -1, NULL, "damaged, or not an HDF5 file");
     else status = identify(out, fapl, err);
     if (fapl >= 0) (void)H5Pclose(fapl);
-    if (status == KVB_OK) status = look_at_version(out, err);
     if (status != KVB_OK) h5_close(out);
     return status;
 }
@@ -968,7 +927,5 @@ kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const cha
         out->id = H5Fopen(name, H5F_ACC_RDONLY, fapl);
     if (out->id < 0) status = h5_fail(err, KVB_FORMAT, name, -1, NULL, "damaged, or not an HDF5 file");
     if (fapl >= 0) (void)H5Pclose(fapl);
-    if (status == KVB_OK) status = look_at_version(out, err);
-    if (status != KVB_OK) h5_close(out);
     return status;
 }

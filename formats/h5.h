@@ -42,7 +42,6 @@ typedef struct h5_file {
     hid_t id;               // < 0: not open
     const char *name;       // for messages; the caller's
     uint64_t size;          // bytes
-    bool sums;              // every dataset must have its checksum (format version 2 and later)
     h5_tally *tally;        // of a file that is being written; its own
     int descriptor;         // HDF5's, of a file opened for reading; -1: bytes in memory
     file_identity identity; // of what was opened
@@ -53,9 +52,9 @@ typedef struct h5_set {
     hid_t id;                 // <= 0: not open
     uint32_t n, done;         // layers (1 for a list of ids), and how many went through
     struct sha256_state *sum; // NULL: nothing went through yet
-    char sha256[65]; // of all elements: what the file says, or "" where it is an old one, until all went through
-    hid_t transfer;  // how it is read; 0: as HDF5 does
-    bool copied;     // its checksum comes from the set that it is copied from
+    char sha256[65];          // of all elements: what the file says, until all went through
+    hid_t transfer;           // how it is read; 0: as HDF5 does
+    bool copied;              // its checksum comes from the set that it is copied from
 } h5_set;
 
 // ---- Writing: bytes depend on content only (no times, fixed library bounds) ----
@@ -78,11 +77,11 @@ kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_e
 kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const int32_t *ids, uint32_t n,
                         kvb_error *err);
 
-// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], shuffle + deflate when level > 0, Fletcher-32. All layers
-// must be written, in order, and h5_end_array must follow: it stores the checksum and closes. `from`: the set that it
-// was copied from, whose checksum is taken; NULL: that of what was written.
+// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], Fletcher-32. All layers must be written, in order, and
+// h5_end_array must follow: it stores the checksum and closes. `from`: the set that it was copied from, whose checksum
+// is taken; NULL: that of what was written.
 kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
-                         int level, bool copied, kvb_error *err);
+                         bool copied, kvb_error *err);
 kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err);
 kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb_status status, kvb_error *err);
 

@@ -27,41 +27,23 @@ uint64_t kept_file_bytes(uint64_t floats)
     return KEPT_HEADER + floats * sizeof(float) + KEPT_SUM;
 }
 
-static bool is_hex(const char *text, size_t digits)
+static void print_header(char text[KEPT_HEADER + 1], const kept_header *h)
 {
-    for (size_t i = 0; i < digits; i++)
-        if (!((text[i] >= '0' && text[i] <= '9') || (text[i] >= 'a' && text[i] <= 'f'))) return false;
-    return true;
-}
-
-// A number of exactly `digits` digits and a line end at `text`.
-static bool read_number(uint64_t *out, const char *text, size_t digits)
-{
-    *out = 0;
-    for (size_t i = 0; i < digits; i++) {
-        if (text[i] < '0' || text[i] > '9' || *out > (UINT64_MAX - 9) / 10) return false;
-        *out = *out * 10 + (uint64_t)(text[i] - '0');
-    }
-    return text[digits] == '\n';
+    snprintf(text, KEPT_HEADER + 1, KEPT_MAGIC "%.64s\n%010" PRIu32 "\n%020" PRIu64 "\n", h->key, h->layers, h->floats);
 }
 
 kvb_status kept_header_read(kept_header *out, const void *data, size_t size, const char *name, kvb_error *err)
 {
-    const size_t key = sizeof KEPT_MAGIC - 1, layers = key + 65, floats = layers + 11;
-    const char *text = data;
-    uint64_t number = 0;
+    char text[KEPT_HEADER + 1] = "", again[KEPT_HEADER + 1];
     *out = (kept_header){0};
-    if (size < KEPT_HEADER || memcmp(text, KEPT_MAGIC, key) != 0)
-        return kvb_fail(err, KVB_FORMAT, "%s: byte 0: expected \"%.15s\" and a header of %d bytes", name, KEPT_MAGIC,
-                        KEPT_HEADER);
-    if (!is_hex(text + key, 64) || text[key + 64] != '\n')
-        return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected 64 hexadecimal digits and a line end", name, key);
-    memcpy(out->key, text + key, 64);
-    if (!read_number(&number, text + layers, 10) || number > UINT32_MAX)
-        return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected the number of layers as 10 digits", name, layers);
-    out->layers = (uint32_t)number;
-    if (!read_number(&out->floats, text + floats, 20))
-        return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected the number of floats as 20 digits", name, floats);
+    if (size >= KEPT_HEADER) memcpy(text, data, KEPT_HEADER);
+    int n = sscanf(text, KEPT_MAGIC "%64[0-9a-f] %10" SCNu32 " %20" SCNu64, out->key, &out->layers, &out->floats);
+    print_header(again, out); // sscanf is generous about spaces and signs
+    if (n != 3 || memcmp(text, again, KEPT_HEADER) != 0)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: byte 0: expected a header of %d bytes: \"%.15s\", 64 hexadecimal digits, 10 digits of "
+                        "layers, 20 of floats",
+                        name, KEPT_HEADER, KEPT_MAGIC);
     if (out->floats > INT64_MAX / sizeof(float) - KEPT_HEADER || size != kept_file_bytes(out->floats))
         return kvb_fail(err, KVB_FORMAT, "%s: has %zu bytes, but its header says %" PRIu64 " floats", name, size,
                         out->floats);
@@ -95,8 +77,7 @@ kvb_status kept_file_create(kept_file **out, const char *path, const kept_header
     if (status == KVB_OK) {
         char text[KEPT_HEADER + 1];
         f->header = *header;
-        snprintf(text, sizeof text, KEPT_MAGIC "%.64s\n%010" PRIu32 "\n%020" PRIu64 "\n", header->key, header->layers,
-                 header->floats);
+        print_header(text, header);
         status = put(f, text, KEPT_HEADER, err);
     }
     if (status == KVB_OK) return KVB_OK;

@@ -27,7 +27,8 @@ static const struct {
 } published[] = {{"snapkv", "snapkv:lukv"}, {"ea", "ea:lukv"}};
 enum { N_PUBLISHED = sizeof published / sizeof published[0] };
 
-void lukv_metric_file(char *out, size_t size, const char *metric)
+// "snapkv:lukv" -> "snapkv.npy"; the name must be a valid metric name.
+static void metric_file(char *out, size_t size, const char *metric)
 {
     const char *stem = metric;
     for (int i = 0; i < N_PUBLISHED; i++) {
@@ -39,19 +40,14 @@ void lukv_metric_file(char *out, size_t size, const char *metric)
     }
 }
 
-void lukv_metric_name(char *out, size_t size, const char *file)
+// "snapkv.npy" -> "snapkv:lukv"; what metric_file() changes beyond the two published names cannot be undone.
+static void metric_name(char *out, size_t size, const char *file)
 {
     size_t n = strlen(file);
     snprintf(out, size, "%.*s", (int)(n > 4 ? n - 4 : 0), file);
     for (int i = 0; i < N_PUBLISHED; i++) {
         if (strcmp(out, published[i].file) == 0) snprintf(out, size, "%s", published[i].metric);
     }
-}
-
-void lukv_metric_protected(const char *metric, uint32_t *sink, uint32_t *window)
-{
-    *sink = 4;
-    *window = strncmp(metric, "snapkv", 6) == 0 ? 32 : 1;
 }
 
 static bool numbered(const char *file, const char *prefix, uint32_t *number)
@@ -65,18 +61,23 @@ static bool numbered(const char *file, const char *prefix, uint32_t *number)
     return x <= UINT32_MAX;
 }
 
-lukv_kind lukv_classify(const char *file, uint32_t *question)
+typedef enum file_role { ROLE_NONE, ROLE_METRIC, ROLE_TOKENS, ROLE_ORACLE, ROLE_SUFFIX, ROLE_ANSWER } file_role;
+
+// What a file of a context's folder is, by its name; *question receives the number of the last three.
+static file_role role_of(const char *file, uint32_t *question)
 {
     size_t n = strlen(file);
-    if (n <= 4 || strcmp(file + n - 4, ".npy") != 0) return LUKV_OTHER;
-    if (strcmp(file, "context_ids.npy") == 0) return LUKV_TOKENS;
-    if (numbered(file, "question_", question)) return LUKV_ORACLE;
-    if (numbered(file, "suffix_ids_", question)) return LUKV_SUFFIX;
-    if (numbered(file, "answer_ids_", question)) return LUKV_ANSWER;
-    return LUKV_METRIC;
+    if (n <= 4 || strcmp(file + n - 4, ".npy") != 0) return ROLE_NONE;
+    if (strcmp(file, "context_ids.npy") == 0) return ROLE_TOKENS;
+    if (numbered(file, "question_", question)) return ROLE_ORACLE;
+    if (numbered(file, "suffix_ids_", question)) return ROLE_SUFFIX;
+    if (numbered(file, "answer_ids_", question)) return ROLE_ANSWER;
+    return ROLE_METRIC;
 }
 
-char *lukv_path(const char *dir, const char *id, const char *format, ...)
+// DIR/context_<id>/<file>, formatted as printf does.
+static char *path_of(const char *dir, const char *id, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static char *path_of(const char *dir, const char *id, const char *format, ...)
 {
     char file[NAME_MAX + 1];
     va_list args;
@@ -97,28 +98,23 @@ typedef struct exporter {
     cJSON *contexts;  // for the side file
 } exporter;
 
-// Writes an array or a list and gives the name back.
+// Writes an array or a list, and frees the path. An empty list leaves no file.
 static kvb_status write_and_free(char *path, npy_type type, uint32_t n_dims, const uint64_t *shape, const void *data,
                                  kvb_error *err)
 {
-    kvb_status status = npy_write(path, type, n_dims, shape, data, err);
+    kvb_status status = shape[0] > 0 ? npy_write(path, type, n_dims, shape, data, err) : KVB_OK;
     free(path);
     return status;
 }
 
 static kvb_status export_array(const exporter *e, char *path, uint32_t n_tokens, kvb_error *err)
 {
-    const uint64_t shape[3] = {e->dims[0], e->dims[1], n_tokens};
-    return write_and_free(path, NPY_F32, 3, shape, e->array, err);
+    return write_and_free(path, NPY_F32, 3, (uint64_t[]){e->dims[0], e->dims[1], n_tokens}, e->array, err);
 }
 
-// An empty list leaves no file.
 static kvb_status export_ids(const exporter *e, char *path, uint32_t n, kvb_error *err)
 {
-    const uint64_t shape[1] = {n};
-    if (n > 0) return write_and_free(path, NPY_I32, 1, shape, e->ids, err);
-    free(path);
-    return KVB_OK;
+    return write_and_free(path, NPY_I32, 1, (uint64_t[]){n}, e->ids, err);
 }
 
 static kvb_status export_scores(exporter *e, size_t i, const record_context_info *c, cJSON *files, kvb_error *err)
@@ -126,15 +122,14 @@ static kvb_status export_scores(exporter *e, size_t i, const record_context_info
     for (uint32_t m = 0; m < c->n_metrics; m++) {
         char file[METRIC_NAME_MAX + 8];
         uint32_t ignored;
-        lukv_metric_file(file, sizeof file, c->metrics[m]);
-        if (lukv_classify(file, &ignored) != LUKV_METRIC || cJSON_GetObjectItemCaseSensitive(files, file))
+        metric_file(file, sizeof file, c->metrics[m]);
+        if (role_of(file, &ignored) != ROLE_METRIC || cJSON_GetObjectItemCaseSensitive(files, file))
             return kvb_fail(err, KVB_UNSUPPORTED, "%s: metric %s cannot be exported: %s is taken by something else",
                             e->dir, c->metrics[m], file);
         kvb_status status = record_read_scores(e->r, i, c->metrics[m], e->array, err);
-        if (status == KVB_OK) status = export_array(e, lukv_path(e->dir, c->id, "%s", file), c->n_tokens, err);
-        if (status == KVB_OK && !cJSON_AddStringToObject(files, file, c->metrics[m]))
-            status = kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+        if (status == KVB_OK) status = export_array(e, path_of(e->dir, c->id, "%s", file), c->n_tokens, err);
         if (status != KVB_OK) return status;
+        cJSON_AddStringToObject(files, file, c->metrics[m]);
     }
     return KVB_OK;
 }
@@ -147,71 +142,61 @@ static kvb_status export_question(exporter *e, size_t i, const record_context_in
     if (q->n_queries > 0) {
         status = record_read_oracle(e->r, i, index, e->array, err);
         if (status == KVB_OK)
-            status = export_array(e, lukv_path(e->dir, c->id, "question_%u.npy", q->number), c->n_tokens, err);
+            status = export_array(e, path_of(e->dir, c->id, "question_%u.npy", q->number), c->n_tokens, err);
     }
     if (status == KVB_OK) status = record_read_suffix(e->r, i, index, e->ids, err);
     if (status == KVB_OK)
-        status = export_ids(e, lukv_path(e->dir, c->id, "suffix_ids_%u.npy", q->number), q->n_suffix, err);
+        status = export_ids(e, path_of(e->dir, c->id, "suffix_ids_%u.npy", q->number), q->n_suffix, err);
     if (status == KVB_OK) status = record_read_answer(e->r, i, index, e->ids, err);
     if (status == KVB_OK)
-        status = export_ids(e, lukv_path(e->dir, c->id, "answer_ids_%u.npy", q->number), q->n_answer, err);
+        status = export_ids(e, path_of(e->dir, c->id, "answer_ids_%u.npy", q->number), q->n_answer, err);
     if (status != KVB_OK) return status;
     cJSON *entry = cJSON_CreateObject();
-    if (!entry || !cJSON_AddItemToArray(list, entry) || !cJSON_AddNumberToObject(entry, "number", q->number) ||
-        !cJSON_AddNumberToObject(entry, "n_queries", q->n_queries))
-        return kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+    cJSON_AddItemToArray(list, entry);
+    cJSON_AddNumberToObject(entry, "number", q->number);
+    cJSON_AddNumberToObject(entry, "n_queries", q->n_queries);
     return KVB_OK;
 }
 
 static kvb_status export_context(exporter *e, size_t i, kvb_error *err)
 {
     const record_context_info *c = record_context(e->r, i);
-    char *folder = lukv_path(e->dir, c->id, "%s", "");
+    char *folder = path_of(e->dir, c->id, "%s", "");
     kvb_status status = KVB_OK;
     if (mkdir(folder, 0777) != 0)
         status = kvb_fail(err, KVB_IO, "%s/context_%s: cannot make the folder: %s", e->dir, c->id, strerror(errno));
     free(folder);
     cJSON *entry = cJSON_CreateObject();
-    bool ok = cJSON_AddItemToArray(e->contexts, entry) && cJSON_AddStringToObject(entry, "id", c->id);
+    cJSON_AddItemToArray(e->contexts, entry);
+    cJSON_AddStringToObject(entry, "id", c->id);
     cJSON *files = cJSON_AddObjectToObject(entry, "metrics"), *questions = cJSON_AddArrayToObject(entry, "questions");
-    if (status == KVB_OK && !(ok && files && questions))
-        status = kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
     if (status == KVB_OK) status = record_read_tokens(e->r, i, e->ids, err);
-    if (status == KVB_OK) status = export_ids(e, lukv_path(e->dir, c->id, "context_ids.npy"), c->n_tokens, err);
+    if (status == KVB_OK) status = export_ids(e, path_of(e->dir, c->id, "context_ids.npy"), c->n_tokens, err);
     if (status == KVB_OK) status = export_scores(e, i, c, files, err);
     for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++)
         status = export_question(e, i, c, q, questions, err);
     return status;
 }
 
-// cJSON rounds numbers to 15 digits when it thinks that this does not matter; here it does. NULL: no memory.
-static cJSON *copy_exactly(const cJSON *attributes)
-{
-    cJSON *copy = cJSON_CreateObject();
-    bool ok = copy != NULL;
-    const cJSON *a;
-    cJSON_ArrayForEach(a, attributes)
-    {
-        ok = ok && (cJSON_IsNumber(a) ? json_add_exact(copy, a->string, a->valuedouble)
-                                      : cJSON_AddItemToObject(copy, a->string, cJSON_Duplicate(a, 1)));
-    }
-    if (ok) return copy;
-    cJSON_Delete(copy);
-    return NULL;
-}
-
 static kvb_status write_side_file(exporter *e, kvb_error *err)
 {
     record_shape s = record_get_shape(e->r);
     cJSON *side = cJSON_CreateObject();
-    bool ok = cJSON_AddStringToObject(side, "format", LUKV_SIDE_FORMAT) &&
-              cJSON_AddNumberToObject(side, "format_version", 1) &&
-              cJSON_AddNumberToObject(side, "n_heads", s.n_heads) &&
-              cJSON_AddNumberToObject(side, "head_dim", s.head_dim) &&
-              cJSON_AddItemToObject(side, "attributes", copy_exactly(record_attributes(e->r))) &&
-              cJSON_AddItemReferenceToObject(side, "contexts", e->contexts);
+    cJSON_AddStringToObject(side, "format", LUKV_SIDE_FORMAT);
+    cJSON_AddNumberToObject(side, "format_version", 1);
+    cJSON_AddNumberToObject(side, "n_heads", s.n_heads);
+    cJSON_AddNumberToObject(side, "head_dim", s.head_dim);
+    cJSON *attributes = cJSON_AddObjectToObject(side, "attributes");
+    const cJSON *a;
+    cJSON_ArrayForEach(a, record_attributes(e->r))
+    {
+        // cJSON rounds numbers to 15 digits when it thinks that this does not matter; here it does.
+        cJSON_AddItemToObject(attributes, a->string,
+                              cJSON_IsNumber(a) ? json_exact(a->valuedouble) : cJSON_Duplicate(a, 1));
+    }
+    cJSON_AddItemReferenceToObject(side, "contexts", e->contexts);
     char *path = need_text("%s/" LUKV_SIDE_FILE, e->dir);
-    kvb_status status = ok ? json_write(path, side, err) : kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+    kvb_status status = json_write(path, side, err);
     free(path);
     cJSON_Delete(side);
     return status;
@@ -261,6 +246,7 @@ typedef struct step_context {
     char *id;
     char **metric_files; // [n_metrics]
     size_t n_metrics;
+    bool has_ids;
     step_question *questions; // [n_questions]
     size_t n_questions;
     const cJSON *side; // its entry in the side file, or NULL
@@ -298,21 +284,22 @@ static step_question *find_question(step_context *c, uint32_t number)
 static void add_file(step_context *c, const char *file)
 {
     uint32_t number = 0;
-    lukv_kind kind = lukv_classify(file, &number);
-    if (kind == LUKV_METRIC) {
+    file_role role = role_of(file, &number);
+    c->has_ids |= role == ROLE_TOKENS;
+    if (role == ROLE_METRIC) {
         c->metric_files = grown(c->metric_files, c->n_metrics, sizeof *c->metric_files);
         c->metric_files[c->n_metrics++] = need_text("%s", file);
     }
-    if (kind == LUKV_METRIC || kind == LUKV_OTHER || kind == LUKV_TOKENS) return;
+    if (role < ROLE_ORACLE) return;
     step_question *q = find_question(c, number);
-    q->has_oracle |= kind == LUKV_ORACLE;
-    q->has_suffix |= kind == LUKV_SUFFIX;
-    q->has_answer |= kind == LUKV_ANSWER;
+    q->has_oracle |= role == ROLE_ORACLE;
+    q->has_suffix |= role == ROLE_SUFFIX;
+    q->has_answer |= role == ROLE_ANSWER;
 }
 
 static kvb_status scan_context(importer *in, step_context *c, kvb_error *err)
 {
-    char *path = lukv_path(in->dir, c->id, "%s", "");
+    char *path = path_of(in->dir, c->id, "%s", "");
     DIR *dir = opendir(path);
     int why = errno;
     free(path);
@@ -377,41 +364,30 @@ static kvb_status bad_side_file(const importer *in, const char *what, kvb_error 
                     what);
 }
 
-static const cJSON *side_entry(const cJSON *list, const char *key, const char *text, double number)
+static const cJSON *side_question(const cJSON *list, uint32_t number)
 {
     const cJSON *entry;
     cJSON_ArrayForEach(entry, list)
     {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(entry, key);
-        if (text ? cJSON_IsString(value) && strcmp(value->valuestring, text) == 0
-                 : cJSON_IsNumber(value) && value->valuedouble == number)
-            return entry;
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(entry, "number");
+        if (cJSON_IsNumber(value) && value->valuedouble == number) return entry;
     }
     return NULL;
-}
-
-static kvb_status find_optional(bool *found, const char *path, kvb_error *err)
-{
-    *found = access(path, F_OK) == 0;
-    if (*found || errno == ENOENT) return KVB_OK;
-    return kvb_fail(err, KVB_IO, "%s: cannot open: %s", path, strerror(errno));
 }
 
 static kvb_status load_side_file(importer *in, kvb_error *err)
 {
     char *path = need_text("%s/" LUKV_SIDE_FILE, in->dir);
     file_view view = {0};
-    bool found, no_memory;
-    kvb_status status = find_optional(&found, path, err);
-    if (status == KVB_OK && found) status = file_map(&view, path, err);
+    bool found = access(path, F_OK) == 0 || errno != ENOENT;
+    kvb_status status = found ? file_map(&view, path, err) : KVB_OK;
     if (status == KVB_OK && found) {
-        in->side = kvb_json_parse((const char *)view.data, view.size, NULL, &no_memory);
+        in->side = kvb_json_parse((const char *)view.data, view.size, NULL, NULL);
         status = file_check(&view, path, err);
         file_unmap(&view);
     }
     free(path);
     if (!found || status != KVB_OK) return status;
-    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s/" LUKV_SIDE_FILE ": not enough memory", in->dir);
     const cJSON *format = cJSON_GetObjectItemCaseSensitive(in->side, "format");
     const cJSON *version = cJSON_GetObjectItemCaseSensitive(in->side, "format_version");
     if (!cJSON_IsString(format) || strcmp(format->valuestring, LUKV_SIDE_FORMAT) != 0)
@@ -477,151 +453,97 @@ enum { PUBLISHED_QUERIES = 63 };
 
 // ---- Arrays ----
 
-// A file of the directory, mapped; `values` points into it where that is possible, else to a converted copy.
-typedef struct step_array {
+// A whole array in memory, as floats or as 32-bit whole numbers. *values is the caller's, also after a failure.
+static kvb_status load_npy(void **values, npy_array *a, const char *path, npy_type type, kvb_error *err)
+{
     file_view view;
-    npy_array npy;
-    const void *values;
-    void *copy;
-} step_array;
-
-static void release_array(step_array *a)
-{
-    free(a->copy);
-    file_unmap(&a->view);
+    *a = (npy_array){0};
+    *values = NULL;
+    kvb_status status = file_map(&view, path, err);
+    if (status == KVB_OK) status = npy_parse(a, view.data, view.size, path, err);
+    if (status == KVB_OK) {
+        *values = need(a->count, npy_type_size(type), "elements of an array"); // they lie in the file
+        status = type == NPY_F32 ? npy_to_f32(a, *values, path, err) : npy_to_i32(a, *values, path, err);
+    }
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    file_unmap(&view);
+    return status;
 }
 
-static kvb_status load_npy(step_array *a, const char *path, npy_type type, kvb_error *err)
+// A float array [L,G,T]; frees the path. The first of all fixes L and G, the first of a context T (given as 0).
+static kvb_status load_array(importer *in, float **out, char *path, uint32_t *n_tokens, kvb_error *err)
 {
-    memset(a, 0, sizeof *a);
-    kvb_status status = file_map(&a->view, path, err);
-    if (status == KVB_OK) status = npy_parse(&a->npy, a->view.data, a->view.size, path, err);
-    if (status != KVB_OK) return status;
-    a->values = a->npy.data;
-    if (a->npy.type == type && (uintptr_t)a->npy.data % npy_type_size(type) == 0) return KVB_OK;
-    a->copy = need(a->npy.count, npy_type_size(type), "elements of an array"); // they lie in the file
-    a->values = a->copy;
-    return type == NPY_F32 ? npy_to_f32(&a->npy, a->copy, path, err) : npy_to_i32(&a->npy, a->copy, path, err);
-}
-
-// What was read is what the file holds: asked after the last use of an array, with the name that it has in its context.
-static kvb_status check_array(const importer *in, const step_array *a, const step_context *c, const char *file,
-                              kvb_error *err)
-{
-    char *path = lukv_path(in->dir, c->id, "%s", file);
-    kvb_status status = file_check(&a->view, path, err);
+    npy_array a;
+    void *values;
+    kvb_status status = load_npy(&values, &a, path, NPY_F32, err);
+    const uint64_t *s = a.shape;
+    *out = values;
+    if (status == KVB_OK && (a.n_dims != 3 || s[0] == 0 || s[1] == 0 || s[2] == 0 || s[0] > UINT32_MAX ||
+                             s[1] > UINT32_MAX || s[2] > UINT32_MAX))
+        status = kvb_fail(err, KVB_FORMAT, "%s: expected an array [layers, KV heads, tokens]", path);
+    if (status == KVB_OK && in->shape.n_layers == 0) {
+        in->shape.n_layers = (uint32_t)s[0];
+        in->shape.n_kv_heads = (uint32_t)s[1];
+    }
+    if (status == KVB_OK && *n_tokens == 0) *n_tokens = (uint32_t)s[2];
+    if (status == KVB_OK && (s[0] != in->shape.n_layers || s[1] != in->shape.n_kv_heads || s[2] != *n_tokens))
+        status = kvb_fail(err, KVB_MISMATCH, "%s: expected shape [%u,%u,%u] as before, found [%llu,%llu,%llu]", path,
+                          in->shape.n_layers, in->shape.n_kv_heads, *n_tokens, (unsigned long long)s[0],
+                          (unsigned long long)s[1], (unsigned long long)s[2]);
     free(path);
     return status;
 }
 
-static kvb_status check_numbered(const importer *in, const step_array *a, const step_context *c, const char *what,
-                                 uint32_t number, kvb_error *err)
+// Token ids, where the file is there; frees the path.
+static kvb_status load_ids(int32_t **out, uint32_t *n, bool there, char *path, kvb_error *err)
 {
-    char file[64];
-    snprintf(file, sizeof file, "%s_%u.npy", what, number);
-    return check_array(in, a, c, file, err);
-}
-
-// A float array [L,G,T]. The first of all fixes L and G, the first of a context T (given as 0).
-static kvb_status load_array(importer *in, step_array *a, const char *path, uint32_t *n_tokens, kvb_error *err)
-{
-    kvb_status status = load_npy(a, path, NPY_F32, err);
-    if (status != KVB_OK) return status;
-    const uint64_t *s = a->npy.shape;
-    if (a->npy.n_dims != 3 || s[0] == 0 || s[1] == 0 || s[2] == 0 || s[0] > UINT32_MAX || s[1] > UINT32_MAX ||
-        s[2] > UINT32_MAX)
-        return kvb_fail(err, KVB_FORMAT, "%s: expected an array [layers, KV heads, tokens]", path);
-    if (in->shape.n_layers == 0) {
-        in->shape.n_layers = (uint32_t)s[0];
-        in->shape.n_kv_heads = (uint32_t)s[1];
-    }
-    if (*n_tokens == 0) *n_tokens = (uint32_t)s[2];
-    if (s[0] != in->shape.n_layers || s[1] != in->shape.n_kv_heads || s[2] != *n_tokens)
-        return kvb_fail(err, KVB_MISMATCH, "%s: expected shape [%u,%u,%u] as before, found [%llu,%llu,%llu]", path,
-                        in->shape.n_layers, in->shape.n_kv_heads, *n_tokens, (unsigned long long)s[0],
-                        (unsigned long long)s[1], (unsigned long long)s[2]);
-    return KVB_OK;
-}
-
-static kvb_status load_ids(step_array *a, const char *path, kvb_error *err)
-{
-    kvb_status status = load_npy(a, path, NPY_I32, err);
-    if (status == KVB_OK && (a->npy.n_dims != 1 || a->npy.count > UINT32_MAX))
+    npy_array a = {0};
+    void *values = NULL;
+    kvb_status status = there ? load_npy(&values, &a, path, NPY_I32, err) : KVB_OK;
+    if (status == KVB_OK && there && (a.n_dims != 1 || a.count > UINT32_MAX))
         status = kvb_fail(err, KVB_FORMAT, "%s: expected one dimension of token ids", path);
+    *out = values;
+    *n = (uint32_t)a.count;
+    free(path);
     return status;
 }
 
 // ---- One context ----
 
-// The arrays of a context's metrics, mapped; names and pointers as record_put_context takes them. Each [c->n_metrics].
-typedef struct step_scores {
-    step_array *arrays;
-    const float **scores;
-    char (*names)[METRIC_NAME_MAX + 1];
-    const char **name_list;
-} step_scores;
-
-static void release_scores(step_scores *s, size_t n)
-{
-    for (size_t m = 0; m < n; m++) release_array(&s->arrays[m]);
-    free(s->name_list);
-    free(s->names);
-    free(s->scores);
-    free(s->arrays);
-}
-
-static kvb_status load_scores(step_scores *s, importer *in, const step_context *c, uint32_t *n_tokens, kvb_error *err)
+// Names and arrays as record_put_context takes them.
+static kvb_status put_scores(importer *in, record_writer *w, const step_context *c, const int32_t *ids,
+                             uint32_t *n_tokens, kvb_error *err)
 {
     size_t n = c->n_metrics;
-    *s =
-        (step_scores){need(n, sizeof *s->arrays, "arrays"), need(n, sizeof *s->scores, "arrays"),
-                      need(n, sizeof *s->names, "names of metrics"), need(n, sizeof *s->name_list, "names of metrics")};
+    float **scores = need(n, sizeof *scores, "arrays");
+    char(*names)[METRIC_NAME_MAX + 1] = need(n, sizeof *names, "names of metrics");
+    const char **list = need(n, sizeof *list, "names of metrics");
     kvb_status status = KVB_OK;
     const cJSON *known = cJSON_GetObjectItemCaseSensitive(c->side, "metrics");
     for (size_t m = 0; m < n && status == KVB_OK; m++) {
         const cJSON *name = cJSON_GetObjectItemCaseSensitive(known, c->metric_files[m]);
-        if (cJSON_IsString(name)) snprintf(s->names[m], sizeof s->names[m], "%s", name->valuestring);
-        else lukv_metric_name(s->names[m], sizeof s->names[m], c->metric_files[m]);
-        s->name_list[m] = s->names[m];
-        char *path = lukv_path(in->dir, c->id, "%s", c->metric_files[m]);
-        status = load_array(in, &s->arrays[m], path, n_tokens, err);
-        s->scores[m] = s->arrays[m].values;
-        free(path);
+        if (cJSON_IsString(name)) snprintf(names[m], sizeof names[m], "%s", name->valuestring);
+        else metric_name(names[m], sizeof names[m], c->metric_files[m]);
+        list[m] = names[m];
+        status = load_array(in, &scores[m], path_of(in->dir, c->id, "%s", c->metric_files[m]), n_tokens, err);
     }
-    return status;
-}
-
-// What a stopped import has put must be what the folder holds now: nobody says that it was left alone meanwhile.
-static kvb_status put_scores(importer *in, record_writer *w, const step_context *c, const int32_t *ids, uint32_t n_ids,
-                             uint32_t *n_tokens, kvb_error *err)
-{
-    step_scores s;
-    int32_t *unknown = NULL;
-    kvb_status status = load_scores(&s, in, c, n_tokens, err);
-    if (status == KVB_OK && ids && n_ids != *n_tokens)
-        status = kvb_fail(err, KVB_MISMATCH, "%s/context_%s/context_ids.npy: %u ids for arrays of %u tokens", in->dir,
-                          c->id, n_ids, *n_tokens);
-    if (status == KVB_OK && !ids) {
-        unknown = need(*n_tokens, sizeof *unknown, "token ids");
-        for (uint32_t t = 0; t < *n_tokens && unknown; t++) unknown[t] = -1;
-        ids = unknown;
-    }
+    int32_t *unknown = need(*n_tokens, sizeof *unknown, "token ids");
+    for (uint32_t t = 0; t < *n_tokens; t++) unknown[t] = -1;
     if (status == KVB_OK)
-        status = record_writer_has_context(w, c->id)
-                     ? record_same_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err)
-                     : record_put_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err);
-    for (size_t m = 0; m < c->n_metrics && status == KVB_OK; m++)
-        status = check_array(in, &s.arrays[m], c, c->metric_files[m], err);
-    release_scores(&s, c->n_metrics);
+        status =
+            record_put_context(w, c->id, ids ? ids : unknown, *n_tokens, list, (const float *const *)scores, n, err);
+    for (size_t m = 0; m < n; m++) free(scores[m]);
     free(unknown);
+    free(list);
+    free(names);
+    free(scores);
     return status;
 }
 
 // The side file knows; else the answer tells, whose first token comes out of the prefill; else the options.
 static uint32_t count_queries(const importer *in, const step_context *c, const step_question *q, uint32_t n_answer)
 {
-    const cJSON *entry =
-        side_entry(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), "number", NULL, (double)q->number);
+    const cJSON *entry = side_question(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), q->number);
     const cJSON *n = cJSON_GetObjectItemCaseSensitive(entry, "n_queries");
     if (cJSON_IsNumber(n) && n->valuedouble >= 0 && n->valuedouble <= UINT32_MAX) return (uint32_t)n->valuedouble;
     if (!q->has_oracle) return 0;
@@ -629,64 +551,41 @@ static uint32_t count_queries(const importer *in, const step_context *c, const s
     return in->options->n_queries ? in->options->n_queries : PUBLISHED_QUERIES;
 }
 
-static kvb_status load_numbered(const importer *in, step_array *a, const step_context *c, const char *what,
-                                uint32_t number, kvb_error *err)
-{
-    char *path = lukv_path(in->dir, c->id, "%s_%u.npy", what, number);
-    kvb_status status = load_ids(a, path, err);
-    free(path);
-    return status;
-}
-
 static kvb_status put_question(importer *in, record_writer *w, const step_context *c, const step_question *q,
                                uint32_t *n_tokens, kvb_error *err)
 {
-    step_array oracle = {0}, suffix = {0}, answer = {0};
-    kvb_status status = KVB_OK;
-    if (q->has_suffix) status = load_numbered(in, &suffix, c, "suffix_ids", q->number, err);
-    if (status == KVB_OK && q->has_answer) status = load_numbered(in, &answer, c, "answer_ids", q->number, err);
-    if (status == KVB_OK && q->has_oracle) {
-        char *path = lukv_path(in->dir, c->id, "question_%u.npy", q->number);
-        status = load_array(in, &oracle, path, n_tokens, err);
-        free(path);
-    }
+    float *oracle = NULL;
+    int32_t *suffix = NULL, *answer = NULL;
+    record_question one = {0};
+    kvb_status status =
+        load_ids(&suffix, &one.n_suffix, q->has_suffix, path_of(in->dir, c->id, "suffix_ids_%u.npy", q->number), err);
+    if (status == KVB_OK)
+        status = load_ids(&answer, &one.n_answer, q->has_answer,
+                          path_of(in->dir, c->id, "answer_ids_%u.npy", q->number), err);
+    if (status == KVB_OK && q->has_oracle)
+        status = load_array(in, &oracle, path_of(in->dir, c->id, "question_%u.npy", q->number), n_tokens, err);
     if (status == KVB_OK) {
-        record_question one = {oracle.values,
-                               suffix.values,
-                               (uint32_t)suffix.npy.count,
-                               answer.values,
-                               (uint32_t)answer.npy.count,
-                               count_queries(in, c, q, (uint32_t)answer.npy.count)};
-        status = record_writer_has_question(w, c->id, q->number) ? record_same_question(w, c->id, q->number, &one, err)
-                                                                 : record_put_question(w, c->id, q->number, &one, err);
+        one.oracle = oracle;
+        one.suffix_ids = suffix;
+        one.answer_ids = answer;
+        one.n_queries = count_queries(in, c, q, one.n_answer);
+        status = record_put_question(w, c->id, q->number, &one, err);
     }
-    if (status == KVB_OK) status = check_numbered(in, &oracle, c, "question", q->number, err);
-    if (status == KVB_OK) status = check_numbered(in, &suffix, c, "suffix_ids", q->number, err);
-    if (status == KVB_OK) status = check_numbered(in, &answer, c, "answer_ids", q->number, err);
-    release_array(&oracle);
-    release_array(&suffix);
-    release_array(&answer);
+    free(oracle);
+    free(suffix);
+    free(answer);
     return status;
 }
 
 static kvb_status put_context(importer *in, record_writer *w, const step_context *c, kvb_error *err)
 {
-    uint32_t n_tokens = 0, n_ids = 0;
-    step_array ids = {0};
-    bool has_ids = false;
-    char *path = lukv_path(in->dir, c->id, "context_ids.npy");
-    kvb_status status = find_optional(&has_ids, path, err);
-    if (status == KVB_OK && has_ids) {
-        status = load_ids(&ids, path, err);
-        n_ids = (uint32_t)ids.npy.count;
-        n_tokens = n_ids;
-    }
-    free(path);
-    if (status == KVB_OK) status = put_scores(in, w, c, ids.values, n_ids, &n_tokens, err);
+    int32_t *ids;
+    uint32_t n_tokens;
+    kvb_status status = load_ids(&ids, &n_tokens, c->has_ids, path_of(in->dir, c->id, "context_ids.npy"), err);
+    if (status == KVB_OK) status = put_scores(in, w, c, ids, &n_tokens, err);
     for (size_t i = 0; i < c->n_questions && status == KVB_OK; i++)
         status = put_question(in, w, c, &c->questions[i], &n_tokens, err);
-    if (status == KVB_OK) status = check_array(in, &ids, c, "context_ids.npy", err);
-    release_array(&ids);
+    free(ids);
     return status;
 }
 
@@ -701,14 +600,13 @@ static kvb_status find_shape(importer *in, kvb_error *err)
     for (size_t i = 0; i < in->n && in->shape.n_layers == 0; i++) {
         const step_context *c = &in->contexts[i];
         uint32_t n_tokens = 0;
-        step_array a;
+        float *values;
         char *path = NULL;
-        if (c->n_metrics) path = lukv_path(in->dir, c->id, "%s", c->metric_files[0]);
-        else if (c->n_questions) path = lukv_path(in->dir, c->id, "question_%u.npy", c->questions[0].number);
+        if (c->n_metrics) path = path_of(in->dir, c->id, "%s", c->metric_files[0]);
+        else if (c->n_questions) path = path_of(in->dir, c->id, "question_%u.npy", c->questions[0].number);
         if (!path) continue;
-        kvb_status status = load_array(in, &a, path, &n_tokens, err);
-        release_array(&a);
-        free(path);
+        kvb_status status = load_array(in, &values, path, &n_tokens, err);
+        free(values);
         if (status != KVB_OK) return status;
     }
     if (in->shape.n_layers == 0) return kvb_fail(err, KVB_FORMAT, "%s: holds no array", in->dir);
@@ -719,35 +617,33 @@ static kvb_status find_shape(importer *in, kvb_error *err)
     return KVB_OK;
 }
 
-static bool set_attribute(cJSON *into, const char *name, cJSON *value)
+static void set_attribute(cJSON *into, const char *name, cJSON *value)
 {
     cJSON_DeleteItemFromObjectCaseSensitive(into, name);
-    return value && cJSON_AddItemToObject(into, name, value);
+    cJSON_AddItemToObject(into, name, value);
 }
 
 // What the arrays do not tell: which tokens each metric's solver keeps in any case. The attribute `metrics` as a
 // profile writes it, {"snapkv:lukv": {"protect_sink": 4, "protect_window": 32}, ...} as text.
-static bool add_protected(cJSON *into, const importer *in)
+static void add_protected(cJSON *into, const importer *in)
 {
     char metric[METRIC_NAME_MAX + 1];
-    uint32_t sink, window;
     cJSON *all = cJSON_CreateObject();
-    bool ok = all != NULL;
-    for (size_t i = 0; i < in->n && ok; i++) {
-        for (size_t m = 0; m < in->contexts[i].n_metrics && ok; m++) {
-            lukv_metric_name(metric, sizeof metric, in->contexts[i].metric_files[m]);
+    for (size_t i = 0; i < in->n; i++) {
+        for (size_t m = 0; m < in->contexts[i].n_metrics; m++) {
+            uint32_t sink = 4, window = 1;
+            metric_name(metric, sizeof metric, in->contexts[i].metric_files[m]);
             if (cJSON_HasObjectItem(all, metric)) continue;
+            if (in->options->protect) in->options->protect(metric, &sink, &window);
             cJSON *one = cJSON_AddObjectToObject(all, metric);
-            lukv_metric_protected(metric, &sink, &window);
-            ok = one && cJSON_AddNumberToObject(one, "protect_sink", sink) &&
-                 cJSON_AddNumberToObject(one, "protect_window", window);
+            cJSON_AddNumberToObject(one, "protect_sink", sink);
+            cJSON_AddNumberToObject(one, "protect_window", window);
         }
     }
-    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
-    ok = text && set_attribute(into, "metrics", cJSON_CreateString(text));
+    char *text = cJSON_PrintUnformatted(all);
+    set_attribute(into, "metrics", cJSON_CreateString(text));
     cJSON_free(text);
     cJSON_Delete(all);
-    return ok;
 }
 
 // Those of the side file, or a word on where the numbers come from; then what the caller adds.
@@ -755,21 +651,17 @@ static cJSON *make_attributes(const importer *in)
 {
     const cJSON *held = cJSON_GetObjectItemCaseSensitive(in->side, "attributes"), *a;
     cJSON *made = cJSON_IsObject(held) ? cJSON_Duplicate(held, 1) : cJSON_CreateObject();
-    bool ok = made != NULL, assumed = false;
-    for (size_t i = 0; i < in->n && !in->side; i++) {
+    bool assumed = false;
+    for (size_t i = 0; i < in->n; i++)
         for (size_t q = 0; q < in->contexts[i].n_questions; q++)
-            assumed = assumed || (in->contexts[i].questions[q].has_oracle && !in->contexts[i].questions[q].has_answer);
+            assumed |= in->contexts[i].questions[q].has_oracle && !in->contexts[i].questions[q].has_answer;
+    if (!in->side) {
+        set_attribute(made, "imported_from", cJSON_CreateString("lukv-steps"));
+        set_attribute(made, "n_queries_assumed", cJSON_CreateBool(assumed));
+        add_protected(made, in);
     }
-    if (ok && !in->side) ok = set_attribute(made, "imported_from", cJSON_CreateString("lukv-steps"));
-    if (ok && !in->side) ok = set_attribute(made, "n_queries_assumed", cJSON_CreateBool(assumed));
-    if (ok && !in->side) ok = add_protected(made, in);
-    cJSON_ArrayForEach(a, in->options->attributes)
-    {
-        if (ok) ok = set_attribute(made, a->string, cJSON_Duplicate(a, 1));
-    }
-    if (ok) return made;
-    cJSON_Delete(made);
-    return NULL;
+    cJSON_ArrayForEach(a, in->options->attributes) set_attribute(made, a->string, cJSON_Duplicate(a, 1));
+    return made;
 }
 
 static kvb_status write_record(importer *in, const char *record_path, kvb_error *err)
@@ -777,8 +669,7 @@ static kvb_status write_record(importer *in, const char *record_path, kvb_error 
     record_writer *w = NULL;
     cJSON *attributes = make_attributes(in);
     const char **ids = need(in->n, sizeof *ids, "names of contexts");
-    kvb_status status = attributes ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", in->dir);
-    if (status == KVB_OK) status = record_begin(&w, record_path, &in->shape, attributes, in->options->start, err);
+    kvb_status status = record_begin(&w, record_path, &in->shape, attributes, in->options->start, err);
     for (size_t i = 0; i < in->n && status == KVB_OK; i++) {
         ids[i] = in->contexts[i].id;
         status = put_context(in, w, &in->contexts[i], err);

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define RECORD_FORMAT "kvbudget-record"
-#define RECORD_FORMAT_VERSION 2 // 1: without checksums of its own, still read
+#define RECORD_FORMAT_VERSION 2
 
 typedef struct record_shape {
     // n_heads and head_dim may be 0: unknown (imported arrays do not tell).
@@ -54,6 +54,7 @@ typedef struct record_question {
 // a metric's ranking. A gain has RECORD_GAIN_KINDS pairs of every layer: the KL of the model's output, and the squared
 // movement of the layer's attention that did it (profiler/model/loss_pass.h lists the kinds).
 enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
+#define RECORD_GAIN_ORDER "keydiff" // which ranking the layers were cut by: the same one in all records
 typedef struct record_losses {
     const char *const *metrics; // [n] of the curves
     const float *const *curves; // [n] of [L, G, RECORD_CURVE_LEVELS], finite and >= 0
@@ -86,10 +87,6 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
 bool record_writer_has_context(const record_writer *w, const char *id);
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question);
 
-// Deflate level 1..9 (with shuffle) for the assembled record; 0, the default, stores plain numbers. The folder of parts
-// is never compressed, so a resumed run may choose another level.
-kvb_status record_writer_set_deflate(record_writer *w, int level, kvb_error *err);
-
 // Puts one context: token_ids [n_tokens] (>= 0, or -1 for a token that is not known) and scores[m], each [L,G,n_tokens]
 // without NaN. What was there under this id is replaced. When the function returns KVB_OK the data are on the disk.
 kvb_status record_put_context(record_writer *w, const char *id, const int32_t *token_ids, uint32_t n_tokens,
@@ -105,14 +102,6 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
                              kvb_error *err);
 // Whether the question has this metric's curves, in the finished record or put before.
 bool record_writer_has_losses(const record_writer *w, const char *id, uint32_t question, const char *metric);
-
-// For runs whose input may have changed since they were stopped: compare what is there with what would be put now, bit
-// by bit. KVB_MISMATCH names the first difference.
-kvb_status record_same_context(const record_writer *w, const char *id, const int32_t *token_ids, uint32_t n_tokens,
-                               const char *const *metrics, const float *const *scores, size_t n_metrics,
-                               kvb_error *err);
-kvb_status record_same_question(const record_writer *w, const char *id, uint32_t question, const record_question *q,
-                                kvb_error *err);
 
 // The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
 // malloc'd; NULL when memory is short or no context can have the id. Such a file is no part: it goes with the parts
@@ -160,9 +149,6 @@ const char *record_path(const record *r); // as given to record_open; belongs to
 record_shape record_get_shape(const record *r);
 const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
 size_t record_context_count(const record *r);
-// Whether every array has a checksum that zeros do not pass: all but records of format version 1. Of those only a file
-// cut short or written to while it is read is noticed.
-bool record_has_sums(const record *r);
 // SHA-256 of the file that this record reads, whatever its name leads to by now: what sha256sum shows. KVB_IO when the
 // file was changed since it was opened, so what was read from it before belongs to this hash.
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);

@@ -2,6 +2,7 @@
 #pragma once
 #include "formats/atomic_file.h"
 #include "formats/h5.h"
+#include "formats/names.h"
 #include "formats/record.h"
 
 typedef struct context_entry {
@@ -38,131 +39,85 @@ typedef struct root_difference {
 bool record_root_differs(root_difference *out, const record_shape *held_shape, const cJSON *held,
                          const record_shape *given_shape, const cJSON *given);
 
-// KVB_MISMATCH naming the first thing in which what `name` holds (first pair) differs from what is given now (second
-// pair).
-kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held, const record_shape *given_shape,
-                               const cJSON *given, const char *name, kvb_error *err);
+// ---- The folder of parts (record_write.c) ----
 
-// ---- The folder of parts (record_parts.c) ----
-
-// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5, question-<10 digits>-<id>.h5, and, after a stop,
-// prefill-<id>.kept. A folder without
-// head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
-// is being done again: it is not extended, and is replaced when this run is finished.
-typedef struct part {
-    char id[65];
-    bool is_question;
-    uint32_t question;
-    bool in_base; // not a file: taken from the finished record that is being extended
-} part;
-
-char *parts_path(const char *record_path); // malloc'd, as the next ones
-char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
-char *part_losses_path(const char *folder, const char *id, uint32_t question);
-char *parts_head_path(const char *folder);
-char *parts_kept_path(const char *folder, const char *id);
-// Whether something is there. They take no memory, so that none that is short makes a part look missing, or a run that
-// can go on look like a new one.
-bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question);
+char *parts_path(const char *record_path); // malloc'd
 bool parts_have_head(const char *folder);
 bool path_exists(const char *path);
 
-// Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close. A
-// folder or lock that is a symbolic link is refused: what is removed here must be ours.
-kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
-// Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
-kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
-// The run in this folder replaces the record instead of extending it, also when it is resumed.
-kvb_status parts_mark_replace(const char *folder, kvb_error *err);
-bool parts_replace(const char *folder);
-// Removes the parts, head first; the lock and the folder stay. KVB_IO when something cannot be removed.
-kvb_status parts_clear(const char *folder, kvb_error *err);
-// Removes the files that belong to the folder, head first, and the folder when nothing else is in it.
-kvb_status parts_remove(const char *folder, kvb_error *err);
-
-struct record_writer {
-    char *path, *folder;
-    int lock;    // descriptor
-    bool joined; // another process holds the folder
-    record_shape shape;
-    cJSON *attributes;
-    int deflate;    // level for the assembled record
-    record *base;   // the finished record that this run extends, or NULL
-    bool adds;      // RECORD_ADD: the base has other attributes, and perhaps not all metrics
-    cJSON *metrics; // then the metrics of the record that it becomes, one member each; else NULL
-};
-
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
-// Whole records of one model as one (record_join.c). *attributes are the caller's. KVB_MISMATCH when they have
-// different models or options, or texts of one name from different calibration files.
-kvb_status record_join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err);
 // What RECORD_ADD asks of the base: joins `attributes` without another model, option or metric coming in. *metrics are
 // those of `attributes`, one member each, the caller's.
 kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *attributes, kvb_error *err);
 // Whether the context has scores of every member of `metrics` (NULL: of none in particular).
 bool record_has_metrics(const record_context_info *c, const cJSON *metrics);
-// KVB_MISMATCH names a context that lacks, in all of the records together, a metric which another one has.
-kvb_status record_check_metrics(const record *const *inputs, size_t n, kvb_error *err);
+// ---- What contexts and questions hold (record_pieces.c) ----
 
-// What two records both have must be equal bit by bit (metrics that only one has are left out): KVB_MISMATCH names what
-// is not. The caller frees `layers`.
-typedef struct layer_pair {
-    float *layers[2];
-    size_t size; // floats in each
-} layer_pair;
-kvb_status record_compare_context(layer_pair *m, const record *a, const record *b, const char *id, kvb_error *err);
-kvb_status record_compare_question(layer_pair *m, const record *a, const record *b, const char *id, uint32_t number,
-                                   kvb_error *err);
+// In the order in which they are written: of a context, then of a question.
+typedef enum piece_kind {
+    PIECE_TOKENS,
+    PIECE_SCORES,
+    PIECE_SUFFIX,
+    PIECE_ANSWER,
+    PIECE_ORACLE,
+    PIECE_CURVES,
+    PIECE_GAINS,
+    RECORD_PIECES
+} piece_kind;
 
-// One part under way: a small record that holds nothing but one context, or one question or its losses.
-typedef struct part_file {
-    atomic_file out;
-    h5_file h5;
-    char *path;
-    hid_t contexts, context;
-} part_file;
-// `path` is taken, also after a failure; part_end must follow with how writing went.
-kvb_status part_begin(part_file *p, char *path, const char *id, uint64_t bytes, kvb_error *err);
-kvb_status part_end(part_file *p, kvb_status status, kvb_error *err);
+typedef struct record_piece {
+    const char *name;                                      // of the dataset or group
+    enum { PIECE_IDS, PIECE_ARRAY, PIECE_BY_METRIC } form; // a list, an array, or a group of arrays
+    bool optional;                                         // a question may lack the group
+    bool positive;                                         // numbers are finite and >= 0; else only no NaN
+    uint32_t rows, columns;                                // of an array's layer; 0: KV heads, tokens
+} record_piece;
+extern const record_piece record_pieces[RECORD_PIECES];
 
-// T of a context that was put before; KVB_ARGUMENT when it was not.
-kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err);
+// All numbers are such as the piece may have, or KVB_NUMERIC; `where` begins the message.
+kvb_status piece_check(const record_shape *s, piece_kind kind, uint32_t n_tokens, const float *values,
+                       const char *where, kvb_error *err);
+kvb_status piece_write(const h5_file *f, const record_shape *s, hid_t group, const char *name, piece_kind kind,
+                       uint32_t n_tokens, const float *values, kvb_error *err);
+// Bytes of one array and of what HDF5 keeps about it.
+uint64_t piece_bytes(const record_shape *s, piece_kind kind, uint64_t n_tokens);
 
-// Opens /contexts/<id>, or /contexts/<id>/questions/<number> when `number` is given, for reading.
-kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err);
-kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err);
+// Opens /contexts/<id>, or /contexts/<id>/questions/<number> when a number is given, for reading.
+kvb_status record_open_group(hid_t *out, const h5_file *f, const char *id, const uint32_t *number, kvb_error *err);
+// Whether a question of a file has losses of this kind; `metric` NULL: of any.
+bool record_has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric);
+// Checks the structure of a piece in such a group: *count ids, or arrays, whose names are the caller's. NULL: not
+// asked.
+kvb_status piece_scan(const record *r, hid_t group, piece_kind kind, uint32_t n_tokens, uint32_t *count, char ***names,
+                      kvb_error *err);
+// Read and check the numbers themselves; `group` holds the dataset.
+kvb_status piece_read_array(const record *r, hid_t group, const char *name, piece_kind kind, uint32_t n_tokens,
+                            float *out, kvb_error *err);
+kvb_status piece_read_ids(const h5_file *f, hid_t group, const char *name, uint32_t n, int32_t *out, kvb_error *err);
 
-// ---- One record out of pieces of other files (record_copy.c) ----
+// ---- One record out of pieces of other files ----
 
 typedef struct record_output {
     atomic_file file;
     h5_file h5;
     record_shape shape;
-    int deflate;
     hid_t contexts, context, questions; // the groups that are open; the last two of the context under way
     uint32_t n_tokens, n_contexts;      // T of the context under way; contexts so far
-    float *layer;                       // buffer [G,T]
 } record_output;
 
 // `bytes`: the size of all that will be copied, reserved on the disk first. record_output_end must follow, also after a
 // failure: it puts the record in place when `status` is KVB_OK, and leaves nothing behind when it is not.
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
-                               int deflate, uint64_t bytes, kvb_error *err);
+                               uint64_t bytes, kvb_error *err);
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);
-// Copies context `id`, which becomes the next one, from the n >= 1 files that have it: tokens from the first, the
-// scores of each metric from the first that has them; then its questions, by number.
+// Copies context `id`, which becomes the next one, from the n >= 1 files that have it; then its questions, by number.
+// Each piece, and each metric's array, comes from the first file that has it.
 kvb_status record_output_context(record_output *out, const char *id, const h5_file *const *from, size_t n,
                                  kvb_error *err);
-kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from,
-                                  kvb_error *err);
+kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
+                                  size_t n, kvb_error *err);
 
-// ---- Losses (record_losses.c) ----
-
-// Checks what a question's group has of them.
-kvb_status record_scan_losses(const record *r, hid_t question, kvb_error *err);
-// Copies those of the question that was output last from the files that have any: each metric's from the first.
-kvb_status record_output_losses(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
-                                size_t n, kvb_error *err);
-// KVB_MISMATCH where two records both have a metric's and they are not equal bit by bit.
-kvb_status record_compare_losses(const record *a, const record *b, const char *id, uint32_t number, kvb_error *err);
+// What two records both have of a context, or of a question where a number is given, must be equal bit by bit (metrics
+// that only one has are left out): KVB_MISMATCH names what is not.
+kvb_status record_compare(const record *a, const record *b, const char *id, const uint32_t *number, kvb_error *err);

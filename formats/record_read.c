@@ -108,9 +108,10 @@ static kvb_status check_format(const h5_file *f, const cJSON *attributes, kvb_er
                         cJSON_IsString(format) ? format->valuestring : ": some other HDF5 file?");
     if (!cJSON_IsNumber(version) || version->valuedouble < 1)
         return kvb_fail(err, KVB_FORMAT, "%s: attribute format_version: expected %d", f->name, RECORD_FORMAT_VERSION);
-    if (version->valuedouble != 1 && version->valuedouble != RECORD_FORMAT_VERSION)
-        return kvb_fail(err, KVB_VERSION, "%s: record format %g, this program reads 1 and %d; use a newer kvbudget",
-                        f->name, version->valuedouble, RECORD_FORMAT_VERSION);
+    if (version->valuedouble != RECORD_FORMAT_VERSION)
+        return kvb_fail(err, KVB_VERSION, "%s: record format %g, this program reads %d; %s", f->name,
+                        version->valuedouble, RECORD_FORMAT_VERSION,
+                        version->valuedouble < RECORD_FORMAT_VERSION ? "profile again" : "use a newer kvbudget");
     return KVB_OK;
 }
 
@@ -131,30 +132,6 @@ kvb_status record_root_read(const h5_file *f, record_shape *shape, cJSON **attri
     if (status == KVB_OK) return KVB_OK;
     cJSON_Delete(*attributes);
     *attributes = NULL;
-    return status;
-}
-
-// ---- Where things are ----
-
-kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err)
-{
-    hid_t contexts;
-    *out = -1;
-    kvb_status status = h5_open_group(&contexts, f, f->id, "contexts", err);
-    if (status == KVB_OK) status = h5_open_group(out, f, contexts, id, err);
-    h5_release(contexts);
-    return status;
-}
-
-kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err)
-{
-    char name[16];
-    snprintf(name, sizeof name, "%u", number);
-    hid_t questions;
-    *out = -1;
-    kvb_status status = h5_open_group(&questions, f, context, "questions", err);
-    if (status == KVB_OK) status = h5_open_group(out, f, questions, name, err);
-    h5_release(questions);
     return status;
 }
 
@@ -219,50 +196,7 @@ bool record_root_differs(root_difference *out, const record_shape *held_shape, c
     return false;
 }
 
-kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held, const record_shape *given_shape,
-                               const cJSON *given, const char *name, kvb_error *err)
-{
-    root_difference d;
-    if (!record_root_differs(&d, held_shape, held, given_shape, given)) return KVB_OK;
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s: begun with %s = %s, now %s; give the same model and options or another name", name, d.name,
-                    d.held, d.given);
-}
-
-// ---- Reading ----
-
 // ---- Opening: the whole structure is checked, no array is read ----
-
-static void dims_of(uint32_t dims[3], const record *r, const context_entry *c)
-{
-    dims[0] = r->shape.n_layers;
-    dims[1] = r->shape.n_kv_heads;
-    dims[2] = c->info.n_tokens;
-}
-
-static kvb_status scan_metrics(record *r, context_entry *c, hid_t context, kvb_error *err)
-{
-    uint32_t dims[3];
-    dims_of(dims, r, c);
-    hid_t scores;
-    h5_set array;
-    size_t n = 0;
-    kvb_status status = h5_open_group(&scores, &r->file, context, "scores", err);
-    if (status == KVB_OK) status = h5_list(&c->metrics, &n, &r->file, scores, err);
-    for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        if (!metric_name_valid(c->metrics[i])) {
-            status = h5_fail(err, KVB_FORMAT, r->path, scores, NULL,
-                             "expected metric names of " METRIC_NAME_RULE ", found another");
-            break;
-        }
-        status = h5_open_array(&array, &r->file, scores, c->metrics[i], dims, err);
-        h5_close_set(&array);
-    }
-    h5_release(scores);
-    c->info.metrics = (const char *const *)c->metrics;
-    c->info.n_metrics = (uint32_t)n;
-    return status;
-}
 
 static kvb_status scan_question(record *r, context_entry *c, hid_t questions, const char *name, kvb_error *err)
 {
@@ -271,29 +205,18 @@ static kvb_status scan_question(record *r, context_entry *c, hid_t questions, co
     if (number > UINT32_MAX || *end || (name[0] == '0' && name[1]))
         return h5_fail(err, KVB_FORMAT, r->path, questions, NULL, "expected numbers as names, found \"%.40s\"", name);
     record_question_info *q = &c->questions[c->info.n_questions++];
-    uint32_t dims[3];
-    dims_of(dims, r, c);
     hid_t group;
-    h5_set set;
     q->number = (uint32_t)number;
     kvb_status status = h5_open_group(&group, &r->file, questions, name, err);
     if (status != KVB_OK) return status;
     status = h5_get_u32(&q->n_queries, &r->file, group, "n_queries", err);
-    if (status == KVB_OK) {
-        status = h5_open_ids(&set, &q->n_suffix, &r->file, group, "suffix_ids", err);
-        h5_close_set(&set);
-    }
-    if (status == KVB_OK) {
-        status = h5_open_ids(&set, &q->n_answer, &r->file, group, "answer_ids", err);
-        h5_close_set(&set);
-    }
-    if (status == KVB_OK && q->n_queries > 0) {
-        status = h5_open_array(&set, &r->file, group, "oracle", dims, err);
-        h5_close_set(&set);
-    } else if (status == KVB_OK && h5_has_link(group, "oracle")) {
+    if (status == KVB_OK && q->n_queries == 0 && h5_has_link(group, "oracle"))
         status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "is there though n_queries is 0");
+    for (piece_kind kind = PIECE_SUFFIX; kind <= PIECE_GAINS && status == KVB_OK; kind++) {
+        uint32_t *count = kind == PIECE_SUFFIX ? &q->n_suffix : kind == PIECE_ANSWER ? &q->n_answer : NULL;
+        if (kind != PIECE_ORACLE || q->n_queries > 0)
+            status = piece_scan(r, group, kind, c->info.n_tokens, count, NULL, err);
     }
-    if (status == KVB_OK) status = record_scan_losses(r, group, err);
     h5_release(group);
     return status;
 }
@@ -311,9 +234,7 @@ static kvb_status scan_questions(record *r, context_entry *c, hid_t context, kvb
     size_t n = 0;
     kvb_status status = h5_open_group(&questions, &r->file, context, "questions", err);
     if (status == KVB_OK) status = h5_list(&names, &n, &r->file, questions, err);
-    if (status == KVB_OK) {
-        c->questions = need(n, sizeof *c->questions, "questions");
-    }
+    c->questions = need(n, sizeof *c->questions, "questions");
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = scan_question(r, c, questions, names[i], err);
     if (status == KVB_OK) qsort(c->questions, c->info.n_questions, sizeof *c->questions, compare_questions);
     c->info.questions = c->questions;
@@ -329,18 +250,16 @@ static kvb_status scan_context(record *r, hid_t contexts, const char *id, kvb_er
                        id);
     context_entry *c = &r->contexts[r->n++];
     hid_t context;
-    h5_set tokens;
     c->id = need_text("%s", id);
     c->info.id = c->id;
     kvb_status status = h5_open_group(&context, &r->file, contexts, id, err);
     if (status != KVB_OK) return status;
     status = h5_get_u32(&c->order, &r->file, context, "order", err);
-    if (status == KVB_OK) {
-        status = h5_open_ids(&tokens, &c->info.n_tokens, &r->file, context, "token_ids", err);
-        h5_close_set(&tokens);
-    }
+    if (status == KVB_OK) status = piece_scan(r, context, PIECE_TOKENS, 0, &c->info.n_tokens, NULL, err);
     if (status == KVB_OK) status = record_tokens_check(&r->shape, c->info.n_tokens, r->path, err);
-    if (status == KVB_OK) status = scan_metrics(r, c, context, err);
+    if (status == KVB_OK)
+        status = piece_scan(r, context, PIECE_SCORES, c->info.n_tokens, &c->info.n_metrics, &c->metrics, err);
+    c->info.metrics = (const char *const *)c->metrics;
     if (status == KVB_OK) status = scan_questions(r, c, context, err);
     h5_release(context);
     return status;
@@ -359,9 +278,7 @@ static kvb_status scan_contexts(record *r, kvb_error *err)
     size_t n = 0;
     kvb_status status = h5_open_group(&contexts, &r->file, r->file.id, "contexts", err);
     if (status == KVB_OK) status = h5_list(&names, &n, &r->file, contexts, err);
-    if (status == KVB_OK) {
-        r->contexts = need(n, sizeof *r->contexts, "contexts");
-    }
+    r->contexts = need(n, sizeof *r->contexts, "contexts");
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = scan_context(r, contexts, names[i], err);
     if (status == KVB_OK) qsort(r->contexts, r->n, sizeof *r->contexts, compare_order);
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
@@ -455,11 +372,6 @@ const cJSON *record_attributes(const record *r)
     return r->attributes;
 }
 
-bool record_has_sums(const record *r)
-{
-    return r->file.sums;
-}
-
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err)
 {
     kvb_status status = sha256_descriptor_hex(r->file.descriptor, r->path, out, err);
@@ -484,131 +396,129 @@ const record_context_info *record_find_context(const record *r, const char *id)
     return NULL;
 }
 
+bool record_has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric)
+{
+    h5_error_printing before = h5_quiet();
+    hid_t question, group = -1;
+    char **names = NULL;
+    size_t n = 0;
+    bool found = record_open_group(&question, f, id, &number, NULL) == KVB_OK &&
+                 h5_has_link(question, record_pieces[kind].name) &&
+                 h5_open_group(&group, f, question, record_pieces[kind].name, NULL) == KVB_OK;
+    if (found && metric) found = metric_name_valid(metric) && h5_has_link(group, metric);
+    else if (found) found = h5_list(&names, &n, f, group, NULL) == KVB_OK && n > 0;
+    h5_free_names(names);
+    h5_release(group);
+    h5_release(question);
+    h5_loud(before);
+    return found;
+}
+
+static bool question_has(record *r, size_t i, size_t index, piece_kind kind, const char *metric)
+{
+    const record_context_info *c = record_context(r, i);
+    return c && index < c->n_questions && record_has_losses(&r->file, c->id, c->questions[index].number, kind, metric);
+}
+
+bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric)
+{
+    return question_has(r, i, question_index, PIECE_CURVES, metric);
+}
+
+bool record_has_gains(record *r, size_t i, size_t question_index)
+{
+    return question_has(r, i, question_index, PIECE_GAINS, RECORD_GAIN_ORDER);
+}
+
 // ---- Arrays ----
 
-typedef enum array_kind { SCORES, ORACLE } array_kind;
-
-// NULL, or what is wrong with x.
-static const char *number_fault(array_kind kind, float x)
+static kvb_status no_metric(const record *r, const char *id, const uint32_t *number, piece_kind kind,
+                            const char *metric, kvb_error *err)
 {
-    if (isnan(x)) return "NaN";
-    if (kind == ORACLE && isinf(x)) return "infinity";
-    return kind == ORACLE && x < 0 ? "a negative oracle" : NULL;
+    char question[32] = "";
+    if (number) snprintf(question, sizeof question, ", question %u", *number);
+    return kvb_fail(err, KVB_MISMATCH, "%s: context %s%s has no %s of metric %.128s; it was not profiled", r->path, id,
+                    question, record_pieces[kind].name, metric);
 }
 
-static kvb_status read_array(const record *r, const context_entry *c, hid_t group, const char *name, array_kind kind,
-                             float *out, kvb_error *err)
+// From the group of a context, or of a question where a number is given; `metric` counts where there is one.
+static kvb_status read_piece(const record *r, const record_context_info *c, const uint32_t *number, piece_kind kind,
+                             const char *metric, uint32_t n_ids, void *out, kvb_error *err)
 {
-    uint32_t dims[3];
-    dims_of(dims, r, c);
-    size_t layer_size = (size_t)dims[1] * dims[2];
-    h5_set array;
-    kvb_status status = h5_open_array(&array, &r->file, group, name, dims, err);
-    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
-        float *layer = out + l * layer_size;
-        status = h5_read_layer(&r->file, &array, layer, err);
-        for (size_t i = 0; i < layer_size && status == KVB_OK; i++) {
-            const char *fault = number_fault(kind, layer[i]);
-            if (fault)
-                status = h5_fail(err, KVB_NUMERIC, r->path, array.id, NULL, "layer %u, KV head %zu, token %zu: %s", l,
-                                 i / dims[2], i % dims[2], fault);
-        }
+    const record_piece *p = &record_pieces[kind];
+    h5_error_printing before = h5_quiet();
+    hid_t group, arrays = -1;
+    kvb_status status = record_open_group(&group, &r->file, c->id, number, err);
+    if (status == KVB_OK && p->form == PIECE_IDS) {
+        status = piece_read_ids(&r->file, group, p->name, n_ids, out, err);
+    } else if (status == KVB_OK && p->form == PIECE_ARRAY) {
+        status = piece_read_array(r, group, p->name, kind, c->n_tokens, out, err);
+    } else if (status == KVB_OK) {
+        if (h5_has_link(group, p->name)) status = h5_open_group(&arrays, &r->file, group, p->name, err);
+        if (status == KVB_OK && !(arrays > 0 && metric_name_valid(metric) && h5_has_link(arrays, metric)))
+            status = no_metric(r, c->id, number, kind, metric, err);
+        if (status == KVB_OK) status = piece_read_array(r, arrays, metric, kind, c->n_tokens, out, err);
     }
-    h5_close_set(&array);
+    h5_release(arrays);
+    h5_release(group);
+    h5_loud(before);
     return status;
 }
 
-static kvb_status read_ids(const record *r, hid_t group, const char *name, uint32_t n, int32_t *out, kvb_error *err)
+static kvb_status read_of_context(const record *r, size_t i, piece_kind kind, const char *metric, void *out,
+                                  kvb_error *err)
 {
-    h5_set ids;
-    uint32_t found;
-    kvb_status status = h5_open_ids(&ids, &found, &r->file, group, name, err);
-    if (status == KVB_OK && found != n)
-        status = h5_fail(err, KVB_FORMAT, r->path, group, name, "has changed while it was read");
-    if (status == KVB_OK && n > 0) status = h5_read_ids(&r->file, &ids, out, err);
-    h5_close_set(&ids);
-    return status;
+    const record_context_info *c = record_context(r, i);
+    if (!c) return kvb_fail(err, KVB_ARGUMENT, "%s: context %zu of %zu", r->path, i, r->n);
+    return read_piece(r, c, NULL, kind, metric, c->n_tokens, out, err);
 }
 
-static kvb_status context_at(const context_entry **out, const record *r, size_t i, kvb_error *err)
+static kvb_status read_of_question(const record *r, size_t i, size_t index, piece_kind kind, const char *metric,
+                                   void *out, kvb_error *err)
 {
-    *out = i < r->n ? &r->contexts[i] : NULL;
-    return *out ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: context %zu of %zu", r->path, i, r->n);
+    const record_context_info *c = record_context(r, i);
+    if (!c || index >= c->n_questions)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: context %zu of %zu: question %zu of %u", r->path, i, r->n, index,
+                        c ? c->n_questions : 0);
+    const record_question_info *q = &c->questions[index];
+    if (kind == PIECE_ORACLE && q->n_queries == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: context %s: question %u was skipped and has no oracle", r->path, c->id,
+                        q->number);
+    return read_piece(r, c, &q->number, kind, metric, kind == PIECE_SUFFIX ? q->n_suffix : q->n_answer, out, err);
 }
 
 kvb_status record_read_tokens(record *r, size_t i, int32_t *out, kvb_error *err)
 {
-    const context_entry *c;
-    kvb_status status = context_at(&c, r, i, err);
-    if (status != KVB_OK) return status;
-    h5_error_printing before = h5_quiet();
-    hid_t context;
-    status = record_open_context(&context, &r->file, c->id, err);
-    if (status == KVB_OK) status = read_ids(r, context, "token_ids", c->info.n_tokens, out, err);
-    h5_release(context);
-    h5_loud(before);
-    return status;
+    return read_of_context(r, i, PIECE_TOKENS, "", out, err);
 }
 
 kvb_status record_read_scores(record *r, size_t i, const char *metric, float *out, kvb_error *err)
 {
-    const context_entry *c;
-    kvb_status status = context_at(&c, r, i, err);
-    if (status != KVB_OK) return status;
-    h5_error_printing before = h5_quiet();
-    hid_t context, scores = -1;
-    status = record_open_context(&context, &r->file, c->id, err);
-    if (status == KVB_OK) status = h5_open_group(&scores, &r->file, context, "scores", err);
-    if (status == KVB_OK && !(metric_name_valid(metric) && h5_has_link(scores, metric)))
-        status = kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of metric %.128s; it was not profiled",
-                          r->path, c->id, metric);
-    if (status == KVB_OK) status = read_array(r, c, scores, metric, SCORES, out, err);
-    h5_release(scores);
-    h5_release(context);
-    h5_loud(before);
-    return status;
-}
-
-typedef enum question_part { READ_ORACLE, READ_SUFFIX, READ_ANSWER } question_part;
-
-static kvb_status read_question(record *r, size_t i, size_t index, question_part what, void *out, kvb_error *err)
-{
-    const context_entry *c;
-    kvb_status status = context_at(&c, r, i, err);
-    if (status != KVB_OK) return status;
-    if (index >= c->info.n_questions)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: context %s: question %zu of %u", r->path, c->id, index,
-                        c->info.n_questions);
-    const record_question_info *q = &c->questions[index];
-    if (what == READ_ORACLE && q->n_queries == 0)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: context %s: question %u was skipped and has no oracle", r->path, c->id,
-                        q->number);
-    h5_error_printing before = h5_quiet();
-    hid_t context, group = -1;
-    status = record_open_context(&context, &r->file, c->id, err);
-    if (status == KVB_OK) status = record_open_question(&group, &r->file, context, q->number, err);
-    if (status == KVB_OK) {
-        if (what == READ_ORACLE) status = read_array(r, c, group, "oracle", ORACLE, out, err);
-        else if (what == READ_SUFFIX) status = read_ids(r, group, "suffix_ids", q->n_suffix, out, err);
-        else status = read_ids(r, group, "answer_ids", q->n_answer, out, err);
-    }
-    h5_release(group);
-    h5_release(context);
-    h5_loud(before);
-    return status;
+    return read_of_context(r, i, PIECE_SCORES, metric, out, err);
 }
 
 kvb_status record_read_oracle(record *r, size_t i, size_t question_index, float *out, kvb_error *err)
 {
-    return read_question(r, i, question_index, READ_ORACLE, out, err);
+    return read_of_question(r, i, question_index, PIECE_ORACLE, "", out, err);
 }
 
 kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_t *out, kvb_error *err)
 {
-    return read_question(r, i, question_index, READ_SUFFIX, out, err);
+    return read_of_question(r, i, question_index, PIECE_SUFFIX, "", out, err);
 }
 
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out, kvb_error *err)
 {
-    return read_question(r, i, question_index, READ_ANSWER, out, err);
+    return read_of_question(r, i, question_index, PIECE_ANSWER, "", out, err);
+}
+
+kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric, float *out,
+                              kvb_error *err)
+{
+    return read_of_question(r, i, question_index, PIECE_CURVES, metric, out, err);
+}
+
+kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out, kvb_error *err)
+{
+    return read_of_question(r, i, question_index, PIECE_GAINS, RECORD_GAIN_ORDER, out, err);
 }

@@ -15,11 +15,12 @@
 
 #define SIDECAR_FORMAT "kvbudget-npy-sidecar"
 
-char *table_beside(const char *npy_path, const char *ending)
+// NAME.json beside NAME.npy.
+static char *sidecar_path(const char *npy_path)
 {
     size_t n = strlen(npy_path);
     if (n > 4 && strcmp(npy_path + n - 4, ".npy") == 0) n -= 4;
-    return need_text("%.*s%s", (int)n, npy_path, ending);
+    return need_text("%.*s.json", (int)n, npy_path);
 }
 
 kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
@@ -155,19 +156,6 @@ static cJSON *make_sidecar(const table_content *t, const char *npy_path, const c
     return sidecar;
 }
 
-// A learned ranking's weights, which neither the array nor JSON can hold well, as a file of their own.
-static kvb_status write_ranking(const table_content *t, const char *npy_path, kvb_error *err)
-{
-    if (!t->ranking) return KVB_OK;
-    cJSON *origin = cJSON_CreateObject();
-    cJSON_AddStringToObject(origin, "model_sha256", text_of(t->metadata, "model_sha256"));
-    char *path = table_beside(npy_path, TABLE_RANKING);
-    kvb_status status = rank_write(path, t->ranking, origin, err);
-    free(path);
-    cJSON_Delete(origin);
-    return status;
-}
-
 kvb_status table_export_npy(const char *npy_path, const table_content *t, const cJSON *press, kvb_error *err)
 {
     if (text_of(t->metadata, "n_rows")[0])
@@ -178,47 +166,14 @@ kvb_status table_export_npy(const char *npy_path, const table_content *t, const 
             "reads the table itself",
             npy_path, t->n_rows, t->ratio[t->n_rows - 1]);
     const uint64_t shape[3] = {t->n_rows, t->n_layers, t->n_kv_heads};
-    char sha256[65], *sidecar_path = table_beside(npy_path, TABLE_SIDECAR);
+    char sha256[65], *side = sidecar_path(npy_path);
     kvb_status status = npy_write(npy_path, NPY_F64, 3, shape, t->prune_ratio, err);
     if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
-    if (status == KVB_OK) status = write_ranking(t, npy_path, err);
     if (status == KVB_OK) {
         cJSON *sidecar = make_sidecar(t, npy_path, sha256, press);
-        status = json_write(sidecar_path, sidecar, err);
+        status = json_write(side, sidecar, err);
         cJSON_Delete(sidecar);
     }
-    free(sidecar_path);
-    return status;
-}
-
-kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name,
-                               const char *npy_sha256, kvb_error *err)
-{
-    *metadata = NULL;
-    bool no_memory;
-    cJSON *sidecar = kvb_json_parse(data, size, NULL, &no_memory);
-    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", name);
-    // The metadata alone, written by hand, will do as well.
-    bool alone = strcmp(text_of(sidecar, "format"), "kvbudget-table") == 0;
-    const cJSON *held = alone ? sidecar : cJSON_GetObjectItemCaseSensitive(sidecar, "metadata"), *item;
-    kvb_status status = KVB_OK;
-    if (!alone && strcmp(text_of(sidecar, "format"), SIDECAR_FORMAT) != 0)
-        status = kvb_fail(err, KVB_FORMAT, "%s: expected JSON with format = \"" SIDECAR_FORMAT "\"", name);
-    else if (strcmp(text_of(sidecar, "format_version"), "1") != 0)
-        status = kvb_fail(err, KVB_VERSION, "%s: format_version \"%.40s\", expected \"1\"; use a newer kvbudget", name,
-                          text_of(sidecar, "format_version"));
-    else if (!cJSON_IsObject(held)) status = kvb_fail(err, KVB_FORMAT, "%s: metadata: expected an object", name);
-    else if (npy_sha256 && text_of(sidecar, "npy_sha256")[0] && strcmp(text_of(sidecar, "npy_sha256"), npy_sha256) != 0)
-        status = kvb_fail(err, KVB_MISMATCH, "%s: belongs to another .npy: it names SHA-256 %.64s, the file has %s",
-                          name, text_of(sidecar, "npy_sha256"), npy_sha256);
-    cJSON_ArrayForEach(item, held)
-    {
-        if (status == KVB_OK && !cJSON_IsString(item))
-            status = kvb_fail(err, KVB_FORMAT, "%s: metadata: %.80s: expected a string", name, item->string);
-    }
-    if (status == KVB_OK) {
-        *metadata = cJSON_Duplicate(held, 1);
-    }
-    cJSON_Delete(sidecar);
+    free(side);
     return status;
 }

@@ -6,12 +6,6 @@
 // The metadata of a table file, a flat object of strings: the caller's, cJSON_Delete.
 kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err);
 
-// The names of what lies beside the array: ".npy" at the end of npy_path replaced by `ending`, else that appended. To
-// be freed.
-#define TABLE_SIDECAR ".json"
-#define TABLE_RANKING ".ranking.safetensors" // only of a table with a learned ranking
-char *table_beside(const char *npy_path, const char *ending);
-
 // Of the content, std and losses are not looked at. press: of its metric, {"press": "SnapKVPress", "arguments":
 // {"window_size": 64}, "warning": ...}, as metric_press_of makes it (NULL or empty: there is none). Each file is
 // written atomically; the side-car is written last and holds the SHA-256 of the .npy, so that a pair that does not
@@ -25,9 +19,3 @@ char *table_kvpress_warning(const table_content *t, const cJSON *press);
 
 // The Python lines that load such an .npy into kvpress: what the side-car's "load" is. To be freed.
 char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press);
-
-// Reads a side-car, or a file that holds nothing but such metadata: *metadata receives the flat object of strings (the
-// caller's, cJSON_Delete). When npy_sha256 is not NULL and the side-car names a hash, the two must be equal
-// (KVB_MISMATCH).
-kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name,
-                               const char *npy_sha256, kvb_error *err);

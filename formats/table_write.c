@@ -1,12 +1,159 @@
-#include "table_write.h"
-#include "atomic_file.h"
+#include "formats/table_write.h"
+#include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
+#include "runtime/rank.h"
+#include "runtime/safetensors.h"
+#include "runtime/sha256.h"
 #include "runtime/table.h"
-#include "tensor_file.h"
+#include <endian.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---- The bytes of a safetensors file ----
+
+// One tensor, row-major; the numbers are the caller's.
+typedef struct tensor_entry {
+    const char *name;
+    const double *f64;
+    const uint8_t *u8; // set instead of f64
+    int n_dims;
+    uint32_t dims[4];
+} tensor_entry;
+
+static size_t tensor_count(const tensor_entry *t)
+{
+    size_t count = 1;
+    for (int i = 0; i < t->n_dims; i++) count *= t->dims[i];
+    return count;
+}
+
+static size_t tensor_bytes(const tensor_entry *t)
+{
+    return tensor_count(t) * (t->f64 ? sizeof(double) : 1);
+}
+
+static void add_tensor(cJSON *header, const tensor_entry *x, size_t begin)
+{
+    cJSON *entry = cJSON_AddObjectToObject(header, x->name);
+    cJSON_AddStringToObject(entry, "dtype", x->f64 ? "F64" : "U8");
+    cJSON *shape = cJSON_AddArrayToObject(entry, "shape");
+    for (int i = 0; i < x->n_dims; i++) cJSON_AddItemToArray(shape, cJSON_CreateNumber(x->dims[i]));
+    cJSON *offsets = cJSON_AddArrayToObject(entry, "data_offsets");
+    cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)begin));
+    cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(begin + tensor_bytes(x))));
+}
+
+// What stands in the place of the file's hash while it is computed: as many characters as it has digits.
+static const char no_digits[] = "0000000000000000000000000000000000000000000000000000000000000000";
+
+// The JSON header as text. *data_size receives the bytes of all tensors.
+static char *make_header(const tensor_entry *tensors, size_t n, const cJSON *about, size_t *data_size)
+{
+    cJSON *header = cJSON_CreateObject(), *metadata = cJSON_Duplicate(about, 1);
+    cJSON_DeleteItemFromObjectCaseSensitive(metadata, KVB_CONTENT_KEY); // of the file that `about` was read from
+    cJSON_AddStringToObject(metadata, KVB_CONTENT_KEY, no_digits);
+    cJSON_AddItemToObject(header, "__metadata__", metadata);
+    *data_size = 0;
+    for (size_t i = 0; i < n; i++) {
+        add_tensor(header, &tensors[i], *data_size);
+        *data_size += tensor_bytes(&tensors[i]);
+    }
+    char *text = cJSON_PrintUnformatted(header);
+    cJSON_Delete(header);
+    return text;
+}
+
+static unsigned char *put_u64(unsigned char *at, uint64_t x)
+{
+    x = htole64(x);
+    memcpy(at, &x, sizeof x);
+    return at + sizeof x;
+}
+
+static unsigned char *put_tensor(unsigned char *at, const tensor_entry *x)
+{
+    size_t count = tensor_count(x);
+    if (x->u8) {
+        memcpy(at, x->u8, count);
+        return at + count;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &x->f64[i], sizeof bits);
+        at = put_u64(at, bits);
+    }
+    return at;
+}
+
+// Tensors one after the other in the given order, F64 before U8, so that every tensor is aligned; and metadata, a flat
+// object of strings, to which "content_sha256" is added (runtime/safetensors.h): equal content gives equal bytes, which
+// are the caller's.
+static unsigned char *make_file(size_t *size, const tensor_entry *tensors, size_t n, const cJSON *metadata)
+{
+    size_t data_size;
+    char *text = make_header(tensors, n, metadata, &data_size), hex[65];
+    size_t text_size = strlen(text), header_size = (text_size + 7) / 8 * 8; // tensors begin at a multiple of 8
+    *size = 8 + header_size + data_size;
+    unsigned char *out = need(*size, 1, "bytes of a file"), *at = put_u64(out, header_size);
+    memcpy(at, text, text_size);
+    memset(at + text_size, ' ', header_size - text_size);
+    at += header_size;
+    for (size_t i = 0; i < n; i++) at = put_tensor(at, &tensors[i]);
+    size_t place;
+    if (kvb_content_sha256(out, *size, &place, hex)) memcpy(out + place, hex, sizeof hex - 1);
+    cJSON_free(text);
+    return out;
+}
+
+// ---- Learned rankings ----
+
+static tensor_entry rank_tensor(const rank_content *r)
+{
+    return (tensor_entry){
+        "rank_weights", r->weights, NULL, 4, {1 + r->n_folds, r->n_layers, r->n_kv_heads, r->n_columns}};
+}
+
+rank_content rank_content_of(const kvb_ranking *r)
+{
+    return (rank_content){r->n_folds,        r->info.n_layers, r->info.n_kv_heads,
+                          r->info.n_columns, r->weights,       r->info.about};
+}
+
+char *rank_name(char name[24], const rank_content *r)
+{
+    char hash[65];
+    tensor_entry weights = rank_tensor(r);
+    const kvb_bytes pieces[] = {{r->about, strlen(r->about)},
+                                {r->weights, tensor_count(&weights) * sizeof *r->weights}};
+    kvb_sha256(pieces, 2, hash);
+    snprintf(name, 24, "learned:%.12s", hash);
+    return need_text("%.*s,\"name\":\"%s\"}", (int)strlen(r->about) - 1, r->about, name);
+}
+
+kvb_status rank_write(const char *path, const rank_content *r, const cJSON *metadata, kvb_error *err)
+{
+    size_t size;
+    kvb_ranking *back = NULL;
+    const tensor_entry weights = rank_tensor(r);
+    cJSON *all = cJSON_Duplicate(metadata, 1);
+    cJSON_AddStringToObject(all, "format", "kvbudget-rank");
+    cJSON_AddStringToObject(all, "format_version", "1");
+    cJSON_AddStringToObject(all, "ranking", r->about);
+    unsigned char *bytes = make_file(&size, &weights, 1, all);
+    kvb_status status = kvb_ranking_open_memory(&back, bytes, size, path, err);
+    kvb_ranking_close(back);
+    if (status == KVB_OK) status = atomic_write(path, bytes, size, err);
+    free(bytes);
+    cJSON_Delete(all);
+    return status;
+}
+
+// ---- Tables ----
 
 enum { N_TENSORS = 10, N_TABLE = 9 }; // with that of a ranking
 
@@ -44,62 +191,14 @@ static kvb_status list_tensors(tensor_entry out[N_TENSORS], size_t *n, const tab
     return KVB_OK;
 }
 
-// ---- Checks ----
-
-static kvb_status check_numbers(const table_content *t, const tensor_entry *tensors, size_t n, kvb_error *err)
-{
-    for (size_t k = 0; k < n; k++) {
-        const tensor_entry *x = &tensors[k];
-        for (size_t i = 0; i < tensor_count(x); i++) {
-            if (x->f64 && !isfinite(x->f64[i]))
-                return kvb_fail(err, KVB_NUMERIC, "table: %s: element %zu is %g", x->name, i, x->f64[i]);
-            if (x->u8 && x->u8[i] > 1)
-                return kvb_fail(err, KVB_ARGUMENT, "table: %s: element %zu is %u, expected 0 or 1", x->name, i,
-                                x->u8[i]);
-        }
-    }
-    for (size_t i = 0; i < tensor_count(&tensors[0]); i++) {
-        if (!(t->prune_ratio[i] >= 0 && t->prune_ratio[i] <= 1))
-            return kvb_fail(err, KVB_ARGUMENT, "table: prune_ratio: element %zu is %.17g, expected 0 to 1", i,
-                            t->prune_ratio[i]);
-    }
-    for (uint32_t i = 0; i < t->n_rows; i++) {
-        if (!(t->ratio[i] > (i ? t->ratio[i - 1] : 0) && t->ratio[i] < 1))
-            return kvb_fail(err, KVB_ARGUMENT, "table: ratio: element %u is %.17g, expected ascending in (0,1)", i,
-                            t->ratio[i]);
-    }
-    return KVB_OK;
-}
-
-static bool has_text(const cJSON *object, const char *key, const char *text)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
-    return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
-}
-
-static kvb_status check_metadata(const cJSON *metadata, kvb_error *err)
-{
-    if (!cJSON_IsObject(metadata)) return kvb_fail(err, KVB_ARGUMENT, "table: the metadata are not a JSON object");
-    const cJSON *item;
-    cJSON_ArrayForEach(item, metadata)
-    {
-        if (!cJSON_IsString(item))
-            return kvb_fail(err, KVB_ARGUMENT, "table: metadata %s: expected a string", item->string);
-    }
-    if (!has_text(metadata, "format", "kvbudget-table") || !has_text(metadata, "format_version", "1"))
-        return kvb_fail(err, KVB_ARGUMENT, "table: metadata: expected format \"kvbudget-table\", format_version \"1\"");
-    return KVB_OK;
-}
-
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err)
 {
     *out = NULL;
     tensor_entry tensors[N_TENSORS];
     size_t n = 0;
     kvb_status status = list_tensors(tensors, &n, t, err);
-    if (status == KVB_OK) status = check_numbers(t, tensors, n, err);
-    if (status == KVB_OK) status = check_metadata(t->metadata, err);
-    return status == KVB_OK ? tensor_file_make(out, size, tensors, n, t->metadata, err) : status;
+    if (status == KVB_OK) *out = make_file(size, tensors, n, t->metadata);
+    return status;
 }
 
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
@@ -135,4 +234,48 @@ table_content table_content_of(const kvb_table *table, const cJSON *metadata, ra
                            .saturated = table->saturated,
                            .ranking = table->ranking ? ranking : NULL,
                            .metadata = metadata};
+}
+
+// ---- Weights of texts ----
+
+static bool read_row(double *weight, const cJSON *row, uint32_t n_texts, double cap)
+{
+    const cJSON *item;
+    uint32_t n = 0;
+    double sum = 0;
+    if (!cJSON_IsArray(row)) return false;
+    cJSON_ArrayForEach(item, row)
+    {
+        if (n == n_texts || !cJSON_IsNumber(item)) return false;
+        double value = item->valuedouble;
+        if (!(value >= 0 && value <= cap * (1 + 1e-9))) return false;
+        sum += weight[n++] = value;
+    }
+    return n == n_texts && fabs(sum - 1) <= 1e-9;
+}
+
+kvb_status table_weights_parse(double *weight, const char *text, uint32_t n_rows, uint32_t n_texts, double cap,
+                               const char *name, kvb_error *err)
+{
+    cJSON *rows = text ? kvb_json_parse(text, strlen(text), NULL, NULL) : NULL;
+    const cJSON *row = cJSON_IsArray(rows) ? rows->child : NULL;
+    uint32_t r = 0;
+    for (; r < n_rows && row && read_row(weight + (size_t)r * n_texts, row, n_texts, cap); r++) row = row->next;
+    bool whole = r == n_rows && !row;
+    cJSON_Delete(rows);
+    if (whole) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT,
+                    "%.160s: metadata \"text_weights\": row %u: expected %u rows of %u numbers from 0 to %.4g with the "
+                    "sum 1; solve the record again",
+                    name, r, n_rows, n_texts, cap);
+}
+
+char *table_weights_print(const double *weight, uint32_t n_rows, uint32_t n_texts)
+{
+    cJSON *rows = cJSON_CreateArray();
+    for (uint32_t r = 0; r < n_rows; r++)
+        cJSON_AddItemToArray(rows, cJSON_CreateDoubleArray(weight + (size_t)r * n_texts, (int)n_texts));
+    char *text = cJSON_PrintUnformatted(rows);
+    cJSON_Delete(rows);
+    return text;
 }

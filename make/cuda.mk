@@ -14,7 +14,7 @@ CUDART   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_LIB)))
 endif
 CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(shell command -v $(firstword $(CXX)) 2>/dev/null)),1,0)
 
-# Device programs: the judge of all backends, device memory, and the speed of operations and of a model.
+# Device programs: the judge of all backends, and a model beside the reference.
 # The sanitised build judges float32 and bf16x3, and of each emulator one precision: it is slow, and precisions share
 # their memory.
 WITH_SANITISERS  := $(findstring -fsanitize,$(CFLAGS))
@@ -28,9 +28,8 @@ ifeq ($(CUDA),1)
 $(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; \
     set CUDA_HOME, or run tools/scripts/get-cuda.sh))
 # Real code for the GPUs of this machine, or for sm_80 where there is none (each takes the compiler 10 seconds); any
-# newer GPU gets its code from the driver, out of the PTX. What goes to another machine is built for all (cuda-pack).
+# newer GPU gets its code from the driver, out of the PTX.
 CUDA_KNOWN := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
-CUDA_ALL   := $(filter 80 90 100 120,$(CUDA_KNOWN))
 ifeq ($(origin CUDA_ARCHS),undefined)
 CUDA_ARCHS := $(or $(filter $(CUDA_KNOWN),$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
               2>/dev/null | tr -d '. '))),80)
@@ -44,11 +43,10 @@ FLAGS_profiler_backend_backend := -DKVB_CUDA
 CUDA_OBJ   := $(BUILD)/profiler/backend/backend_cuda.o
 CUDA_SHOWN := $(NVCC) for $(addprefix sm_,$(CUDA_ARCHS))
 LIBS       += $(CUDART) -ldl -lpthread -lrt
-CUDA_BENCH := $(addprefix $(BUILD)/tests/,bench_cuda bench_cuda_ops)
 CUDA_TESTS := $(call judge_names,$(JUDGED_CUDA)) $(BUILD)/tests/test_profiler_cuda_device
 endif
 
-.PHONY: cuda-compiler bench-cuda cuda-pack check-cuda-build
+.PHONY: cuda-compiler check-cuda check-cuda-build
 UNIT_BIN      += $(call judge_names,$(JUDGED_CPU) $(JUDGED_EMULATED) $(if $(CUDA_TESTS),$(JUDGED_CUDA))) \
                  $(BUILD)/tests/test_profiler_families_emulated
 EMULATED      := $(BUILD)/tests/backend_cuda_emulated.o
@@ -62,8 +60,7 @@ $(BUILD)/profiler/backend/backend_cuda.o: profiler/backend/backend_cuda.cu $(BUI
 # Where this machine has fused multiply-add, fmaf is an instruction, not a call: the same bits, a fifth of the time.
 FLAGS_EMULATED := $(if $(shell grep -sow -m 1 fma /proc/cpuinfo),-mfma) -x c++ -std=c++20 -Itests/cuda -I. \
     -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
-    $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated) \
-    -Dbackend_cuda_random_matrix=random_matrix_emulated
+    $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated)
 $(EMULATED): profiler/backend/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@
@@ -92,25 +89,20 @@ $(call add_program,tests/test_profiler_backend,$(JUDGE_plain) $(call archives,pr
 $(foreach t,$(JUDGED_CPU) $(if $(CUDA_TESTS),$(JUDGED_CUDA)),$(call judge,$(t),$(t)))
 $(foreach t,$(JUDGED_EMULATED),$(call judge,$(t),$(patsubst emulated%,cuda%_emulated,$(t)),$(EMULATED)))
 
-# Device memory, errors that stick, a model beside the reference; and the speed of operations and of a large model.
+# Device memory, errors that stick, a model beside the reference.
 CUDA_UNIT := tests/unit/test_profiler_cuda.c
 $(call add_program,tests/test_profiler_families_emulated,tests/unit/test_profiler_families.c $(EMULATED) \
     $(call archives,profiler),$(CHECKED) -DEMULATED,$(CHECK_LIBS) -lstdc++)
 $(call add_program,tests/test_profiler_cuda,$(CUDA_UNIT) $(EMULATED) $(call archives,profiler),$(CHECKED) -DEMULATED, \
     $(CHECK_LIBS) -lstdc++)
 $(call add_program,tests/test_profiler_cuda_device,$(CUDA_UNIT) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))
-$(foreach p,bench_cuda bench_cuda_ops,$(call add_program,tests/$(p),tests/$(p).c $(call archives,profiler)))
 
-check-cuda-build: $(CUDA_TESTS) $(CUDA_BENCH) $(HELPERS)
+check-cuda-build: $(CUDA_TESTS) $(HELPERS)
 
-# On a machine with a GPU: operations against the reference, compute-sanitizer, and the speed of a model of 8B shape.
-bench-cuda: deps cuda-compiler
+# On a machine with a GPU: operations and a model against the reference, compute-sanitizer.
+check-cuda: deps cuda-compiler
 	@$(MAKE) $(PARALLEL) all check-cuda-build
 	@BUILD=$(BUILD) tools/scripts/check-cuda.sh
-
-cuda-pack: deps cuda-compiler
-	@$(MAKE) $(PARALLEL) $(if $(CUDA_ALL),CUDA_ARCHS='$(CUDA_ALL)') all check-cuda-build
-	@BUILD=$(BUILD) tools/scripts/check-cuda.sh --pack $(BUILD)/check-cuda.tar.xz
 
 cuda-compiler: deps
 	@$(if $(or $(filter 1,$(CUDA)),$(findstring command,$(origin CUDA))),:,tools/scripts/get-cuda.sh --optional)

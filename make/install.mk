@@ -1,9 +1,5 @@
 # install, install-runtime (the library alone) and uninstall, below DESTDIR.
 
-# What the program writes about itself: `kvbudget help WORD`, and where it goes.
-MANUALS := man:man/man1/kvbudget.1 bash:bash-completion/completions/kvbudget zsh:zsh/site-functions/_kvbudget
-shared   = $(foreach m,$(1),$(DESTDIR)$(PREFIX)/share/$(lastword $(subst :, ,$(m))))
-
 # The runtime library alone needs cJSON and nothing else that `make deps` installs.
 CMAKEDIR   := $(LIBDIR)/cmake/kvbudget
 FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
@@ -21,8 +17,6 @@ folders:
 install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
-	install -d $(dir $(call shared,$(MANUALS)))
-	$(foreach m,$(MANUALS),$(BUILD)/kvbudget help $(firstword $(subst :, ,$m)) > $(call shared,$m) &&) :
 
 install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
@@ -35,6 +29,6 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
 uninstall: folders
-	rm -f $(call shared,$(MANUALS)) $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)

@@ -52,7 +52,7 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-memory
+.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
@@ -102,7 +102,3 @@ bench: deps
 	@$(PYTHON) tests/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/scripts/bench.sh
-
-bench-memory: deps
-	@$(MAKE) $(PARALLEL) all
-	@BUILD=$(BUILD) tools/scripts/bench_memory.sh

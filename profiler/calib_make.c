@@ -217,10 +217,9 @@ static kvb_status add_lines(const maker *m)
     if (!m->r->n_lines) return KVB_OK;
     size_t size = tokenizer_decode(m->t, m->text, m->n, NULL, 0), n;
     char *text = need(size + 1, 1, "characters");
-    text_line *lines = NULL;
     tokenizer_decode(m->t, m->text, m->n, text, size);
-    kvb_status status = text_lines_find(&lines, &n, text, size, m->err);
-    if (status == KVB_OK) status = keep_answers(m, text, lines, &n);
+    text_line *lines = text_lines_find(&n, text, size);
+    kvb_status status = keep_answers(m, text, lines, &n);
     if (status == KVB_OK) status = draw_lines(m, text, lines, n);
     free(lines);
     free(text);
@@ -278,7 +277,7 @@ static kvb_status add_made(const maker *m)
 
 static int32_t bos_of(const tokenizer *t)
 {
-    return tokenizer_add_bos(t) ? tokenizer_bos(t) : -1;
+    return tokenizer_special(t).add_bos ? tokenizer_special(t).bos : -1;
 }
 
 // ---- Texts ----
@@ -320,7 +319,7 @@ kvb_status calib_make_of_text(calib_file *out, const calib_recipe *recipe, const
 static kvb_status make_of_ids(calib_file *out, maker *m, const calib_context *from, const int32_t *ids, size_t n)
 {
     int32_t bos = from->context_ids ? -1 : bos_of(m->t);
-    if (from->context_ids && n && ids[0] == tokenizer_bos(m->t)) {
+    if (from->context_ids && n && ids[0] == tokenizer_special(m->t).bos) {
         bos = *ids++;
         n--;
     }

@@ -8,7 +8,6 @@
 #include "profiler/profile_losses.h"
 #include "runtime/fail.h"
 #include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +100,6 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
         if (status == KVB_OK) status = profile_losses_score(&r->losses, i, view, at, err);
         if (status != KVB_OK) return status;
         r->times->scorers += meter_now() - start;
-        meter_add_parallel(METER_SCORERS, start, omp_get_max_threads());
         r->times->each[i] += meter_now() - start;
     }
     return KVB_OK;
@@ -143,18 +141,13 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, 0, NULL, NULL};
-    unsigned on_device = 0;
+    layer_observer observer = {score_layer, r, 0, NULL, NULL};
     query_statistics_show(r->o->statistics, &observer);
     r->c = c;
     r->spent = 0;
     profile_losses_enter(&r->losses, c);
-    for (size_t i = 0; i < r->o->n_metrics; i++) {
-        if (!profile_scores_metric(r->job, c, i)) continue;
-        observer.needs |= metric_needs(&r->o->metrics[i]);
-        on_device |= metric_needs_on_device(&r->o->metrics[i]);
-    }
-    observer.spared = ~on_device;
+    for (size_t i = 0; i < r->o->n_metrics; i++)
+        if (profile_scores_metric(r->job, c, i)) observer.needs |= metric_needs(&r->o->metrics[i]);
     double start = meter_now(), others = r->times->scorers + r->times->extras;
     kvb_error inner = {0};
     kvb_status status = run_layers(r, &observer, start, &inner);
@@ -359,7 +352,6 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
     }
     r->done = done;
     r->times->writing += meter_now() - start;
-    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     free(batch);
     return status;
 }
@@ -380,7 +372,6 @@ static kvb_status write_context(run *r, const profile_context *c, kvb_error *err
     }
     kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names, scores, n, err);
     r->times->writing += meter_now() - start;
-    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }
 
@@ -487,6 +478,5 @@ kvb_status profile_run(const model *m, const profile_job *job, const profile_opt
     double start = meter_now();
     if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
     times->writing += meter_now() - start;
-    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }

@@ -120,9 +120,9 @@ uint64_t profile_memory_total(const profile_memory *memory);
 kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err);
 
 double profile_flops(const model *m, const profile_job *job); // of matrix products and attention, causal half only
-// What a context's prefill (q NULL) or one of its questions takes, in operations of a prefill: for the progress.
+// What a context's prefill (q NULL) or one of its questions takes, in operations of a large product: for progress and
+// plans.
 double profile_work(const model *m, const profile_context *c, const profile_question *q);
-double profile_scores(const model *m, const profile_job *job); // how many pairs of query and key attention looks at
 
 typedef struct profile_times {
     double prefill, scorers, decode, writing; // seconds
@@ -132,10 +132,11 @@ typedef struct profile_times {
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 
-// How long the run would take on this machine, by rehearsing layers of each kind: prefill, with its scorers, and
-// decode, and the writing of a record of so many bytes. Takes some seconds. Errors: those of a forward pass.
-kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, const profile_options *o,
-                                 double record_bytes, kvb_error *err);
+// How long the run would take on this machine, about: prefill and decode at the rate that a product of the model's
+// shape reaches now (profile_work), and the writing of a record of so many bytes. Takes a second. Errors: those of
+// opening a device, KVB_MEMORY.
+kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, double record_bytes,
+                                 kvb_error *err);
 
 // Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole
 // job.

@@ -49,23 +49,13 @@ double profile_flops(const model *m, const profile_job *job)
     return flops;
 }
 
-// A decoded row waits for weights that a batch of few rows reads again: an operation takes about twice as long as in a
-// prefill (docs/performance.md: 3.2 s for 1.45e12 of a prefill, 6 s for 1.3e12 of decoding).
+// A decoded row waits for weights that a batch of few rows reads again, and the softmax of a prefill takes as long as
+// the products of its attention: an operation of these takes about twice as long as one of a large product
+// (docs/performance.md).
 double profile_work(const model *m, const profile_context *c, const profile_question *q)
 {
-    return q ? 2 * question_flops(&m->config, c, q) : prefill_flops(&m->config, c);
-}
-
-double profile_scores(const model *m, const profile_job *job)
-{
-    double pairs = 0;
-    for (size_t i = 0; i < job->n_contexts; i++) {
-        const profile_context *c = &job->contexts[i];
-        double T = c->n_tokens;
-        pairs += T * T / 2;
-        for (uint32_t q = c->n_recorded; q < c->n_questions; q++) pairs += c->questions[q].tail * T;
-    }
-    return pairs * m->config.n_layers * m->config.n_heads;
+    if (q) return 2 * question_flops(&m->config, c, q);
+    return 2 * prefill_flops(&m->config, c) - c->n_tokens * linear_flops(&m->config);
 }
 
 // ---- What is done ----

@@ -76,7 +76,7 @@ cJSON *kvb_json_parse(const char *text, size_t size, const char **end, bool *no_
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0), before = plain ? uselocale(plain) : (locale_t)0;
 #endif
     cJSON *tree = cJSON_ParseWithLengthOpts(text, size, end, 0);
-    *no_memory = !tree && errno == ENOMEM;
+    if (no_memory) *no_memory = !tree && errno == ENOMEM;
 #ifdef LC_ALL_MASK
     if (plain) uselocale(before);
     if (plain) freelocale(plain);

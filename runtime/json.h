@@ -8,7 +8,7 @@
 struct cJSON;
 
 // cJSON_ParseWithLengthOpts() in the locale "C", for texts of any kind. NULL: not JSON, *end then being the place; or,
-// where *no_memory is set, malloc failed (it says so by errno), which cJSON does not tell apart. end may be NULL.
+// where *no_memory is set, malloc failed (it says so by errno), which cJSON does not tell apart. Both may be NULL.
 struct cJSON *kvb_json_parse(const char *text, size_t size, const char **end, bool *no_memory);
 
 // Reads a JSON object of `size` bytes, followed by nothing but spaces. The same in every locale. Fails, with messages

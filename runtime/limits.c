@@ -1,4 +1,4 @@
-// Constraints of engines: making and reading them, and what they mean in tokens. limits_round.c keeps to them.
+// Constraints of engines: making and reading them, what they mean in tokens, and rounding that keeps to them.
 #include "limits.h"
 #include "fail.h"
 #include "json.h"
@@ -166,4 +166,333 @@ uint64_t kvb_limits_cap(const kvb_limits *m, uint32_t layer, uint32_t n_tokens)
     uint64_t own = m->n_kv_heads / m->ranks;
     if (m->cap[layer] >= 1) return own * kvb_limits_units(m, n_tokens);
     return (uint64_t)floor((m->cap[layer] * (double)own * n_tokens + KVB_LIMITS_GRACE) / m->block);
+}
+
+// ---- Whole tokens, or pages, within all limits of a table ----
+
+// One call of kvb_limits_round().
+typedef struct rounding {
+    const kvb_limits *m;
+    kvb_ideal *ideal;
+    const void *self;
+    uint32_t n_tokens, units, floor_units; // floor_units: the caller's least_tokens
+    uint32_t own;                          // heads of a part: one rank's heads of one layer
+    uint32_t *keep;
+} rounding;
+
+// Things that share a total: `weight` heads each of which gets the same between lo and hi, `ideal` being what each
+// should get.
+typedef struct share {
+    double ideal;
+    uint64_t lo, hi, weight;
+} share;
+
+// Where the shares of a total come from: element i of a layer's groups, or the parts of a rank.
+typedef share get_share(const void *from, size_t i);
+
+static uint64_t shifted(const share *s, double shift)
+{
+    double units = floor(s->ideal + shift);
+    return units < (double)s->lo ? s->lo : units > (double)s->hi ? s->hi : (uint64_t)units;
+}
+
+static uint64_t shifted_sum(get_share *get, const void *from, size_t n, double shift)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        share s = get(from, i);
+        sum += s.weight * shifted(&s, shift);
+    }
+    return sum;
+}
+
+// A shift of all ideals that meets `total`, or the largest one below it and the next, between which the remainders lie.
+static void find_shift(get_share *get, const void *from, size_t n, uint64_t total, double range, double *low,
+                       double *high)
+{
+    uint64_t sum = shifted_sum(get, from, n, 0);
+    double step = 1; // most shifts are shares of a unit
+    *low = *high = 0;
+    while (sum <= total && *high < range) {
+        *low = *high;
+        *high += step;
+        step *= 8;
+        sum = shifted_sum(get, from, n, *high);
+    }
+    for (step = 1; shifted_sum(get, from, n, *low) > total && *low > -range; step *= 8) {
+        *high = *low;
+        *low -= step;
+    }
+    // Ideals have errors of about 1e-11 units; a smaller step would tell noise apart, not remainders.
+    while (*high - *low > 1e-9) {
+        double middle = *low + (*high - *low) / 2;
+        if (!(middle > *low && middle < *high)) break; // large shifts have no finer ones
+        sum = shifted_sum(get, from, n, middle);
+        if (sum <= total) *low = middle;
+        else *high = middle;
+        if (sum == total) *high = middle;
+    }
+}
+
+// Limits and ideal of one head in units; false when the limits exclude each other.
+static bool head_share(const rounding *r, size_t head, share *out)
+{
+    double tokens = r->ideal(r->self, head, r->n_tokens);
+    uint32_t least = kvb_limits_least(r->m, head, r->n_tokens);
+    out->ideal = tokens > r->n_tokens - KVB_LIMITS_GRACE ? r->units : tokens / r->m->block;
+    out->lo = least > r->floor_units ? least : r->floor_units;
+    out->hi = kvb_limits_most(r->m, head, r->n_tokens);
+    out->weight = 1;
+    return out->lo <= out->hi;
+}
+
+static size_t first_head(const rounding *r, uint32_t layer, uint32_t rank)
+{
+    return (size_t)layer * r->m->n_kv_heads + (size_t)rank * r->own;
+}
+
+// A part as a whole. Limits that exclude each other have been reported before.
+static share part_share(const rounding *r, uint32_t layer, uint32_t rank)
+{
+    size_t first = first_head(r, layer, rank);
+    uint64_t cap = kvb_limits_cap(r->m, layer, r->n_tokens);
+    share sum = {0, 0, 0, 1}, s;
+    for (size_t h = first; h < first + r->own; h++) {
+        head_share(r, h, &s);
+        sum.ideal += s.ideal;
+        sum.lo += s.lo;
+        sum.hi += s.hi;
+    }
+    sum.hi = sum.hi < cap ? sum.hi : cap;
+    return sum;
+}
+
+static kvb_status check_parts(const rounding *r, kvb_error *err)
+{
+    for (uint32_t l = 0; l < r->m->n_layers; l++) {
+        for (uint32_t h = 0; h < r->m->n_kv_heads; h++) {
+            share s;
+            if (!head_share(r, first_head(r, l, 0) + h, &s)) {
+                return kvb_fail(
+                    err, KVB_UNSUPPORTED,
+                    "constraints: layer %u, KV head %u: at %u tokens, in pages of %u, it must keep at least "
+                    "%llu pages and at most %llu; nothing fits",
+                    (unsigned)l, (unsigned)h, (unsigned)r->n_tokens, (unsigned)r->m->block, (unsigned long long)s.lo,
+                    (unsigned long long)s.hi);
+            }
+        }
+        for (uint32_t p = 0; p < r->m->ranks; p++) {
+            share s = part_share(r, l, p);
+            if (s.lo > s.hi) {
+                return kvb_fail(err, KVB_UNSUPPORTED,
+                                "constraints: layer %u: at %u tokens, in pages of %u, its %u heads must keep at least "
+                                "%llu pages, but its cap is %llu; nothing fits",
+                                (unsigned)l, (unsigned)r->n_tokens, (unsigned)r->m->block, (unsigned)r->own,
+                                (unsigned long long)s.lo, (unsigned long long)s.hi);
+            }
+        }
+    }
+    return KVB_OK;
+}
+
+// Parts of one rank, for find_shift.
+typedef struct rank_parts {
+    const rounding *r;
+    uint32_t rank;
+} rank_parts;
+
+static share get_part(const void *from, size_t layer)
+{
+    const rank_parts *p = from;
+    return part_share(p->r, (uint32_t)layer, p->rank);
+}
+
+// What each of some parts that must have equal totals gets in all.
+static kvb_status equal_total(const share *sums, uint32_t n, uint64_t *total, const rounding *r, kvb_error *err)
+{
+    uint64_t lo = 0, hi = UINT64_MAX;
+    double ideal = INFINITY;
+    for (uint32_t i = 0; i < n; i++) {
+        lo = sums[i].lo > lo ? sums[i].lo : lo;
+        hi = sums[i].hi < hi ? sums[i].hi : hi;
+        ideal = sums[i].ideal < ideal ? sums[i].ideal : ideal;
+    }
+    if (lo > hi) {
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "constraints: at %u tokens, in pages of %u, one rank must keep at least %llu pages and another "
+                        "at most %llu, so that totals cannot be equal",
+                        (unsigned)r->n_tokens, (unsigned)r->m->block, (unsigned long long)lo, (unsigned long long)hi);
+    }
+    ideal = floor(ideal + KVB_LIMITS_GRACE);
+    *total = ideal < (double)lo ? lo : ideal > (double)hi ? hi : (uint64_t)ideal;
+    return KVB_OK;
+}
+
+// Totals of all parts; a part's total is kept where its first head's budget will be.
+static kvb_status round_parts(const rounding *r, kvb_error *err)
+{
+    const kvb_limits *m = r->m;
+    share sums[KVB_MAX_KV_HEADS]; // of ranks
+    uint64_t total = 0;
+    for (uint32_t l = 0; m->by_layer && l < m->n_layers; l++) {
+        for (uint32_t p = 0; p < m->ranks; p++) sums[p] = part_share(r, l, p);
+        kvb_status status = equal_total(sums, m->ranks, &total, r, err);
+        if (status) return status;
+        for (uint32_t p = 0; p < m->ranks; p++) r->keep[first_head(r, l, p)] = (uint32_t)total;
+    }
+    if (m->by_layer) return KVB_OK;
+    for (uint32_t p = 0; p < m->ranks; p++) {
+        sums[p] = (share){0, 0, 0, 1};
+        for (uint32_t l = 0; l < m->n_layers; l++) {
+            share s = part_share(r, l, p);
+            sums[p].ideal += s.ideal;
+            sums[p].lo += s.lo;
+            sums[p].hi += s.hi;
+        }
+    }
+    kvb_status status = equal_total(sums, m->ranks, &total, r, err);
+    for (uint32_t p = 0; p < m->ranks && !status; p++) {
+        rank_parts parts = {r, p};
+        double low, high;
+        find_shift(get_part, &parts, m->n_layers, total, 1.0 + (double)r->own * r->units, &low, &high);
+        uint64_t left = total - shifted_sum(get_part, &parts, m->n_layers, low);
+        for (uint32_t l = 0; l < m->n_layers; l++) {
+            share s = part_share(r, l, p);
+            uint64_t units = shifted(&s, low), more = shifted(&s, high) - units;
+            more = more < left ? more : left;
+            left -= more;
+            r->keep[first_head(r, l, p)] = (uint32_t)(units + more);
+        }
+    }
+    return status;
+}
+
+// Heads of one part that get the same budget, in the order of their ideals.
+typedef struct grouping {
+    share group[KVB_MAX_KV_HEADS];
+    uint16_t head[KVB_MAX_KV_HEADS];  // of the part, by ideal
+    uint16_t count[KVB_MAX_KV_HEADS]; // heads in each group
+    uint32_t n;
+} grouping;
+
+static share get_group(const void *from, size_t i)
+{
+    return ((const grouping *)from)->group[i];
+}
+
+// Group i and the next one as one.
+static share joined(const grouping *g, uint32_t i)
+{
+    const share *a = &g->group[i], *b = &g->group[i + 1];
+    share s;
+    s.weight = a->weight + b->weight;
+    s.ideal = (a->ideal * (double)a->weight + b->ideal * (double)b->weight) / (double)s.weight;
+    s.lo = a->lo > b->lo ? a->lo : b->lo;
+    s.hi = a->hi < b->hi ? a->hi : b->hi;
+    return s;
+}
+
+static void join(grouping *g, uint32_t i)
+{
+    g->group[i] = joined(g, i);
+    g->count[i] = (uint16_t)(g->count[i] + g->count[i + 1]);
+    --g->n;
+    memmove(&g->group[i + 1], &g->group[i + 2], (g->n - i - 1) * sizeof *g->group);
+    memmove(&g->count[i + 1], &g->count[i + 2], (g->n - i - 1) * sizeof *g->count);
+}
+
+// Joins groups until there are at most `levels`; of all neighbours that fit together, those that move least.
+static bool join_to(grouping *g, uint32_t levels)
+{
+    while (g->n > 1) {
+        uint32_t best = g->n;
+        double least = INFINITY;
+        for (uint32_t i = 0; i + 1 < g->n; i++) {
+            const share *a = &g->group[i], *b = &g->group[i + 1];
+            share s = joined(g, i);
+            double far = b->ideal - a->ideal;
+            double cost = far * far * (double)a->weight * (double)b->weight / (double)s.weight;
+            bool equal = far < 1e-9; // one budget in the table: together whatever the number of levels
+            if (s.lo <= s.hi && cost < least && (equal || g->n > levels)) {
+                least = cost;
+                best = i;
+            }
+        }
+        if (best == g->n) break;
+        join(g, best);
+    }
+    return g->n <= levels;
+}
+
+static void sort_heads(grouping *g, const rounding *r, size_t first)
+{
+    g->n = r->own;
+    for (uint32_t i = 0; i < r->own; i++) {
+        share s;
+        uint32_t j = i;
+        head_share(r, first + i, &s);
+        for (; j > 0 && r->m->levels && g->group[j - 1].ideal > s.ideal; --j) {
+            g->group[j] = g->group[j - 1];
+            g->head[j] = g->head[j - 1];
+        }
+        g->group[j] = s;
+        g->head[j] = (uint16_t)i;
+        g->count[i] = 1;
+    }
+}
+
+static kvb_status round_part(const rounding *r, grouping *g, uint32_t layer, uint32_t rank, kvb_error *err)
+{
+    size_t first = first_head(r, layer, rank);
+    uint64_t total = r->keep[first], least = 0;
+    double low, high;
+    sort_heads(g, r, first);
+    if (r->m->levels && !join_to(g, r->m->levels)) {
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "constraints: layer %u: %u budgets are not enough for the limits of its heads at %u tokens",
+                        (unsigned)layer, (unsigned)r->m->levels, (unsigned)r->n_tokens);
+    }
+    for (uint32_t i = 0; i < g->n; i++) least += g->group[i].weight * g->group[i].lo;
+    uint64_t cap = kvb_limits_cap(r->m, layer, r->n_tokens);
+    if (least > cap) {
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "constraints: layer %u: with %u budgets its heads keep at least %llu pages, but its cap is %llu",
+            (unsigned)layer, (unsigned)r->m->levels, (unsigned long long)least, (unsigned long long)cap);
+    }
+    total = total < least ? least : total;
+    find_shift(get_group, g, g->n, total, 1.0 + r->units, &low, &high);
+    uint64_t left = total - shifted_sum(get_group, g, g->n, low);
+    for (uint32_t i = 0, at = 0; i < g->n; i++) {
+        const share *s = &g->group[i];
+        uint64_t units = shifted(s, low), more = shifted(s, high) - units;
+        if (more * s->weight > left) more = left / s->weight;
+        left -= more * s->weight;
+        uint64_t tokens = (units + more) * r->m->block;
+        for (uint32_t k = 0; k < g->count[i]; ++k, ++at)
+            r->keep[first + g->head[at]] = tokens < r->n_tokens ? (uint32_t)tokens : r->n_tokens;
+    }
+    return KVB_OK;
+}
+
+kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *self, uint32_t n_tokens,
+                            uint32_t least_tokens, uint32_t *keep, kvb_error *err)
+{
+    rounding r = {.m = m, .ideal = ideal, .self = self, .n_tokens = n_tokens, .keep = keep};
+    r.units = kvb_limits_units(m, n_tokens);
+    r.floor_units = least_tokens / m->block + (least_tokens % m->block != 0);
+    r.own = m->n_kv_heads / m->ranks;
+    // A part's total is kept in 32 bits.
+    if ((uint64_t)r.own * r.units > UINT32_MAX) {
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "constraints: %u heads of a layer with %u pages each: expected fewer than 2^32 in all",
+                        (unsigned)r.own, (unsigned)r.units);
+    }
+    kvb_status status = check_parts(&r, err);
+    if (!status) status = round_parts(&r, err);
+    // Parts one after the other: a part's total lies where its heads' budgets go.
+    grouping g;
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        for (uint32_t p = 0; p < m->ranks && !status; p++) status = round_part(&r, &g, l, p, err);
+    return status;
 }

@@ -243,6 +243,15 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
     return status;
 }
 
+double kvb_load_f64(const unsigned char *p)
+{
+    uint64_t bits = 0;
+    double value;
+    for (int i = 7; i >= 0; --i) bits = bits << 8 | p[i];
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *name)
 {
     kvb_tensor wanted = {0};

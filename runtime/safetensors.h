@@ -39,6 +39,9 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
 // file's begin. False when there is no room for them behind the key. Does not allocate.
 bool kvb_content_sha256(const void *data, size_t size, size_t *place, char hex[65]);
 
+// A number of a tensor F64, wherever it lies.
+double kvb_load_f64(const unsigned char *p);
+
 // NULL when the file has no tensor of that name.
 const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *name);
 

@@ -25,15 +25,6 @@ struct kvb_table {
     char name[168];          // the file, for messages
 };
 
-// Fills info from t->header, and checks it; then which layers are bounded, and the constraints, which take memory for
-// n_layers * n_kv_heads heads: so compare these with the tensors between the two. KVB_FORMAT, KVB_VERSION,
-// KVB_UNSUPPORTED, KVB_MEMORY.
-kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err);
-kvb_status kvb_table_read_bounded(kvb_table *t, kvb_error *err);
-kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err);
-// Fills t->files. KVB_FORMAT, KVB_MEMORY.
-kvb_status kvb_table_read_files(kvb_table *t, kvb_error *err);
-
 // Equal but for case: ASCII only and independent of the locale, unlike strcasecmp; hashes are hexadecimal digits.
 bool kvb_same_hash(const char *a, const char *b);
 

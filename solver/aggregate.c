@@ -1,17 +1,15 @@
 #include "solver/aggregate.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
-kvb_status ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads, kvb_error *err)
+void ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads)
 {
     *r = (ratio_mean){.n_rows = n_rows, .n_heads = n_heads};
-    r->sum = calloc((size_t)n_rows * n_heads, sizeof *r->sum);
-    r->square = calloc((size_t)n_rows * n_heads, sizeof *r->square);
-    if (r->sum && r->square) return KVB_OK;
-    ratio_mean_free(r);
-    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to average %u heads at %u ratios", n_heads, n_rows);
+    r->sum = need((size_t)n_rows * n_heads, sizeof *r->sum, "ratios");
+    r->square = need((size_t)n_rows * n_heads, sizeof *r->square, "ratios");
 }
 
 void ratio_mean_free(ratio_mean *r)
@@ -56,24 +54,18 @@ void loss_curves_shrink(loss_curves *c, double a)
     if (c->rises) c->total = total;
 }
 
-kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err)
+void loss_mean_init(loss_mean *m, const cache_shape *grid)
 {
-    *m = (loss_mean){0};
-    kvb_status status = loss_curves_init(&m->curves, grid, err);
-    if (status) return status;
+    *m = (loss_mean){.curves = loss_curves_make(grid)};
     m->curves.floor = shape_protected(grid);
-    size_t cells = (size_t)shape_heads(grid) * shape_middle(grid);
-    for (size_t i = 0; i < cells; i++) m->curves.gain[i] = 0;
-    return KVB_OK;
 }
 
-kvb_status loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps, kvb_error *err)
+void loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps)
 {
     cache_shape grid = {longest->n_layers, longest->n_kv_heads, longest->n_tokens < steps ? longest->n_tokens : steps,
                         0, 0};
-    kvb_status status = loss_mean_init(m, &grid, err);
-    m->coarse = status == KVB_OK;
-    return status;
+    loss_mean_init(m, &grid);
+    m->coarse = true;
 }
 
 void loss_mean_free(loss_mean *m)
@@ -98,8 +90,7 @@ static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, con
             uint32_t c = (uint32_t)x < middle ? (uint32_t)x : middle - 1;
             value = loss[c] + (x - c) * (loss[c + 1] - loss[c]);
         }
-        if (i > 0 && rises) gain[i - 1] += (last - value) * weight;
-        else if (i > 0 && last > value) gain[i - 1] = fmax(0, gain[i - 1] + (last - value) * weight);
+        if (i > 0 && (rises || last > value)) gain[i - 1] += (last - value) * weight;
         last = value;
     }
 }
@@ -118,57 +109,36 @@ static kvb_status check_grid(const loss_mean *m, const cache_shape *s, kvb_error
     return KVB_OK;
 }
 
-// Adds `weight` times the pair's share of its own total.
-static void add_weighted(loss_mean *mean, const loss_curves *c, double weight)
-{
-    const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
-    size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
-    if (!(c->total > 0)) return;
-    weight /= c->total;
-    mean->curves.rises |= c->rises;
-#pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
-    for (size_t h = 0; h < n; h++) {
-        double *gain = mean->curves.gain + h * grid_m;
-        if (m == grid_m && s->n_tokens == grid->n_tokens && c->rises)
-            for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
-        else if (m == grid_m && s->n_tokens == grid->n_tokens)
-            for (size_t i = 0; i < m; i++) gain[i] = fmax(0, gain[i] + c->gain[h * m + i] * weight);
-        else
-            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
-                          weight, c->rises);
-    }
-}
-
 kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
 {
     kvb_status status = check_grid(mean, &c->shape, err);
     if (status != KVB_OK) return status;
+    const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
+    size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
     mean->count++;
-    mean->floors += (double)c->floor / c->shape.n_tokens;
-    add_weighted(mean, c, 1);
+    mean->floors += (double)c->floor / s->n_tokens;
+    if (!(c->total > 0)) return KVB_OK;
+    double weight = 1 / c->total;
+    mean->curves.rises |= c->rises;
+#pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
+    for (size_t h = 0; h < n; h++) {
+        double *gain = mean->curves.gain + h * grid_m;
+        if (m == grid_m && s->n_tokens == grid->n_tokens)
+            for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
+        else
+            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
+                          weight, c->rises);
+    }
     return KVB_OK;
 }
 
-kvb_status loss_mean_remove(loss_mean *mean, const loss_curves *c, kvb_error *err)
-{
-    kvb_status status = check_grid(mean, &c->shape, err);
-    if (status != KVB_OK) return status;
-    mean->count--;
-    mean->floors -= (double)c->floor / c->shape.n_tokens;
-    add_weighted(mean, c, -1);
-    return KVB_OK;
-}
-
-void loss_mean_join(loss_mean *m, const loss_mean *other, int sign)
+void loss_mean_join(loss_mean *m, const loss_mean *other)
 {
     size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
     m->curves.rises |= other->curves.rises;
-    for (size_t i = 0; i < cells; i++) {
-        double gain = m->curves.gain[i] + sign * other->curves.gain[i];
-        m->curves.gain[i] = m->curves.rises ? gain : fmax(0, gain);
-    }
-    m->floors += sign * other->floors;
-    m->count = sign > 0 ? m->count + other->count : m->count - other->count;
+    for (size_t i = 0; i < cells; i++) m->curves.gain[i] += other->curves.gain[i];
+    m->floors += other->floors;
+    m->count += other->count;
 }
 
 void loss_mean_finish(loss_mean *m)

@@ -31,7 +31,7 @@ typedef struct ratio_mean {
     double *square; // [R, N] sum of squared deviations from the mean so far (Welford)
 } ratio_mean;
 
-kvb_status ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads, kvb_error *err); // on failure *r is zero
+void ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads);
 void ratio_mean_free(ratio_mean *r);
 void ratio_mean_add(ratio_mean *r, const allocation *a, uint32_t n_tokens);
 // mean and std [R,N] (either may be NULL); std is the population's (divisor: count), 0 for one pair. count = 0: zeros.
@@ -49,20 +49,18 @@ typedef struct loss_mean {
     bool coarse;   // made by loss_mean_init_coarse
 } loss_mean;
 
-// grid: shape of the longest context that will be added. On failure *m is zero.
-kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err);
+// grid: shape of the longest context that will be added.
+void loss_mean_init(loss_mean *m, const cache_shape *grid);
 // For studies that hold many means at a time: shares are multiples of 1 / steps, or of the longest context's 1 / T
 // where T is less. Contexts of any length can be added; the floor alone keeps the protected tokens.
-kvb_status loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps, kvb_error *err);
+void loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps);
 void loss_mean_free(loss_mean *m);
 // Adds one pair. A pair whose total is 0 cannot lose anything: it counts in the mean, and adds nothing.
 // KVB_MISMATCH when layers, heads or protection differ from the grid's; KVB_ARGUMENT when T is larger than a grid
 // that is not coarse.
 kvb_status loss_mean_add(loss_mean *m, const loss_curves *c, kvb_error *err);
-// Takes a pair out again that was added; what rounding leaves below 0 becomes 0.
-kvb_status loss_mean_remove(loss_mean *m, const loss_curves *c, kvb_error *err);
-// Adds to *m, or takes out (sign -1), all pairs of another mean that is not finished and has the same grid.
-void loss_mean_join(loss_mean *m, const loss_mean *other, int sign);
+// Adds to *m all pairs of another mean that is not finished and has the same grid.
+void loss_mean_join(loss_mean *m, const loss_mean *other);
 // Divides by the count and makes curves.loss, curves.total and curves.floor; nothing can be added any more.
 void loss_mean_finish(loss_mean *m);
 

@@ -1,4 +1,5 @@
 #include "solver/certificate.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 
@@ -7,20 +8,6 @@ double certificate_loss(const loss_curves *c, uint32_t first, uint32_t n, const 
     double sum = 0;
     for (uint32_t i = 0; i < n; i++) sum += loss_at(c, first + i, keep[i]);
     return sum;
-}
-
-double certificate_bound(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget)
-{
-    double sum = 0;
-    for (uint32_t i = first; i < first + n; i++) {
-        double best = loss_at(c, i, c->floor) + lambda * c->floor;
-        for (uint32_t b = c->floor + 1; b <= c->shape.n_tokens; b++) {
-            double value = loss_at(c, i, b) + lambda * b;
-            if (value < best) best = value;
-        }
-        sum += best;
-    }
-    return sum - lambda * (double)budget;
 }
 
 // One head's part of all rows' bounds.
@@ -97,9 +84,8 @@ kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_gr
     kvb_status status = check_rows(c, n_rows, n_groups, lambda, err);
     if (status) return status;
     uint32_t n = shape_heads(&c->shape), m = shape_middle(&c->shape), p = shape_protected(&c->shape);
-    double *best =
-        malloc((size_t)n * n_rows * sizeof *best); // [N,R]: summed in head order below, whatever the threads did
-    if (!best) return kvb_fail(err, KVB_MEMORY, "certificate: not enough memory for %u heads at %u ratios", n, n_rows);
+    // [N,R]: summed in head order below, whatever the threads did
+    double *best = need_more(NULL, (size_t)n * n_rows, sizeof *best, "bounds");
 #pragma omp parallel for schedule(static) if ((size_t)n * m > PARALLEL_CELLS)
     for (uint32_t h = 0; h < n; h++) {
         head_scan scan = {c->loss + (size_t)h * (m + 1), p, lambda + h / (n / n_groups), n_groups,

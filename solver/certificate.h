@@ -12,14 +12,10 @@
 // Loss of the heads first .. first + n - 1 that keep keep[0] .. keep[n - 1] tokens.
 double certificate_loss(const loss_curves *c, uint32_t first, uint32_t n, const uint32_t *keep);
 
-// D(lambda) of these heads for the budget B, by looking at every b: O(n T).
-double certificate_bound(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget);
-
-// Both for R rows at once. keep [R,N]; lambda [R, n_groups], non-negative and ascending within each group, since rows
-// go from low ratios to high ones; group k holds heads k N / n_groups and the following N / n_groups. A row's budgets
-// are the sums of its keep. Equal to the two functions above up to rounding, but in O(N T log R): the best b falls as
-// lambda grows, so the row in the middle splits the search for all others. bound is kept within [0, loss]. Errors:
-// KVB_ARGUMENT, KVB_MEMORY, and KVB_NUMERIC when a bound is above its loss by more than rounding, which only a damaged
-// problem can bring about.
+// Loss and D(lambda) of R rows. keep [R,N]; lambda [R, n_groups], non-negative and ascending within each group, since
+// rows go from low ratios to high ones; group k holds heads k N / n_groups and the following N / n_groups. A row's
+// budgets are the sums of its keep. In O(N T log R): the best b falls as lambda grows, so the row in the middle splits
+// the search for all others. bound is kept within [0, loss]. Errors: KVB_ARGUMENT, and KVB_NUMERIC when a bound is
+// above its loss by more than rounding, which only a damaged problem can bring about.
 kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const uint32_t *keep,
                             const double *lambda, double *loss /* [R] */, double *bound /* [R] */, kvb_error *err);

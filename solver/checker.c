@@ -1,4 +1,5 @@
 #include "solver/checker.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/wide.h"
 #include <math.h>
@@ -169,14 +170,6 @@ static point plain_at(const void *of, double lambda)
     return p;
 }
 
-double checker_dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget, uint64_t *kept)
-{
-    plain_group g = {c, first, n};
-    point p = plain_at(&g, lambda);
-    if (kept) *kept = (uint64_t)p.kept + (uint64_t)n * c->floor;
-    return p.value - lambda * ((double)budget - (double)n * c->floor);
-}
-
 // At a price above the largest loss everybody is at the floor.
 static void plain_begin(dual *d, const plain_group *g)
 {
@@ -185,16 +178,8 @@ static void plain_begin(dual *d, const plain_group *g)
     dual_begin(d, plain_at, g, most, tolerance);
 }
 
-double checker_best(const loss_curves *c, uint32_t first, uint32_t n, uint64_t budget, double near, double *lambda)
-{
-    plain_group g = {c, first, n};
-    dual d;
-    double where;
-    plain_begin(&d, &g);
-    return climb(&d, (double)budget - (double)n * c->floor, near, lambda ? lambda : &where);
-}
-
-uint64_t checker_budget(const loss_curves *c, uint32_t n_layers, double ratio)
+// Tokens that a group of layers keeps in all at a prune ratio, but no less than the floors.
+static uint64_t budget_of(const loss_curves *c, uint32_t n_layers, double ratio)
 {
     const cache_shape *s = &c->shape;
     uint64_t heads = (uint64_t)n_layers * s->n_kv_heads;
@@ -220,7 +205,7 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
             double where;
             plain_begin(&d, &g);
             for (uint32_t r = begin; r < end; r++) {
-                uint64_t budget = checker_budget(c, c->shape.n_layers / groups, ratios[r]);
+                uint64_t budget = budget_of(c, c->shape.n_layers / groups, ratios[r]);
                 bound[r] += climb(&d, (double)budget - (double)n * c->floor, lambda ? lambda[r] : 0, &where);
             }
         }
@@ -228,7 +213,7 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
 }
 
 // ---- Under constraints
-// -----------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 
 enum { SETS = 256, MOST_HEADS = 8 };
 
@@ -359,11 +344,9 @@ kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, 
     constrained_instance x;
     kvb_status status = constrained_instance_make(&x, limits, c, err);
     if (status != KVB_OK) return status;
-    double *cap_price = calloc((size_t)x.n_groups * x.parts, sizeof *cap_price);
-    uint64_t *totals = calloc(2 * (size_t)x.n_groups, sizeof *totals);
-    if (!cap_price || !totals)
-        status = kvb_fail(err, KVB_MEMORY, "checker: not enough memory for %u groups", x.n_groups);
-    if (status == KVB_OK && limits->levels && x.own > MOST_HEADS)
+    double *cap_price = need((size_t)x.n_groups * x.parts, sizeof *cap_price, "parts");
+    uint64_t *totals = need(2 * (size_t)x.n_groups, sizeof *totals, "groups");
+    if (limits->levels && x.own > MOST_HEADS)
         status = kvb_fail(err, KVB_UNSUPPORTED,
                           "checker: a number of budgets per layer is checked for at most %d heads", MOST_HEADS);
     if (status == KVB_OK) find_caps(&x, cap_price, totals, totals + x.n_groups);

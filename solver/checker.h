@@ -12,19 +12,9 @@
 #include "solver/constraints.h"
 #include <stdbool.h>
 
-// D(lambda) of the heads first .. first + n - 1 for the budget B; *kept, unless NULL: tokens of the smallest
-// minimisers.
-double checker_dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget, uint64_t *kept);
-
-// The largest D over all lambda, or less by at most 1e-13 of the group's loss at the floor. near: a multiplier to start
-// from, any number >= 0; *lambda (unless NULL): where the maximum is.
-double checker_best(const loss_curves *c, uint32_t first, uint32_t n, uint64_t budget, double near, double *lambda);
-
-// Tokens that a group of n heads keeps in all at a prune ratio: n T - rint(ratio n T), but no less than the floors.
-uint64_t checker_budget(const loss_curves *c, uint32_t n_layers, double ratio);
-
-// Lower bounds of R ratios, groups being all heads (layers false) or each layer; lambda [R] or NULL: where to start.
-// bound [R]: sums over the groups. Any number of threads, the same result.
+// The largest D of R ratios, or less by at most 1e-13 of a group's loss at the floor; groups being all heads (layers
+// false) or each layer; lambda [R] or NULL: where to start. bound [R]: sums over the groups. Any number of threads, the
+// same result.
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
                   double *bound);
 

@@ -3,7 +3,7 @@
 // Greedy. Without levels, the blocks of the heads' hulls over least .. most are drained cheapest first, as in greedy.h:
 // first within every part until it meets its cap, at the price p_part of the block touched last (0: no need to), then
 // within every group, from row to row, at the price lambda. Budgets within caps form a laminar family, so this is the
-// optimum of the hulls. With levels, lambda is the multiplier at which the parts' best clusters (levels.h) use up the
+// optimum of the hulls. With levels, lambda is the multiplier at which the parts' best clusters (layered.h) use up the
 // budget; what they leave over goes to the clusters where it saves most.
 //
 // Certificate. For any lambda >= 0 of a group and p_part >= lambda of its parts, and budgets b within all limits,
@@ -13,7 +13,7 @@
 //
 // with p_part = max(lambda, the part's cap price); levels stay inside the minimum. checker.h finds D by itself.
 //
-// Exact. Without caps and levels every group is a problem of exact_core.h with limits for each head; otherwise
+// Exact. Without caps and levels every group is a problem of exact.h with limits for each head; otherwise
 // layered.h joins parts that are solved on their own.
 #pragma once
 #include "solver/constraints.h"
@@ -33,7 +33,7 @@ typedef struct constrained_rows {
 } constrained_rows;
 
 // ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors:
-// KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED, KVB_MEMORY.
+// KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED.
 kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err);
 void constrained_rows_free(constrained_rows *rows);

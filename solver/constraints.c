@@ -1,4 +1,5 @@
 #include "solver/constraints.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -85,16 +86,11 @@ kvb_status constrained_instance_make(constrained_instance *x, const kvb_limits *
     y.n_groups = limits->ranks * (limits->by_layer ? s->n_layers : 1);
     uint32_t n = shape_heads(s), units = kvb_limits_units(limits, s->n_tokens);
     cache_shape pages = {y.n_groups * y.parts, y.own, units, 0, 0};
-    status = loss_curves_init(&y.curves, &pages, err);
-    if (status != KVB_OK) return status;
-    y.origin = malloc(n * sizeof *y.origin);
-    y.least = malloc(n * sizeof *y.least);
-    y.most = malloc(n * sizeof *y.most);
-    y.cap = malloc((size_t)y.n_groups * y.parts * sizeof *y.cap);
-    if (!y.origin || !y.least || !y.most || !y.cap) {
-        constrained_instance_free(&y);
-        return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %u heads", n);
-    }
+    y.curves = loss_curves_make(&pages);
+    y.origin = need(n, sizeof *y.origin, "heads");
+    y.least = need(n, sizeof *y.least, "heads");
+    y.most = need(n, sizeof *y.most, "heads");
+    y.cap = need((size_t)y.n_groups * y.parts, sizeof *y.cap, "parts");
     order_heads(&y);
     y.curves.floor = (curves->floor + limits->block - 1) / limits->block;
     for (uint32_t h = 0; h < n; h++) {

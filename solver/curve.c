@@ -1,4 +1,5 @@
 #include "solver/curve.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/radix.h"
 #include "solver/wide.h"
@@ -58,21 +59,17 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
         if (isnan(scores[i])) return fail_at(shape, "scores", i, (double)scores[i], "a number", err);
 
     size_t threads = (size_t)omp_get_max_threads();
-    uint32_t *position = malloc(n * m * sizeof *position);
-    uint64_t *work = malloc(threads * 2 * m * sizeof *work);
-    if (!position || !work) {
-        free(position);
-        free(work);
-        return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to order %zu heads of %zu tokens", n, t);
-    }
+    uint32_t *position = need_more(NULL, n * m, sizeof *position, "positions");
+    keyed *work = need_more(NULL, threads * 2 * m, sizeof *work, "scores");
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
-        uint64_t *items = work + (size_t)omp_get_thread_num() * 2 * m;
+        keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
         const float *row = scores + h * t + shape->sink;
         // Complemented keys: ascending keys are descending scores, and a stable sort leaves equal ones by position.
-        for (size_t i = 0; i < m; i++) items[i] = (uint64_t)~key_from_float(row[i]) << 32 | (shape->sink + i);
-        radix_sort_words(items, items + m, m);
-        for (size_t i = 0; i < m; i++) position[h * m + i] = (uint32_t)items[i];
+        for (size_t i = 0; i < m; i++)
+            items[i] = (keyed){(uint32_t)~key_from_float(row[i]), (uint32_t)i + shape->sink, 0};
+        radix_sort(items, items + m, m, 32);
+        for (size_t i = 0; i < m; i++) position[h * m + i] = items[i].a;
     }
     free(work);
     *out = (metric_order){*shape, position};
@@ -85,18 +82,13 @@ void metric_order_free(metric_order *order)
     *order = (metric_order){0};
 }
 
-kvb_status loss_curves_init(loss_curves *c, const cache_shape *shape, kvb_error *err)
+loss_curves loss_curves_make(const cache_shape *shape)
 {
-    *c = (loss_curves){0};
-    kvb_status status = cache_shape_check(shape, err);
-    if (status) return status;
     size_t n = shape_heads(shape), m = shape_middle(shape);
-    *c = (loss_curves){.shape = *shape, .floor = shape_floor(shape)};
-    c->gain = malloc(n * m * sizeof *c->gain);
-    c->loss = malloc(n * (m + 1) * sizeof *c->loss);
-    if (c->gain && c->loss) return KVB_OK;
-    loss_curves_free(c);
-    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for the loss curves of %zu heads of %zu tokens", n, m);
+    loss_curves c = {.shape = *shape, .floor = shape_floor(shape)};
+    c.gain = need(n * m, sizeof *c.gain, "gains");
+    c.loss = need(n * (m + 1), sizeof *c.loss, "losses");
+    return c;
 }
 
 void loss_curves_free(loss_curves *c)

@@ -60,7 +60,7 @@ typedef struct metric_order {
 } metric_order;
 
 // scores [L,G,T], higher = keep. Equal scores: the lower position wins (-0 equals +0); infinities order as numbers.
-// Errors: KVB_NUMERIC for NaN (naming layer, head and position), KVB_ARGUMENT, KVB_MEMORY. On failure *out is zero.
+// Errors: KVB_NUMERIC for NaN (naming layer, head and position); those of cache_shape_check(). On failure *out is zero.
 kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const float *scores, kvb_error *err);
 void metric_order_free(metric_order *order);
 
@@ -74,8 +74,8 @@ typedef struct loss_curves {
     bool rises;     // gains may be below 0: more tokens need not lose less, though all tokens lose nothing
 } loss_curves;
 
-// Allocates for a shape; floor = shape_floor(shape), numbers not set. On failure *c is zero.
-kvb_status loss_curves_init(loss_curves *c, const cache_shape *shape, kvb_error *err);
+// Curves of a shape that cache_shape_check() allows; floor = shape_floor(shape), numbers all 0.
+loss_curves loss_curves_make(const cache_shape *shape);
 void loss_curves_free(loss_curves *c);
 
 // Gathers the gains from oracle [L,G,T] in the order's order, then sums. The curves must have been made for the order's
@@ -84,7 +84,7 @@ void loss_curves_free(loss_curves *c);
 kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err);
 
 // The same in the oracle's own order, as if a metric ranked perfectly: budgets "without the optimality gap" (LU-KV
-// section 5.4; methods.md 2.9) are made from such curves. Errors also: KVB_MEMORY.
+// section 5.4; methods.md 2.9) are made from such curves.
 kvb_status loss_curves_fill_perfect(loss_curves *c, const float *oracle, kvb_error *err);
 
 // Makes `loss` and `total` from `gain`, which the caller has set.

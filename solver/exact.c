@@ -1,327 +1,589 @@
 #include "solver/exact.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/certificate.h"
-#include "solver/exact_core.h"
+#include "solver/radix.h"
+#include "solver/wide.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status exact_init(exact_result *x, const cache_shape *shape, solve_scope scope, uint32_t n_rows, kvb_error *err)
+// A choice that is left: its reduced cost and the tokens that it keeps.
+typedef struct choice {
+    double cost;
+    uint32_t keep;
+} choice;
+
+// Choices by head: those of head h are at[first[h]] .. at[first[h + 1] - 1], fewest tokens first.
+typedef struct choices {
+    choice *at;
+    size_t *first;
+    size_t capacity;
+} choices;
+
+// Ways of the heads not handled yet to take more or fewer tokens than their minimisers, cheapest token first: key holds
+// the cost of one token, a the head, b the number of tokens.
+typedef struct moves {
+    keyed *at;
+    size_t count;
+} moves;
+
+// The states after one head: sums low .. low + count - 1 of tokens beyond the minimisers.
+typedef struct layer {
+    uint32_t head;
+    int64_t low;
+    size_t count, offset; // values[offset + x - low]
+} layer;
+
+struct core_work {
+    choices all, active; // after the reduction by the gap, and by theta
+    uint32_t *base;      // [n] minimisers of L_n(b) + lambda b
+    uint32_t *order, *stack;
+    moves more, fewer;
+    keyed *scratch;
+    layer *layers; // [n + 1]
+    double *values, *price;
+    size_t heads, moves_capacity, values_capacity, price_capacity;
+};
+
+// Fewest and most tokens that head h of the problem may keep.
+static uint32_t core_least(const core_problem *p, uint32_t h)
 {
-    *x = (exact_result){0};
-    kvb_status status = cache_shape_check(shape, err);
-    if (status) return status;
-    size_t n = shape_heads(shape), groups = scope == SCOPE_LAYER ? shape->n_layers : 1, cells, bytes;
-    if (n_rows == 0 || __builtin_mul_overflow(n, (size_t)n_rows, &cells) ||
-        __builtin_mul_overflow(cells, sizeof(double), &bytes))
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "exact solution: %u ratios for %zu heads: expected at least one, and no more "
-                        "than fit",
-                        n_rows, n);
-    *x = (exact_result){.n_rows = n_rows, .n_heads = (uint32_t)n, .n_groups = (uint32_t)groups};
-    x->keep = calloc(cells, sizeof *x->keep);
-    x->lambda = calloc(n_rows * groups, sizeof *x->lambda);
-    double **const rows[] = {&x->greedy, &x->optimum, &x->loss, &x->bound, &x->surviving};
-    bool ok = x->keep && x->lambda;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) ok &= (*rows[i] = calloc(n_rows, sizeof **rows[i])) != NULL;
-    x->nested = calloc(n_rows, 1);
-    x->proved = calloc(n_rows, 1);
-    if (ok && x->nested && x->proved) return KVB_OK;
-    exact_free(x);
-    return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %zu heads at %u ratios", n, n_rows);
+    return p->least ? p->least[h] : p->curves->floor;
 }
+
+static uint32_t core_cap(const core_problem *p, uint32_t h)
+{
+    return p->cap ? p->cap[h] : p->curves->shape.n_tokens;
+}
+
+core_work *core_work_new(void)
+{
+    return need(1, sizeof(core_work), "exact problems");
+}
+
+void core_work_free(core_work *w)
+{
+    if (!w) return;
+    void *const all[] = {w->all.at,  w->all.first, w->active.at, w->active.first, w->base,   w->order, w->stack,
+                         w->more.at, w->fewer.at,  w->scratch,   w->layers,       w->values, w->price};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    free(w);
+}
+
+// The array with room for `count` elements of `size` bytes; grows by half more than is asked, so that growing is rare.
+static void *grown(void *array, size_t *capacity, size_t count, size_t size)
+{
+    if (array && count <= *capacity) return array;
+    *capacity = count + count / 2 + 16;
+    return need_more(array, *capacity, size, "choices or states of an exact problem");
+}
+
+static void grow_heads(core_work *w, size_t n)
+{
+    if (n <= w->heads) return;
+    w->all.first = need_more(w->all.first, n + 1, sizeof *w->all.first, "heads");
+    w->active.first = need_more(w->active.first, n + 1, sizeof *w->active.first, "heads");
+    w->base = need_more(w->base, n + 1, sizeof *w->base, "heads");
+    w->order = need_more(w->order, n + 1, sizeof *w->order, "heads");
+    w->layers = need_more(w->layers, n + 1, sizeof *w->layers, "heads");
+    w->heads = n;
+}
+
+// The curve of a head as if it began at 0 tokens: element b is the loss with b >= |P| tokens.
+static const double *curve_of(const core_problem *p, uint32_t h)
+{
+    const cache_shape *s = &p->curves->shape;
+    return p->curves->loss + (size_t)(p->first + h) * (shape_middle(s) + 1);
+}
+
+static double reduced_cost(const double *loss, uint32_t protect, uint32_t b, uint32_t base, double lambda)
+{
+    double cost = loss[b - protect] - loss[base - protect] + lambda * ((double)b - base);
+    return cost > 0 ? cost : 0; // below 0 by rounding only
+}
+
+// ---- Reduction ------------------------------------------------------------------------------------------------------
+
+// Finds every head's minimiser, the fewest tokens of equal ones; returns the loss of start - D(lambda). Summed from
+// reduced costs, it is exact to its own size, not to that of the losses.
+static double find_minimisers(core_work *w, const core_problem *p, double lambda)
+{
+    uint32_t protect = shape_protected(&p->curves->shape);
+    double gap = 0;
+    for (uint32_t h = 0; h < p->n; h++) {
+        const double *loss = curve_of(p, h);
+        uint32_t cap = core_cap(p, h), base = core_least(p, h);
+        double best = loss[base - protect] + lambda * base;
+        for (uint32_t b = base + 1; b <= cap; b++) {
+            double value = loss[b - protect] + lambda * b;
+            if (value < best) {
+                best = value;
+                base = b;
+            }
+        }
+        w->base[h] = base;
+        gap += reduced_cost(loss, protect, p->start[h], base, lambda);
+    }
+    return gap;
+}
+
+// What the limits are wider by against rounding; see exact.h.
+static double rounding_margin(const core_problem *p, double lambda, double gap)
+{
+    double size = 0;
+    for (uint32_t h = 0; h < p->n; h++) size += curve_of(p, h)[p->curves->floor - shape_protected(&p->curves->shape)];
+    return 0x1p-50 * (size + lambda * p->n * p->curves->shape.n_tokens + p->n * gap);
+}
+
+// Makes w->all: the choices with a reduced cost of at most `theta` that no choice of fewer tokens equals in loss.
+static void reduce_choices(core_work *w, const core_problem *p, double lambda, double theta)
+{
+    uint32_t protect = shape_protected(&p->curves->shape);
+    choices *out = &w->all;
+    size_t count = 0;
+    for (uint32_t h = 0; h < p->n; h++) {
+        const double *loss = curve_of(p, h);
+        uint32_t least = core_least(p, h), cap = core_cap(p, h), base = w->base[h];
+        out->at = grown(out->at, &out->capacity, count + cap - least + 1, sizeof *out->at);
+        out->first[h] = count;
+        for (uint32_t b = least; b <= cap; b++) {
+            double cost = reduced_cost(loss, protect, b, base, lambda);
+            if (cost > theta || (b > least && b != base && loss[b - protect] == loss[b - 1 - protect])) continue;
+            out->at[count++] = (choice){cost, b};
+        }
+    }
+    out->first[p->n] = count;
+}
+
+// Makes w->active of the n heads: the choices of w->all within a smaller theta.
+static void narrow_choices(core_work *w, uint32_t n, double theta)
+{
+    choices *out = &w->active;
+    size_t count = 0;
+    out->at = grown(out->at, &out->capacity, w->all.first[n], sizeof *out->at);
+    for (uint32_t h = 0; h < n; h++) {
+        out->first[h] = count;
+        for (size_t i = w->all.first[h]; i < w->all.first[h + 1]; i++)
+            if (w->all.at[i].cost <= theta) out->at[count++] = w->all.at[i];
+    }
+    out->first[n] = count;
+}
+
+// ---- What the heads not handled yet can do at the least -------------------------------------------------------------
+
+// The lower hull of one head's choices from its minimiser at `from` outwards to `to`, in steps of `step`.
+static void add_hull(core_work *w, moves *out, uint32_t head, const choice *at, int64_t from, int64_t to, int step)
+{
+    uint32_t *stack = w->stack;
+    size_t top = 0;
+    for (int64_t i = from; i != to + step; i += step) {
+        while (top > 1) {
+            const choice *a = &at[stack[top - 2]], *b = &at[stack[top - 1]], *c = &at[i];
+            double ab = fabs((double)b->keep - a->keep), ac = fabs((double)c->keep - a->keep);
+            if ((b->cost - a->cost) * ac < (c->cost - a->cost) * ab) break;
+            top--;
+        }
+        stack[top++] = (uint32_t)i;
+    }
+    double last = 0;
+    for (size_t k = 0; k + 1 < top; k++) {
+        const choice *a = &at[stack[k]], *b = &at[stack[k + 1]];
+        uint32_t length = b->keep > a->keep ? b->keep - a->keep : a->keep - b->keep;
+        double slope = (b->cost - a->cost) / length;
+        last = slope > last ? slope : last; // rounding must not undo the order within a head
+        out->at[out->count++] = (keyed){key_from_double(last), head, length};
+    }
+}
+
+// Makes w->more and w->fewer of the active choices: their hulls, merged by slope.
+static void make_moves(core_work *w, uint32_t n)
+{
+    size_t count = w->active.first[n];
+    if (count > w->moves_capacity || !w->stack) {
+        size_t room = w->moves_capacity = count + count / 2 + 16;
+        w->more.at = need_more(w->more.at, room, sizeof *w->more.at, "choices");
+        w->fewer.at = need_more(w->fewer.at, room, sizeof *w->fewer.at, "choices");
+        w->scratch = need_more(w->scratch, room, sizeof *w->scratch, "choices");
+        w->stack = need_more(w->stack, room, sizeof *w->stack, "choices");
+    }
+    w->more.count = w->fewer.count = 0;
+    for (uint32_t h = 0; h < n; h++) {
+        const choice *at = w->active.at + w->active.first[h];
+        int64_t last = (int64_t)(w->active.first[h + 1] - w->active.first[h]) - 1, base = 0;
+        while (at[base].keep != w->base[h]) base++;
+        add_hull(w, &w->more, h, at, base, last, 1);
+        add_hull(w, &w->fewer, h, at, base, 0, -1);
+    }
+    radix_sort(w->more.at, w->scratch, w->more.count, 64);
+    radix_sort(w->fewer.at, w->scratch, w->fewer.count, 64);
+}
+
+// Takes the moves of a head away: it is handled now.
+static void drop_head(moves *m, uint32_t head)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < m->count; i++)
+        if (m->at[i].a != head) m->at[count++] = m->at[i];
+    m->count = count;
+}
+
+// Most tokens that the moves, and after them tokens at `spare` each, can make up for within theta.
+static int64_t most_tokens(const moves *m, double theta, double spare)
+{
+    static const double FAR = 1e15;
+    int64_t tokens = 0;
+    double left = theta;
+    for (size_t i = 0; i < m->count; i++) {
+        double cost = double_from_key(m->at[i].key);
+        if (cost * m->at[i].b > left) return tokens + (int64_t)(left / cost) + 1;
+        left -= cost * m->at[i].b;
+        tokens += m->at[i].b;
+    }
+    if (spare == INFINITY) return tokens;
+    double rest = spare > 0 ? left / spare + 1 : FAR;
+    return tokens + (int64_t)(rest < FAR ? rest : FAR);
+}
+
+// Least cost of making up for 0, 1, .. count - 1 tokens, each `step` further in price[].
+static void price_tokens(const moves *m, double spare, int64_t skip, double *price, int64_t count, int step)
+{
+    double sum = 0;
+    size_t i = 0;
+    uint32_t used = 0;
+    for (int64_t k = 0; k < skip + count; k++) {
+        if (k >= skip) price[(k - skip) * step] = sum;
+        while (i < m->count && used == m->at[i].b) {
+            i++;
+            used = 0;
+        }
+        sum += i < m->count ? double_from_key(m->at[i].key) : spare;
+        used++;
+    }
+}
+
+// ---- The dynamic program --------------------------------------------------------------------------------------------
+
+// Heads that have a choice, those with most choices at both ends: there few states meet many choices.
+static uint32_t order_heads(core_work *w, uint32_t n)
+{
+    uint32_t count = 0, *order = w->order;
+    keyed *items = w->scratch; // as many as there are choices, at least
+    for (uint32_t h = 0; h < n; h++) {
+        size_t left = w->active.first[h + 1] - w->active.first[h];
+        if (left > 1) items[count++] = (keyed){~(uint64_t)left, h, 0};
+    }
+    for (uint32_t i = 1; i < count; i++) { // few; stable
+        keyed x = items[i];
+        uint32_t j = i;
+        for (; j > 0 && items[j - 1].key > x.key; j--) items[j] = items[j - 1];
+        items[j] = x;
+    }
+    for (uint32_t i = 0; i < count; i++) order[i % 2 ? count - 1 - i / 2 : i / 2] = items[i].a;
+    return count;
+}
+
+WIDE void core_relax(double *restrict to, const double *restrict from, size_t n, double cost)
+{
+    for (size_t i = 0; i < n; i++) {
+        double value = from[i] + cost;
+        to[i] = value < to[i] ? value : to[i];
+    }
+}
+
+// Where the next layer may lie: what the choices reach, and what the other heads can make up for.
+static bool place_layer(const core_work *w, const layer *from, layer *to, int64_t target, double theta, double lambda)
+{
+    const choice *at = w->active.at + w->active.first[to->head], *end = w->active.at + w->active.first[to->head + 1];
+    int64_t base = w->base[to->head], low = from->low + (int64_t)at->keep - base;
+    int64_t high = from->low + (int64_t)from->count - 1 + (int64_t)end[-1].keep - base;
+    int64_t least = target - most_tokens(&w->more, theta, lambda),
+            most = target + most_tokens(&w->fewer, theta, INFINITY);
+    if (low < least) low = least;
+    if (high > most) high = most;
+    to->low = low;
+    to->count = high < low ? 0 : (size_t)(high - low + 1);
+    to->offset = from->offset + from->count;
+    return high >= low;
+}
+
+static uint64_t relax_layer(core_work *w, const layer *from, const layer *to)
+{
+    double *values = w->values + to->offset;
+    uint64_t work = 0;
+    for (size_t i = 0; i < to->count; i++) values[i] = INFINITY;
+    for (size_t j = w->active.first[to->head]; j < w->active.first[to->head + 1]; j++) {
+        int64_t shift = from->low + (int64_t)w->active.at[j].keep - w->base[to->head] - to->low;
+        int64_t begin = shift > 0 ? shift : 0, end = shift + (int64_t)from->count;
+        if (end > (int64_t)to->count) end = (int64_t)to->count;
+        if (begin >= end) continue;
+        core_relax(values + begin, w->values + from->offset + (begin - shift), (size_t)(end - begin),
+                   w->active.at[j].cost);
+        work += (uint64_t)(end - begin);
+    }
+    return work;
+}
+
+// Drops the states that the other heads cannot complete within theta, and shortens the layer to the others.
+static void prune_layer(core_work *w, layer *to, int64_t target, double theta, double lambda)
+{
+    double *values = w->values + to->offset, *price = w->price;
+    int64_t low = to->low, high = to->low + (int64_t)to->count - 1, begin, end;
+    if (low <= target) { // tokens are missing
+        int64_t top = high < target ? high : target;
+        price_tokens(&w->more, lambda, target - top, price + (top - low), top - low + 1, -1);
+    }
+    if (high > target) {
+        int64_t bottom = low > target ? low : target + 1;
+        price_tokens(&w->fewer, INFINITY, bottom - target, price + (bottom - low), high - bottom + 1, 1);
+    }
+    for (size_t i = 0; i < to->count; i++)
+        if (!(values[i] + price[i] <= theta)) values[i] = INFINITY;
+    for (begin = 0; begin <= high - low && values[begin] == INFINITY;) begin++;
+    for (end = high - low; end > begin && values[end] == INFINITY;) end--;
+    if (begin > high - low) {
+        to->count = 0;
+        return;
+    }
+    // Values stay where they are: the layer begins further up.
+    to->low = low + begin;
+    to->offset += (size_t)begin;
+    to->count = (size_t)(end - begin + 1);
+}
+
+// From the best end back to the choice of every head: the sum that was stored is found again, bit for bit.
+static void trace(const core_work *w, uint32_t n, uint32_t n_layers, int64_t at, uint32_t *keep)
+{
+    memcpy(keep, w->base, n * sizeof *keep);
+    for (uint32_t k = n_layers; k-- > 0;) {
+        const layer *from = &w->layers[k], *to = &w->layers[k + 1];
+        double value = w->values[to->offset + (size_t)(at - to->low)];
+        for (size_t j = w->active.first[to->head]; j < w->active.first[to->head + 1]; j++) {
+            int64_t before = at - ((int64_t)w->active.at[j].keep - w->base[to->head]) - from->low;
+            if (before < 0 || before >= (int64_t)from->count) continue;
+            if (w->values[from->offset + (size_t)before] + w->active.at[j].cost != value) continue;
+            keep[to->head] = w->active.at[j].keep;
+            at = before + from->low;
+            break;
+        }
+    }
+}
+
+// Tokens that stay unspent go to heads that keep fewer than in start, then to any, in order.
+static void spend(const core_problem *p, uint32_t *keep)
+{
+    int64_t left = 0;
+    for (uint32_t h = 0; h < p->n; h++) left += (int64_t)p->start[h] - keep[h];
+    for (int round = 0; round < 2; round++)
+        for (uint32_t h = 0; h < p->n && left > 0; h++) {
+            int64_t room = (int64_t)(round == 0 ? p->start[h] : core_cap(p, h)) - keep[h];
+            int64_t take = room < left ? room : left;
+            if (take <= 0) continue;
+            keep[h] += (uint32_t)take;
+            left -= take;
+        }
+}
+
+typedef enum dp_end { DP_FOUND, DP_NOTHING, DP_TOO_LARGE } dp_end;
+
+// The best budgets whose reduced costs sum to at most theta.
+static dp_end run_dp(core_work *w, const core_problem *p, int64_t target, double theta, double lambda, uint32_t *keep,
+                     uint64_t *work)
+{
+    uint32_t n = order_heads(w, p->n);
+    if (target < -most_tokens(&w->fewer, theta, INFINITY) || target > most_tokens(&w->more, theta, lambda))
+        return DP_NOTHING;
+    w->values = grown(w->values, &w->values_capacity, 1, sizeof *w->values);
+    w->values[0] = 0;
+    w->layers[0] = (layer){0, 0, 1, 0};
+    for (uint32_t k = 0; k < n; k++) {
+        layer *from = &w->layers[k], *to = from + 1;
+        to->head = w->order[k];
+        drop_head(&w->more, to->head);
+        drop_head(&w->fewer, to->head);
+        if (!place_layer(w, from, to, target, theta, lambda)) return DP_NOTHING;
+        size_t left = w->active.first[to->head + 1] - w->active.first[to->head];
+        if ((to->offset + to->count) > p->max_bytes / sizeof *w->values ||
+            *work + (double)left * (double)(from->count < to->count ? from->count : to->count) > (double)p->max_work)
+            return DP_TOO_LARGE;
+        w->values = grown(w->values, &w->values_capacity, to->offset + to->count, sizeof *w->values);
+        w->price = grown(w->price, &w->price_capacity, to->count, sizeof *w->price);
+        *work += relax_layer(w, from, to);
+        prune_layer(w, to, target, theta, lambda);
+        if (to->count == 0) return DP_NOTHING;
+    }
+    const layer *end = &w->layers[n];
+    int64_t at = INT64_MAX;
+    double best = theta;
+    for (size_t i = end->count; i-- > 0;) {
+        int64_t x = end->low + (int64_t)i;
+        double value =
+            x > target ? INFINITY : w->values[end->offset + i] + (target > x ? lambda * (double)(target - x) : 0);
+        if (value < best || (value == best && at == INT64_MAX)) {
+            best = value;
+            at = x;
+        }
+    }
+    if (at == INT64_MAX) return DP_NOTHING;
+    trace(w, p->n, n, at, keep);
+    spend(p, keep);
+    return DP_FOUND;
+}
+
+// ---- One problem ----------------------------------------------------------------------------------------------------
+
+// The multiplier at which the hulls of the choices that are left use up the budget: the slope of the move that meets
+// the target. When meeting it costs no more than rounding, lambda is that multiplier.
+static double better_lambda(const core_work *w, int64_t target, double lambda, double margin)
+{
+    const moves *m = target > 0 ? &w->more : &w->fewer;
+    int64_t left = target > 0 ? target : -target;
+    double cost = 0, sum = 0;
+    for (size_t i = 0; i < m->count && left > 0; i++) {
+        cost = double_from_key(m->at[i].key);
+        sum += cost * (double)(left < m->at[i].b ? left : m->at[i].b);
+        left -= m->at[i].b;
+    }
+    double better = target > 0 ? lambda - cost : lambda + cost;
+    return sum <= margin ? lambda : better > 0 ? better : 0;
+}
+
+static int64_t target_of(const core_work *w, const core_problem *p)
+{
+    int64_t target = 0;
+    for (uint32_t h = 0; h < p->n; h++) target += (int64_t)p->start[h] - w->base[h];
+    return target;
+}
+
+// The reduction by start's gap, with the best multiplier: greedy's own when greedy's hulls are those of the problem,
+// so that nothing is to be improved; after a cap, or a hull over another range, a step or two away.
+static void reduce_best(core_work *w, const core_problem *p, core_answer *a)
+{
+    double lambda = p->lambda;
+    a->gap = INFINITY;
+    for (int step = 0; step < 6; step++) {
+        double gap = find_minimisers(w, p, lambda);
+        if (gap < a->gap) {
+            a->gap = gap;
+            a->lambda = lambda;
+        } else if (step > 0) {
+            break;
+        }
+        a->margin = rounding_margin(p, lambda, gap);
+        if (gap <= a->margin) return;
+        reduce_choices(w, p, lambda, gap + a->margin);
+        narrow_choices(w, p->n, gap + a->margin);
+        make_moves(w, p->n);
+        double next = better_lambda(w, target_of(w, p), lambda, a->margin);
+        if (next == lambda) return;
+        lambda = next;
+    }
+    if (lambda == a->lambda) return;
+    double gap = find_minimisers(w, p, a->lambda); // the last step was no better: go back
+    a->margin = rounding_margin(p, a->lambda, gap);
+    reduce_choices(w, p, a->lambda, gap + a->margin);
+}
+
+static double loss_of(const core_problem *p, const uint32_t *keep)
+{
+    double sum = 0;
+    for (uint32_t h = 0; h < p->n; h++) sum += loss_at(p->curves, p->first + h, keep[h]);
+    return sum;
+}
+
+void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *a)
+{
+    *a = (core_answer){.lambda = p->lambda, .proved = true};
+    memcpy(keep, p->start, p->n * sizeof *keep);
+    grow_heads(w, p->n);
+    reduce_best(w, p, a);
+    if (a->gap <= a->margin) return;
+    int64_t target = target_of(w, p);
+    dp_end end = DP_NOTHING;
+    for (double theta = a->gap / 1024; end == DP_NOTHING; theta *= 4) {
+        double limit = (theta < a->gap ? theta : a->gap) + a->margin;
+        narrow_choices(w, p->n, limit);
+        make_moves(w, p->n);
+        end = run_dp(w, p, target, limit, a->lambda, keep, &a->work);
+        if (end == DP_NOTHING && theta >= a->gap) break; // start itself is within the gap, so this is never reached
+    }
+    a->proved = end == DP_FOUND;
+    if (!a->proved || loss_of(p, p->start) <= loss_of(p, keep) + a->margin) memcpy(keep, p->start, p->n * sizeof *keep);
+}
+
+// ---- All rows of a table --------------------------------------------------------------------------------------------
 
 void exact_free(exact_result *x)
 {
     free(x->keep);
     free(x->greedy);
     free(x->optimum);
-    free(x->loss);
     free(x->bound);
-    free(x->surviving);
-    free(x->lambda);
-    free(x->nested);
     free(x->proved);
     *x = (exact_result){0};
 }
 
-static core_problem problem_of(const exact_result *x, const loss_curves *c, const exact_limits *limits, uint32_t group)
+static exact_result make_result(const allocation *greedy)
 {
-    uint32_t n = x->n_heads / x->n_groups;
-    return (core_problem){.curves = c,
-                          .first = group * n,
-                          .n = n,
-                          .max_work = limits && limits->max_work ? limits->max_work : EXACT_MAX_WORK,
-                          .max_bytes = limits && limits->max_bytes ? limits->max_bytes : EXACT_MAX_BYTES};
+    size_t rows = greedy->n_rows;
+    exact_result x = {.n_rows = greedy->n_rows, .n_heads = greedy->n_heads, .n_groups = greedy->n_groups};
+    x.keep = need(rows * x.n_heads, sizeof *x.keep, "budgets");
+    x.greedy = need(rows, sizeof *x.greedy, "losses");
+    x.optimum = need(rows, sizeof *x.optimum, "losses");
+    x.bound = need(rows, sizeof *x.bound, "losses");
+    x.proved = need(rows, sizeof *x.proved, "ratios");
+    return x;
 }
 
-// What threads leave behind: the first error, and the work done.
-typedef struct outcome {
-    kvb_status status;
-    kvb_error error;
-    uint64_t work;
-} outcome;
-
-static void merge(outcome *all, kvb_status status, const kvb_error *error, uint64_t work)
-{
-#pragma omp critical(exact_outcome)
-    {
-        all->work += work;
-        if (all->status == KVB_OK && status != KVB_OK) {
-            all->status = status;
-            all->error = *error;
-        }
-    }
-}
-
-static kvb_status finish(outcome *all, exact_result *x, kvb_error *err)
-{
-    x->work += all->work;
-    return all->status == KVB_OK ? KVB_OK : kvb_fail(err, all->status, "%s", all->error.message);
-}
-
-// Losses of keep and whether rows are nested. Heads are summed in order, whatever the threads did.
-static void close_rows(exact_result *x, const loss_curves *c)
-{
-    for (uint32_t r = 0; r < x->n_rows; r++) {
-        const uint32_t *keep = x->keep + (size_t)r * x->n_heads;
-        x->loss[r] = certificate_loss(c, 0, x->n_heads, keep);
-        x->nested[r] = 1;
-        for (uint32_t h = 0; r > 0 && h < x->n_heads; h++) x->nested[r] &= keep[h] <= (keep - x->n_heads)[h];
-    }
-}
-
-static void close_bounds(exact_result *x, const loss_curves *c, const allocation *greedy, const core_answer *answers)
+// Losses of keep and of greedy's budgets, and bounds. Heads are summed in order, whatever the threads did.
+static void close_rows(exact_result *x, const loss_curves *c, const allocation *greedy, const core_answer *answers)
 {
     for (uint32_t r = 0; r < x->n_rows; r++) {
         const core_answer *a = answers + (size_t)r * x->n_groups;
         double gap = 0;
-        x->surviving[r] = 0;
         x->proved[r] = 1;
         for (uint32_t g = 0; g < x->n_groups; g++) {
             gap += a[g].gap;
-            x->surviving[r] += a[g].surviving / x->n_groups;
             x->proved[r] &= a[g].proved;
-            x->lambda[(size_t)r * x->n_groups + g] = a[g].lambda;
+            x->work += a[g].work;
         }
         x->greedy[r] = certificate_loss(c, 0, x->n_heads, greedy->keep + (size_t)r * x->n_heads);
-        x->optimum[r] = x->loss[r];
+        x->optimum[r] = certificate_loss(c, 0, x->n_heads, x->keep + (size_t)r * x->n_heads);
         double bound = x->greedy[r] - gap;
         // Losses are never negative and the optimum is above any bound, so clipping removes rounding only.
         x->bound[r] = bound < 0 ? 0 : bound > x->optimum[r] ? x->optimum[r] : bound;
     }
 }
 
-kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                       kvb_error *err)
+kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, kvb_error *err)
 {
-    if (x->n_heads != shape_heads(&c->shape) || greedy->n_heads != x->n_heads || greedy->n_rows != x->n_rows ||
-        greedy->n_groups != x->n_groups)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "exact solution: result, curves and greedy's budgets are of different shapes");
-    for (size_t i = 0; i < (size_t)x->n_rows * x->n_heads; i++)
+    *x = (exact_result){0};
+    if (greedy->n_heads != shape_heads(&c->shape))
+        return kvb_fail(err, KVB_ARGUMENT, "exact solution: curves and greedy's budgets are of different shapes");
+    for (size_t i = 0; i < (size_t)greedy->n_rows * greedy->n_heads; i++)
         if (greedy->keep[i] < c->floor || greedy->keep[i] > c->shape.n_tokens)
             return kvb_fail(err, KVB_ARGUMENT, "exact solution: greedy's row %zu: expected budgets of %u..%u, found %u",
-                            i / x->n_heads, c->floor, c->shape.n_tokens, greedy->keep[i]);
-    uint32_t jobs = x->n_rows * x->n_groups;
-    core_answer *answers = calloc(jobs, sizeof *answers);
-    if (!answers) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u rows", x->n_rows);
-    outcome all = {0};
-    x->work = 0;
+                            i / greedy->n_heads, c->floor, c->shape.n_tokens, greedy->keep[i]);
+    *x = make_result(greedy);
+    uint32_t jobs = x->n_rows * x->n_groups, n = x->n_heads / x->n_groups;
+    core_answer *answers = need(jobs, sizeof *answers, "rows");
 #pragma omp parallel if (jobs > 1 && (size_t)x->n_heads * shape_middle(&c->shape) > PARALLEL_CELLS / 8)
     {
         core_work *w = core_work_new();
-        kvb_error error = {0};
-        kvb_status status = w ? KVB_OK : kvb_fail(&error, KVB_MEMORY, "exact solution: not enough memory");
-        uint64_t work = 0;
 #pragma omp for schedule(dynamic)
         for (uint32_t i = 0; i < jobs; i++) {
-            if (status != KVB_OK) continue;
-            uint32_t row = i / x->n_groups, group = i % x->n_groups;
-            core_problem p = problem_of(x, c, limits, group);
-            size_t at = (size_t)row * x->n_heads + p.first;
-            p.start = greedy->keep + at;
-            p.lambda = greedy->lambda[i];
-            status = core_solve(w, &p, x->keep + at, &answers[i], &error);
-            work += answers[i].work;
+            const core_problem p = {.curves = c,
+                                    .first = i % x->n_groups * n,
+                                    .n = n,
+                                    .start = greedy->keep + (size_t)i * n,
+                                    .lambda = greedy->lambda[i],
+                                    .max_work = EXACT_MAX_WORK,
+                                    .max_bytes = EXACT_MAX_BYTES};
+            core_solve(w, &p, x->keep + (size_t)i * n, &answers[i]);
         }
-        merge(&all, status, &error, work);
         core_work_free(w);
     }
-    if (all.status == KVB_OK) {
-        close_rows(x, c);
-        close_bounds(x, c, greedy, answers);
-    }
+    close_rows(x, c, greedy, answers);
     free(answers);
-    return finish(&all, x, err);
-}
-
-// ---- Nested rows ----------------------------------------------------------------------------------------------------
-
-// One group on its way from row to row.
-typedef struct nesting {
-    core_problem p;
-    core_work *w;
-    const exact_result *x;
-    uint32_t group;
-    uint32_t *start; // [n]
-    uint32_t *rows;  // [R, n] the candidate
-    uint32_t *best;  // [R, n] the best candidate so far
-    double excess;   // of the best
-    bool given_up;   // the candidate met the limit of work
-    uint64_t work;
-} nesting;
-
-// Budgets within the limits that sum to what `keep` does: keep, moved into them; what is then missing goes to the first
-// heads that have room, what is too much is taken from the first that can give.
-static void clip(uint32_t *start, const uint32_t *keep, const core_problem *p)
-{
-    int64_t left = 0;
-    for (uint32_t h = 0; h < p->n; h++) {
-        start[h] = p->cap && keep[h] > p->cap[h]       ? p->cap[h]
-                   : p->least && keep[h] < p->least[h] ? p->least[h]
-                                                       : keep[h];
-        left += (int64_t)keep[h] - start[h];
-    }
-    for (uint32_t h = 0; h < p->n && left != 0; h++) {
-        int64_t room = p->cap ? (int64_t)p->cap[h] - start[h] : (int64_t)p->least[h] - start[h];
-        int64_t take = llabs(room) < llabs(left) ? room : left;
-        start[h] = (uint32_t)(start[h] + take);
-        left -= take;
-    }
-}
-
-// Row r under the limit of the neighbour that is done, one row back or ahead.
-static kvb_status nest_row(nesting *s, uint32_t r, bool upwards, kvb_error *err)
-{
-    core_problem p = s->p;
-    uint32_t *keep = s->rows + (size_t)r * p.n;
-    const uint32_t *neighbour = upwards ? keep - p.n : keep + p.n;
-    bool nested = true;
-    memcpy(keep, s->x->keep + (size_t)r * s->x->n_heads + p.first, p.n * sizeof *keep);
-    for (uint32_t h = 0; h < p.n; h++) nested &= upwards ? keep[h] <= neighbour[h] : keep[h] >= neighbour[h];
-    if (nested) return KVB_OK; // the free optimum is within the limit, so it is the optimum under it too
-    p.cap = upwards ? neighbour : NULL;
-    p.least = upwards ? NULL : neighbour;
-    clip(s->start, keep, &p);
-    p.start = s->start;
-    p.lambda = s->x->lambda[(size_t)r * s->x->n_groups + s->group];
-    core_answer a;
-    kvb_status status = core_solve(s->w, &p, keep, &a, err);
-    s->work += a.work;
-    s->given_up |= !a.proved;
-    return status;
-}
-
-// The candidate's loss over the optimum, as a share of it, summed over the rows; keeps the candidate if it is the best.
-static void judge_rows(nesting *s)
-{
-    uint32_t n = s->p.n, rows = s->x->n_rows;
-    double excess = 0;
-    for (uint32_t r = 0; r < rows; r++) {
-        const uint32_t *free_row = s->x->keep + (size_t)r * s->x->n_heads + s->p.first;
-        double least = certificate_loss(s->p.curves, s->p.first, n, free_row);
-        double loss = certificate_loss(s->p.curves, s->p.first, n, s->rows + (size_t)r * n);
-        if (least > 0) excess += loss / least - 1;
-    }
-    if (s->given_up || !(excess < s->excess)) return;
-    s->excess = excess;
-    memcpy(s->best, s->rows, (size_t)rows * n * sizeof *s->best);
-}
-
-// Rows one by one, each the optimum between its two neighbours, which stay nested and lose no more than before; until
-// nothing changes, or SWEEPS times.
-static kvb_status polish(nesting *s, kvb_error *err)
-{
-    enum { SWEEPS = 3 };
-    uint32_t rows = s->x->n_rows, n = s->p.n;
-    memcpy(s->rows, s->best, (size_t)rows * n * sizeof *s->rows);
-    s->given_up = false; // a row that is given up stays as it is
-    bool changed = true;
-    for (int sweep = 0; sweep < SWEEPS && changed; sweep++) {
-        changed = false;
-        for (uint32_t r = 0; r < rows; r++) {
-            uint32_t *keep = s->rows + (size_t)r * n;
-            core_problem p = s->p;
-            core_answer a;
-            memcpy(s->start, keep, n * sizeof *keep);
-            p.start = s->start;
-            p.cap = r > 0 ? keep - n : NULL;
-            p.least = r + 1 < rows ? keep + n : NULL;
-            p.lambda = s->x->lambda[(size_t)r * s->x->n_groups + s->group];
-            kvb_status status = core_solve(s->w, &p, keep, &a, err);
-            if (status != KVB_OK) return status;
-            s->work += a.work;
-            changed |= memcmp(keep, s->start, n * sizeof *keep) != 0;
-        }
-    }
-    judge_rows(s);
     return KVB_OK;
-}
-
-static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *err)
-{
-    uint32_t rows = s->x->n_rows, n = s->p.n;
-    kvb_status status = KVB_OK;
-    s->excess = INFINITY;
-    for (uint32_t r = 0; r < rows; r++)
-        memcpy(s->rows + (size_t)r * n, greedy->keep + (size_t)r * s->x->n_heads + s->p.first, n * sizeof *s->rows);
-    judge_rows(s);
-    for (uint32_t quarter = 0; quarter <= 4; quarter++) {
-        uint32_t from = (rows - 1) * quarter / 4;
-        memcpy(s->rows + (size_t)from * n, s->x->keep + (size_t)from * s->x->n_heads + s->p.first, n * sizeof *s->rows);
-        s->given_up = false;
-        for (uint32_t r = from + 1; r < rows && status == KVB_OK && !s->given_up; r++)
-            status = nest_row(s, r, true, err);
-        for (uint32_t r = from; r-- > 0 && status == KVB_OK && !s->given_up;) status = nest_row(s, r, false, err);
-        if (status != KVB_OK) return status;
-        judge_rows(s);
-        if (s->excess <= 0) return KVB_OK; // the free optima are nested
-    }
-    return polish(s, err);
-}
-
-static kvb_status nest_alone(exact_result *x, const loss_curves *c, const allocation *greedy,
-                             const exact_limits *limits, uint32_t group, uint64_t *work, kvb_error *err)
-{
-    core_problem p = problem_of(x, c, limits, group);
-    if (p.max_work > EXACT_NEST_WORK) p.max_work = EXACT_NEST_WORK;
-    size_t cells = (size_t)x->n_rows * p.n;
-    uint32_t *budgets = malloc((2 * cells + p.n) * sizeof *budgets);
-    core_work *w = core_work_new();
-    kvb_status status;
-    if (budgets && w) {
-        nesting s = {.p = p, .w = w, .x = x, .group = group};
-        s.rows = budgets;
-        s.best = budgets + cells;
-        s.start = budgets + 2 * cells;
-        status = nest_group(&s, greedy, err);
-        for (uint32_t r = 0; r < x->n_rows && status == KVB_OK; r++)
-            memcpy(x->keep + (size_t)r * x->n_heads + p.first, s.best + (size_t)r * p.n, p.n * sizeof *budgets);
-        *work = s.work;
-    } else {
-        status = kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for nested rows");
-    }
-    free(budgets);
-    core_work_free(w);
-    return status;
-}
-
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                      kvb_error *err)
-{
-    if (x->n_heads != shape_heads(&c->shape) || greedy->n_heads != x->n_heads || greedy->n_rows != x->n_rows ||
-        greedy->n_groups != x->n_groups)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "exact solution: result, curves and greedy's budgets are of different shapes");
-    outcome all = {0};
-#pragma omp parallel for schedule(dynamic) if (x->n_groups > 1)
-    for (uint32_t group = 0; group < x->n_groups; group++) {
-        kvb_error error = {0};
-        uint64_t work = 0;
-        kvb_status status = nest_alone(x, c, greedy, limits, group, &work, &error);
-        merge(&all, status, &error, work);
-    }
-    if (all.status == KVB_OK) close_rows(x, c);
-    return finish(&all, x, err);
 }

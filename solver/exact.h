@@ -1,57 +1,89 @@
 // The true optimum at token resolution, for all ratios of a table.
 //
 // Greedy (greedy.h) is optimal for the hulls of the loss curves; this is the optimum for the curves themselves, found
-// for every ratio and group of heads by exact_core.h. Greedy's slope is the best multiplier there is (it solves the
-// dual of the relaxed problem), and its budgets are kept wherever nothing is better, so a metric that ranks perfectly
-// gets the same table. The rows are solved one by one, each from greedy alone, because the result must depend neither
-// on the number of threads nor on which rows are asked for.
+// for every ratio and group of heads. Greedy's slope is the best multiplier there is (it solves the dual of the relaxed
+// problem), and its budgets are kept wherever nothing is better, so a metric that ranks perfectly gets the same table.
+// The rows are solved one by one, each from greedy alone, because the result must depend neither on the number of
+// threads nor on which rows are asked for. Optima need not be nested: a head may get more tokens when all together get
+// fewer.
 //
-// Optima need not be nested: a head may get more tokens when all together get fewer. An engine that evicts further as
-// its cache fills up cannot take a token back, so exact_nest() makes the rows nested. One row keeps its optimum; from
-// there on towards higher ratios a head may keep at most what it keeps in the row before, towards lower ratios at least
-// what it keeps in the row after, and each row is the optimum under these limits. This is done from the rows at 1, 25,
-// 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
-// the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
-// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
-// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all
-// nested tables, which would be one problem over all rows at once.
+// One group of heads at one budget, solved exactly at token resolution.
+//
+// With any multiplier lambda the loss of budgets b_n that sum to B is
+//
+//     sum_n L_n(b_n)  =  D(lambda) + sum_n rc_n(b_n)
+//     rc_n(b) = L_n(b) + lambda b - min over b' of [L_n(b') + lambda b']  >=  0
+//
+// so the best budgets have the least sum of reduced costs rc, and no choice of theirs can have a reduced cost above
+// theta = UB - D(lambda) for any loss UB that is reached (Pisinger's core, EJOR 83, 1995; methods.md 2.6). What is
+// left is a dynamic program over how many tokens the heads handled so far have more or fewer than the minimisers b'.
+// Three things keep it small:
+//   - theta is a guess first, 1/1024 of the gap of the known solution, times 4 until a solution is found. A program
+//     with theta sees every solution within theta, so whatever it finds is the optimum;
+//   - a state is dropped when its cost and the least cost at which the other heads can make up for its tokens exceed
+//     theta. That least cost is taken from the lower hulls of the choices that are left, merged by slope;
+//   - a choice that keeps more tokens than another for the same loss is dropped. Tokens may stay unspent for that,
+//     each at the price lambda, and are given back in the end: curves never rise.
+//
+// Rounding. A reduced cost is made of two differences and one product, each off by at most half a unit in the last
+// place of L_n(floor) + lambda T; adding N of them, or comparing them to theta, adds N theta of such units. All limits
+// are therefore wider by 2^-50 (sum_n L_n(floor) + lambda N T + N theta), 8 units: more than the errors can sum up to.
+// Wider limits keep more choices and never lose one: the result is the optimum up to that margin.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>
 
-typedef struct exact_limits {
-    uint64_t max_work;  // relaxations per ratio and group; 0 = EXACT_MAX_WORK
-    uint64_t max_bytes; // of states per thread; 0 = EXACT_MAX_BYTES
-} exact_limits;
+// ---- One group of heads at one budget -------------------------------------------------------------------------------
 
-#define EXACT_MAX_WORK 20000000000ull // about 10 s
-#define EXACT_MAX_BYTES (256ull << 20)
-#define EXACT_NEST_WORK 200000000ull // the same for a row between neighbours, where limits can make a problem hard
+typedef struct core_problem {
+    const loss_curves *curves;
+    uint32_t first, n;     // heads first .. first + n - 1
+    const uint32_t *least; // [n] fewest tokens that each may keep, floor .. cap; NULL: the floor
+    const uint32_t *cap;   // [n] most tokens that each may keep, floor .. T; NULL: T
+    const uint32_t *start; // [n] budgets within least .. cap; their sum is the budget
+    double lambda;         // multiplier >= 0; a good one makes the problem small, any one is right
+    uint64_t max_work;     // relaxations; beyond them the problem is given up
+    uint64_t max_bytes;    // of states
+} core_problem;
+
+typedef struct core_answer {
+    double margin; // keep is the optimum up to this
+    double gap;    // loss of start - D(lambda), >= 0
+    double lambda; // the multiplier in use: the problem's, or a better one
+    uint64_t work; // relaxations
+    bool proved;   // false: given up; keep is start
+} core_answer;
+
+typedef struct core_work core_work; // memory, used again from problem to problem; one for each thread
+
+core_work *core_work_new(void);
+void core_work_free(core_work *w);
+
+// One choice of a dynamic program: to[i] becomes the lesser of to[i] and from[i] + cost, i = 0 .. n - 1.
+void core_relax(double *restrict to, const double *restrict from, size_t n, double cost);
+
+// Fills keep [n], whose sum is that of start, and *answer. start is returned whenever it is optimal up to the margin.
+// Of equal optima the same one is found in every run.
+void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer);
+
+// ---- All rows of a table --------------------------------------------------------------------------------------------
+
+#define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
+#define EXACT_MAX_BYTES (256ull << 20) // of states per thread
 
 // Of R ratios; losses are absolute, not divided by the curves' total.
 typedef struct exact_result {
     uint32_t n_rows, n_heads, n_groups;
-    uint32_t *keep;    // [R, N] tokens that stay; a row sums to greedy's row, in every group
-    double *greedy;    // [R] greedy's loss
-    double *optimum;   // [R] the least loss there is
-    double *loss;      // [R] of keep: the optimum, or more after exact_nest()
-    double *bound;     // [R] D(lambda), 0 .. optimum
-    double *surviving; // [R] share of all choices that the reduction by greedy's gap leaves; 0: greedy proved optimal
-    double *lambda;    // [R, groups] the multipliers behind bound
-    uint8_t *nested;   // [R] 1: no head keeps more than in the row before
-    uint8_t *proved;   // [R] 0: a limit was met, and `optimum` is greedy's loss in at least one group
-    uint64_t work;     // relaxations in all
+    uint32_t *keep;  // [R, N] tokens that stay; a row sums to greedy's row, in every group
+    double *greedy;  // [R] greedy's loss
+    double *optimum; // [R] the least loss there is, that of keep
+    double *bound;   // [R] D(lambda), 0 .. optimum
+    uint8_t *proved; // [R] 0: a limit was met, and `optimum` is greedy's loss in at least one group
+    uint64_t work;   // relaxations in all
 } exact_result;
 
-// Memory for a shape, a scope and a number of ratios, to be used again. On failure *x is zero.
-kvb_status exact_init(exact_result *x, const cache_shape *shape, solve_scope scope, uint32_t n_rows, kvb_error *err);
-void exact_free(exact_result *x);
-
 // The optimum of every row; a row's budget in each group is what greedy's row keeps there. `greedy` is what
-// greedy_sweep() made of these curves, with any hull. limits NULL: the defaults. Errors: KVB_ARGUMENT, KVB_MEMORY.
-kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                       kvb_error *err);
-
-// Replaces keep by nested rows. `greedy` as above.
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                      kvb_error *err);
+// greedy_sweep() made of these curves, with any hull. KVB_ARGUMENT: budgets that do not belong to the curves. On
+// failure *x is zero.
+kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, kvb_error *err);
+void exact_free(exact_result *x);

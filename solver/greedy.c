@@ -1,4 +1,5 @@
 #include "solver/greedy.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/radix.h"
 #include <math.h>
@@ -22,30 +23,18 @@ typedef struct sweep_work {
     size_t capacity;
 } sweep_work;
 
-kvb_status allocation_init(allocation *a, const cache_shape *shape, solve_scope scope, uint32_t n_rows, kvb_error *err)
+void allocation_init(allocation *a, const cache_shape *shape, solve_scope scope, uint32_t n_rows)
 {
-    *a = (allocation){0};
-    kvb_status status = cache_shape_check(shape, err);
-    if (status) return status;
-    size_t n = shape_heads(shape), groups = scope == SCOPE_LAYER ? shape->n_layers : 1, cells, bytes;
-    if (n_rows == 0 || __builtin_mul_overflow(n, (size_t)n_rows, &cells) ||
-        __builtin_mul_overflow(cells, sizeof(double), &bytes))
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "solver: %u ratios for %zu heads: expected at least one, and no more than fit", n_rows, n);
+    size_t n = shape_heads(shape), groups = scope == SCOPE_LAYER ? shape->n_layers : 1;
     *a = (allocation){.n_rows = n_rows, .n_heads = (uint32_t)n, .n_groups = (uint32_t)groups};
-    a->keep = malloc(cells * sizeof *a->keep);
-    a->lambda = malloc(n_rows * groups * sizeof *a->lambda);
-    a->saturated = malloc(n_rows);
-    sweep_work *w = a->work = calloc(1, sizeof *w);
-    if (w) {
-        w->capacity = n * shape_middle(shape);
-        w->current = malloc(n * sizeof *w->current);
-        w->segments = malloc(w->capacity * sizeof *w->segments);
-        w->scratch = malloc(w->capacity * sizeof *w->scratch);
-    }
-    if (a->keep && a->lambda && a->saturated && w && w->current && w->segments && w->scratch) return KVB_OK;
-    allocation_free(a);
-    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to allocate over %zu heads at %u ratios", n, n_rows);
+    a->keep = need(n_rows * n, sizeof *a->keep, "budgets");
+    a->lambda = need(n_rows * groups, sizeof *a->lambda, "multipliers");
+    a->saturated = need(n_rows, 1, "ratios");
+    sweep_work *w = a->work = need(1, sizeof *w, "sweeps");
+    w->capacity = n * shape_middle(shape);
+    w->current = need(n, sizeof *w->current, "budgets");
+    w->segments = need_more(NULL, w->capacity, sizeof *w->segments, "blocks of hulls");
+    w->scratch = need_more(NULL, w->capacity, sizeof *w->scratch, "blocks of hulls");
 }
 
 void allocation_free(allocation *a)

@@ -34,8 +34,8 @@ typedef struct allocation {
     void *work;         // the sweep's memory
 } allocation;
 
-// Memory for a shape, a scope and a number of ratios, to be used again. On failure *a is zero.
-kvb_status allocation_init(allocation *a, const cache_shape *shape, solve_scope scope, uint32_t n_rows, kvb_error *err);
+// Memory for a shape, a scope and a number of ratios, to be used again.
+void allocation_init(allocation *a, const cache_shape *shape, solve_scope scope, uint32_t n_rows);
 void allocation_free(allocation *a);
 
 // ratios [R]: prune ratios in [0, 1], ascending (equal ones allowed). Errors: KVB_ARGUMENT.

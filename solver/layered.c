@@ -1,9 +1,262 @@
 #include "solver/layered.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
-#include "solver/window.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---- Levels ---------------------------------------------------------------------------------------------------------
+
+void level_part_free(level_part *p)
+{
+    free(p->begin);
+    free(p->point);
+    *p = (level_part){0};
+}
+
+// The lower hull of curve[0 .. count - 1], whose element i is the loss with keep = low + i; returns its corners.
+static size_t add_hull(level_point *out, const double *curve, uint32_t low, uint32_t count)
+{
+    size_t top = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        level_point c = {low + i, curve[i]};
+        while (top > 1) {
+            const level_point *a = &out[top - 2], *b = &out[top - 1];
+            if ((b->loss - a->loss) * (c.keep - a->keep) < (c.loss - a->loss) * (b->keep - a->keep)) break;
+            top--;
+        }
+        out[top++] = c;
+    }
+    return top;
+}
+
+// The range of budgets that all heads of a set allow; false: there is none.
+static bool common_range(const level_part *p, uint32_t set, uint32_t *low, uint32_t *high)
+{
+    *low = 0;
+    *high = UINT32_MAX;
+    for (uint32_t i = 0; i < p->n; i++) {
+        if (!(set >> i & 1)) continue;
+        uint32_t least = p->x->least[p->first + i], most = p->x->most[p->first + i];
+        *low = least > *low ? least : *low;
+        *high = most < *high ? most : *high;
+    }
+    return *low <= *high;
+}
+
+static void make_hulls(level_part *p, double *curve, level_point *hull)
+{
+    size_t room = 0, count = 0;
+    for (uint32_t set = 1; set < 1u << p->n; set++) {
+        uint32_t low, high;
+        p->begin[set] = count;
+        if (!common_range(p, set, &low, &high)) continue;
+        for (uint32_t b = low; b <= high; b++) curve[b - low] = 0;
+        for (uint32_t i = 0; i < p->n; i++) {
+            const double *loss = instance_curve(p->x, p->first + i);
+            for (uint32_t b = low; (set >> i & 1) && b <= high; b++) curve[b - low] += loss[b];
+        }
+        size_t corners = add_hull(hull, curve, low, high - low + 1);
+        if (count + corners > room) {
+            room = 2 * (count + corners) + 64;
+            p->point = need_more(p->point, room, sizeof *p->point, "corners of hulls");
+        }
+        memcpy(p->point + count, hull, corners * sizeof *hull);
+        count += corners;
+    }
+    p->begin[1u << p->n] = count;
+}
+
+kvb_status level_part_make(level_part *p, const constrained_instance *x, uint32_t part, kvb_error *err)
+{
+    *p = (level_part){.x = x, .first = part * x->own, .n = x->own};
+    p->levels = x->limits->levels < x->own ? x->limits->levels : x->own;
+    if (p->n > LEVELS_MAX_HEADS)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "constraints: a number of budgets per layer is solved for at most %d KV heads, found %u: all "
+                        "ways to split the heads are looked at",
+                        LEVELS_MAX_HEADS, p->n);
+    size_t units = x->curves.shape.n_tokens;
+    p->begin = need((1u << p->n) + 1, sizeof *p->begin, "sets of heads");
+    double *curve = need(units + 1, sizeof *curve, "pages");
+    level_point *hull = need(units + 1, sizeof *hull, "pages");
+    make_hulls(p, curve, hull);
+    free(curve);
+    free(hull);
+    level_answer a;
+    level_part_price(p, 0, &a);
+    if (a.value < INFINITY) return KVB_OK;
+    kvb_fail(err, KVB_ARGUMENT, "constraints: layer %u: floors and ceilings of its heads need more than %u budgets",
+             x->origin[p->first] / x->limits->n_kv_heads, p->levels);
+    level_part_free(p);
+    return KVB_ARGUMENT;
+}
+
+// The corner with the least loss + price keep per head, the first of equal ones.
+static const level_point *best_corner(const level_part *p, uint32_t set, double price)
+{
+    const level_point *at = p->point + p->begin[set], *end = p->point + p->begin[set + 1];
+    if (at == end) return NULL;
+    double weight = price * __builtin_popcount(set);
+    size_t low = 0, high = (size_t)(end - at) - 1; // a later corner is worth it while its gain per unit is above weight
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        bool gains = at[middle].loss - at[middle + 1].loss > weight * (at[middle + 1].keep - at[middle].keep);
+        if (gains) low = middle + 1;
+        else high = middle;
+    }
+    return at + low;
+}
+
+// Units and value of one way to do it: fewer units win ties of value.
+typedef struct way {
+    double value;
+    uint64_t total;
+} way;
+
+static bool is_better(way a, way b)
+{
+    return a.value < b.value || (a.value == b.value && a.total < b.total);
+}
+
+void level_part_price(const level_part *p, double price, level_answer *a)
+{
+    uint32_t all = (1u << p->n) - 1;
+    way set[1 << LEVELS_MAX_HEADS], best[1 << LEVELS_MAX_HEADS][LEVELS_MAX_HEADS];
+    uint8_t cluster[1 << LEVELS_MAX_HEADS][LEVELS_MAX_HEADS]; // the set with the lowest head of the best partition
+    uint32_t level[1 << LEVELS_MAX_HEADS];
+    for (uint32_t s = 1; s <= all; s++) {
+        const level_point *corner = best_corner(p, s, price);
+        set[s] = (way){INFINITY, UINT64_MAX / 4};
+        if (corner) {
+            uint32_t heads = (uint32_t)__builtin_popcount(s);
+            level[s] = corner->keep;
+            set[s] = (way){corner->loss + price * heads * corner->keep, (uint64_t)heads * corner->keep};
+        }
+        a->set[s] = set[s].value;
+    }
+    for (uint32_t k = 0; k < p->levels; k++) {
+        best[0][k] = (way){0, 0};
+        a->best[0][k] = 0;
+        for (uint32_t s = 1; s <= all; s++) {
+            best[s][k] = set[s];
+            cluster[s][k] = (uint8_t)s;
+            uint32_t lowest = s & -s, others = s ^ lowest;
+            for (uint32_t t = others; k > 0 && t > 0; t = (t - 1) & others) { // t: what the first cluster leaves
+                uint32_t own = s ^ t;
+                way w = {set[own].value + best[t][k - 1].value, set[own].total + best[t][k - 1].total};
+                if (!is_better(w, best[s][k])) continue;
+                best[s][k] = w;
+                cluster[s][k] = (uint8_t)own;
+            }
+            a->best[s][k] = best[s][k].value;
+        }
+    }
+    a->value = best[all][p->levels - 1].value;
+    a->total = best[all][p->levels - 1].total;
+    if (a->value == INFINITY) return;
+    for (uint32_t left = all, k = p->levels; left > 0; k--) {
+        uint32_t own = cluster[left][k - 1];
+        for (uint32_t i = 0; i < p->n; i++)
+            if (own >> i & 1) a->keep[i] = level[own];
+        left ^= own;
+    }
+}
+
+// ---- Costs of sums of units, in a range that moves and grows
+// ----------------------------------------------------------
+
+// Costs of the sums low .. low + count - 1; INFINITY: none, or beyond theta.
+typedef struct window {
+    int64_t low;
+    size_t count, room;
+    double *at;
+} window;
+
+// What all windows of one solution share: how far they look, and what they may take.
+typedef struct window_limits {
+    double theta; // dearer sums are left out
+    uint64_t max_work, max_bytes;
+    uint64_t work; // relaxations
+    size_t bytes;  // of all windows
+    bool given_up; // more work or bytes than allowed
+} window_limits;
+
+static void window_close(window_limits *l, window *x)
+{
+    l->bytes -= x->room * sizeof *x->at;
+    free(x->at);
+    *x = (window){0};
+}
+
+static void windows_free(window_limits *l, window *at, size_t n)
+{
+    for (size_t i = 0; at && i < n; i++) window_close(l, &at[i]);
+    free(at);
+}
+
+// Makes a window of `count` sums from `low` on that holds nothing yet; its memory is used again. False: given up.
+static bool window_open(window_limits *l, window *x, int64_t low, size_t count)
+{
+    if (count > x->room || !x->at) {
+        size_t room = count + count / 2 + 16, bytes = l->bytes + (room - x->room) * sizeof *x->at;
+        if (bytes > l->max_bytes) return !(l->given_up = true);
+        x->at = need_more(x->at, room, sizeof *x->at, "sums of an exact problem");
+        l->bytes = bytes;
+        x->room = room;
+    }
+    x->low = low;
+    x->count = count;
+    for (size_t i = 0; i < count; i++) x->at[i] = INFINITY;
+    return true;
+}
+
+// Cuts what holds nothing off both ends.
+static void window_trim(window *x)
+{
+    size_t begin = 0;
+    while (x->count > 0 && x->at[x->count - 1] == INFINITY) x->count--;
+    while (begin < x->count && x->at[begin] == INFINITY) begin++;
+    if (begin == 0) return;
+    memmove(x->at, x->at + begin, (x->count - begin) * sizeof *x->at);
+    x->low += (int64_t)begin;
+    x->count -= begin;
+}
+
+// Opens `out` with all sums of one element of a and one of b, up to theta and up to `most` units. False: given up.
+static bool window_join(window_limits *l, window *out, const window *a, const window *b, int64_t most)
+{
+    int64_t low = a->low + b->low, high = low + (int64_t)a->count + (int64_t)b->count - 2;
+    if (high > most) high = most;
+    if (a->count == 0 || b->count == 0 || high < low) return window_open(l, out, low, 0);
+    if (!window_open(l, out, low, (size_t)(high - low + 1))) return false;
+    for (size_t j = 0; j < b->count; j++) {
+        if (b->at[j] == INFINITY || j >= out->count) continue;
+        size_t n = a->count < out->count - j ? a->count : out->count - j;
+        core_relax(out->at + j, a->at, n, b->at[j]);
+        l->work += n;
+    }
+    if (l->work > l->max_work) return !(l->given_up = true);
+    for (size_t i = 0; i < out->count; i++)
+        if (out->at[i] > l->theta) out->at[i] = INFINITY;
+    window_trim(out);
+    return true;
+}
+
+// The sum of b such that it and one of a give, bit for bit, what window_join() has put at x.
+static int64_t window_trace(const window *out, const window *a, const window *b, int64_t x)
+{
+    double value = out->at[x - out->low];
+    for (size_t j = 0; j < b->count; j++) {
+        int64_t before = x - (b->low + (int64_t)j) - a->low;
+        if (b->at[j] == INFINITY || before < 0 || before >= (int64_t)a->count) continue;
+        if (a->at[before] + b->at[j] == value) return b->low + (int64_t)j;
+    }
+    return b->low; // not reached: the sum came from somewhere
+}
+
+// ---- Memory
+// -----------------------------------------------------------------------------------------------------------
 
 struct layered_work {
     window *stage; // sums after 0, 1, .. of the things that are joined at the moment: heads of a part, or its clusters
@@ -17,7 +270,7 @@ struct layered_work {
 
 layered_work *layered_work_new(void)
 {
-    return calloc(1, sizeof(layered_work));
+    return need(1, sizeof(layered_work), "exact problems");
 }
 
 void layered_work_free(layered_work *w)
@@ -30,22 +283,21 @@ void layered_work_free(layered_work *w)
     free(w);
 }
 
-static bool make_room(layered_work *w, const layered_problem *p)
+static void make_room(layered_work *w, const layered_problem *p)
 {
     uint32_t stages = p->x->own + 1, parts = p->x->parts;
     if (w->n_stages < stages) {
         windows_free(&w->limits, w->stage, w->n_stages);
-        w->stage = calloc(stages, sizeof *w->stage);
-        w->n_stages = w->stage ? stages : 0;
+        w->stage = need(stages, sizeof *w->stage, "heads");
+        w->n_stages = stages;
     }
     if (w->n_parts < parts) {
         windows_free(&w->limits, w->part, w->n_parts);
         windows_free(&w->limits, w->joint, w->n_parts + 1);
-        w->part = calloc(parts, sizeof *w->part);
-        w->joint = calloc(parts + 1, sizeof *w->joint);
+        w->part = need(parts, sizeof *w->part, "parts");
+        w->joint = need(parts + 1, sizeof *w->joint, "parts");
         w->n_parts = parts;
     }
-    return w->stage && w->part && w->joint;
 }
 
 // ---- One part -------------------------------------------------------------------------------------------------------
@@ -305,14 +557,14 @@ static void spend(const layered_problem *p, uint32_t *keep)
     }
 }
 
-kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *a, kvb_error *err)
+void layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *a)
 {
     uint32_t n = p->x->parts * p->x->own, units = p->x->curves.shape.n_tokens;
     *a = (core_answer){.lambda = p->lambda, .proved = true};
     memcpy(keep, p->start, n * sizeof *keep);
     w->p = p;
     w->limits = (window_limits){.max_work = p->max_work, .max_bytes = p->max_bytes, .bytes = w->limits.bytes};
-    if (!make_room(w, p)) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
+    make_room(w, p);
     double dual = -p->lambda * (double)p->budget, size = 0, start = loss_of(p, p->start);
     for (uint32_t i = 0; i < p->x->parts; i++) {
         dual += layered_part_dual(p->x, p->levels, p->group * p->x->parts + i, p->price[i], p->lambda);
@@ -320,12 +572,11 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     }
     for (uint32_t h = p->group * n; h < (p->group + 1) * n; h++) size += instance_curve(p->x, h)[0];
     a->gap = start - dual > 0 ? start - dual : 0;
-    a->margin = 0x1p-50 * (size + n * a->gap); // as in exact_core.h
-    if (a->gap <= a->margin) return KVB_OK;
-    uint32_t *found = malloc(n * sizeof *found);
-    if (!found) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
+    a->margin = 0x1p-50 * (size + n * a->gap); // as in exact.h
+    if (a->gap <= a->margin) return;
+    uint32_t *found = need(n, sizeof *found, "heads");
     bool ok = false;
-    for (double theta = a->gap / 1024; !ok && !w->limits.failed && !w->limits.given_up; theta *= 4) {
+    for (double theta = a->gap / 1024; !ok && !w->limits.given_up; theta *= 4) {
         w->limits.theta = (theta < a->gap ? theta : a->gap) + a->margin;
         ok = try_theta(w, found);
         if (theta >= a->gap) break;
@@ -335,5 +586,4 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     if (ok) spend(p, found);
     if (ok && loss_of(p, found) < start - a->margin) memcpy(keep, found, n * sizeof *keep);
     free(found);
-    return w->limits.failed ? kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the states") : KVB_OK;
 }

@@ -31,13 +31,13 @@ typedef struct hull_block {
 size_t pava_blocks(hull_block *blocks, const double *gains, size_t n);
 
 // The same blocks from gains[n] and their curve loss[n + 1], loss[i] being the sum of the gains from i on: up to the
-// rounding of a block's sum, and several times as fast on noisy curves. rounded[n + 1] is scratch.
-size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n, float *rounded);
+// rounding of a block's sum, and several times as fast on noisy curves.
+size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n);
 
 // The hull as the published step 2 makes it: f32 running sum of the losses while tokens are dropped from the last to
 // the first, lower hull in f64 that drops collinear points, slopes stored as f32. Blocks in the same order as
-// pava_blocks. points[n + 1] is scratch.
-size_t published_blocks(hull_block *blocks, const double *gains, size_t n, uint32_t *points, float *cumulative);
+// pava_blocks.
+size_t published_blocks(hull_block *blocks, const double *gains, size_t n);
 
 // The hulls of all heads of one problem.
 typedef struct hulls {
@@ -48,11 +48,7 @@ typedef struct hulls {
     hull_block *block;        // [N, M]
 } hulls;
 
-// Memory for a problem's shape, to be used again for further problems of this shape. On failure *h is zero.
-kvb_status hulls_init(hulls *h, const cache_shape *shape, kvb_error *err);
+// Memory for a problem's shape, to be used again for further problems of this shape.
+void hulls_init(hulls *h, const cache_shape *shape);
 void hulls_free(hulls *h);
 kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_error *err);
-
-// Sum over heads of curve minus hull at the kept counts keep[N]: how far greedy can be from the optimum at most. Each
-// head's keep must be at least the hull's first point.
-double hulls_gap(const hulls *h, const loss_curves *c, const uint32_t *keep);

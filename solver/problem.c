@@ -1,25 +1,18 @@
 #include "solver/problem.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "solver/constrained.h"
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options, kvb_error *err)
+void problem_init(problem *p, const cache_shape *shape, const solve_options *options)
 {
-    *p = (problem){.options = *options};
     uint32_t rows = options->n_rows;
-    kvb_status status = loss_curves_init(&p->curves, shape, err);
-    if (!status) status = hulls_init(&p->hulls, shape, err);
-    if (!status) status = allocation_init(&p->allocation, shape, options->scope, rows, err);
-    if (!status) {
-        p->loss = calloc(rows, sizeof *p->loss);
-        p->bound = calloc(rows, sizeof *p->bound);
-        p->lambda = calloc(rows, sizeof *p->lambda);
-        if (!p->loss || !p->bound || !p->lambda)
-            status = kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u ratios", rows);
-    }
-    if (status) problem_free(p);
-    return status;
+    *p = (problem){.options = *options, .curves = loss_curves_make(shape)};
+    hulls_init(&p->hulls, shape);
+    allocation_init(&p->allocation, shape, options->scope, rows);
+    p->loss = need(rows, sizeof *p->loss, "losses");
+    p->bound = need(rows, sizeof *p->bound, "losses");
+    p->lambda = need(rows, sizeof *p->lambda, "multipliers");
 }
 
 void problem_free(problem *p)

@@ -22,8 +22,8 @@ typedef struct problem {
         *lambda; // [R] each divided by the problem's total mass; 0 when that is 0. lambda: mean over the groups
 } problem;
 
-kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options,
-                        kvb_error *err); // on failure *p is zero
+// shape: one that cache_shape_check() allows.
+void problem_init(problem *p, const cache_shape *shape, const solve_options *options);
 void problem_free(problem *p);
 
 // Solves from p->curves, filled by loss_curves_fill() or by hand and loss_curves_sum().

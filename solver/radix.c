@@ -54,23 +54,6 @@ void radix_sort(keyed *items, keyed *scratch, size_t n, unsigned key_bits)
     if (from != items) memcpy(items, from, n * sizeof *items);
 }
 
-void radix_sort_words(uint64_t *items, uint64_t *scratch, size_t n)
-{
-    enum { PASSES = 3, SHIFT = 32 };
-    uint32_t counts[PASSES][BUCKETS] = {{0}};
-    for (size_t i = 0; i < n; i++)
-        for (unsigned p = 0; p < PASSES; p++) counts[p][items[i] >> (SHIFT + p * DIGIT_BITS) & (BUCKETS - 1)]++;
-    uint64_t *from = items, *to = scratch;
-    for (unsigned p = 0; p < PASSES; p++) {
-        make_starts(counts[p]);
-        for (size_t i = 0; i < n; i++) to[counts[p][from[i] >> (SHIFT + p * DIGIT_BITS) & (BUCKETS - 1)]++] = from[i];
-        uint64_t *swap = from;
-        from = to;
-        to = swap;
-    }
-    memcpy(items, from, n * sizeof *items); // the passes are odd in number
-}
-
 // Adding +0 turns -0 into +0. Then: negative numbers have all bits flipped, others the sign bit.
 uint32_t key_from_float(float x)
 {

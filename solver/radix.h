@@ -12,9 +12,6 @@ typedef struct keyed {
 // Only the lowest key_bits (1..64) of the keys may differ from 0: fewer bits take fewer passes.
 void radix_sort(keyed *items, keyed *scratch, size_t n, unsigned key_bits);
 
-// The same for words whose upper 32 bits are the key and whose lower ones come along.
-void radix_sort_words(uint64_t *items, uint64_t *scratch, size_t n);
-
 // Keys that order as the numbers do; -0 equals +0. NaN has no place in an order: the caller refuses it before.
 uint32_t key_from_float(float x);
 uint64_t key_from_double(double x);

@@ -1,4 +1,5 @@
 #include "solver/robust.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdbool.h>
@@ -16,19 +17,16 @@ void robust_free(robust_result *r)
     *r = (robust_result){0};
 }
 
-static kvb_status result_init(robust_result *r, uint32_t n_rows, uint32_t n_heads, uint32_t n_texts, kvb_error *err)
+static robust_result make_result(uint32_t n_rows, uint32_t n_heads, uint32_t n_texts)
 {
-    *r = (robust_result){.n_rows = n_rows, .n_heads = n_heads, .n_texts = n_texts};
-    r->prune_ratio = calloc((size_t)n_rows * n_heads, sizeof *r->prune_ratio);
-    r->loss = calloc(n_rows, sizeof *r->loss);
-    r->bound = calloc(n_rows, sizeof *r->bound);
-    r->weight = calloc((size_t)n_rows * n_texts, sizeof *r->weight);
-    r->lambda = calloc(n_rows, sizeof *r->lambda);
-    r->saturated = calloc(n_rows, sizeof *r->saturated);
-    if (r->prune_ratio && r->loss && r->bound && r->weight && r->lambda && r->saturated) return KVB_OK;
-    robust_free(r);
-    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u rows of %u heads and %u texts", n_rows, n_heads,
-                    n_texts);
+    robust_result r = {.n_rows = n_rows, .n_heads = n_heads, .n_texts = n_texts};
+    r.prune_ratio = need((size_t)n_rows * n_heads, sizeof *r.prune_ratio, "ratios");
+    r.loss = need(n_rows, sizeof *r.loss, "losses");
+    r.bound = need(n_rows, sizeof *r.bound, "losses");
+    r.weight = need((size_t)n_rows * n_texts, sizeof *r.weight, "weights of texts");
+    r.lambda = need(n_rows, sizeof *r.lambda, "multipliers");
+    r.saturated = need(n_rows, sizeof *r.saturated, "ratios");
+    return r;
 }
 
 // ---- Weights of texts -----------------------------------------------------------------------------------------------
@@ -117,27 +115,23 @@ static void search_free(search *s)
     free(s->weight);
 }
 
-static kvb_status search_init(search *s, const loss_mean *texts, uint32_t n_texts, double tail,
-                              const solve_options *options, kvb_error *err)
+static search make_search(const loss_mean *texts, uint32_t n_texts, double tail, const solve_options *options)
 {
     const cache_shape *shape = &texts[0].curves.shape;
-    *s = (search){.texts = texts, .n_texts = n_texts, .n_heads = shape_heads(shape), .tail = tail};
-    s->cap = weight_cap(n_texts, tail);
+    search s = {.texts = texts, .n_texts = n_texts, .n_heads = shape_heads(shape), .tail = tail};
     solve_options one = *options;
     one.n_rows = 1;
-    kvb_status status = problem_init(&s->problem, shape, &one, err);
-    s->share = malloc(s->n_heads * sizeof *s->share);
-    s->sum = malloc(s->n_heads * sizeof *s->sum);
-    s->loss = malloc(n_texts * sizeof *s->loss);
-    s->weight = malloc(n_texts * sizeof *s->weight);
-    if (status == KVB_OK && !(s->share && s->sum && s->loss && s->weight))
-        status = kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u heads", s->n_heads);
-    for (uint32_t k = 0; k < n_texts && status == KVB_OK; k++) {
-        if (texts[k].curves.floor > s->problem.curves.floor || k == 0) s->problem.curves.floor = texts[k].curves.floor;
-        s->weight[k] = 1.0 / n_texts;
+    s.cap = weight_cap(n_texts, tail);
+    problem_init(&s.problem, shape, &one);
+    s.share = need(s.n_heads, sizeof *s.share, "heads");
+    s.sum = need(s.n_heads, sizeof *s.sum, "heads");
+    s.loss = need(n_texts, sizeof *s.loss, "texts");
+    s.weight = need(n_texts, sizeof *s.weight, "texts");
+    for (uint32_t k = 0; k < n_texts; k++) {
+        if (texts[k].curves.floor > s.problem.curves.floor || k == 0) s.problem.curves.floor = texts[k].curves.floor;
+        s.weight[k] = 1.0 / n_texts;
     }
-    if (status != KVB_OK) search_free(s);
-    return status;
+    return s;
 }
 
 static void weigh_texts(search *s)
@@ -177,8 +171,7 @@ static void keep_better(robust_result *out, uint32_t row, const search *s, doubl
     for (uint32_t h = 0; h < s->n_heads; h++) out->prune_ratio[(size_t)row * s->n_heads + h] = 1 - s->share[h];
 }
 
-static kvb_status search_row(search *s, robust_result *out, uint32_t row, const double *ratio, uint32_t iterations,
-                             kvb_error *err)
+static kvb_status search_row(search *s, robust_result *out, uint32_t row, const double *ratio, kvb_error *err)
 {
     problem *p = &s->problem;
     const uint32_t grid = p->curves.shape.n_tokens;
@@ -186,7 +179,7 @@ static kvb_status search_row(search *s, robust_result *out, uint32_t row, const 
     out->bound[row] = -1;
     p->options.ratios = ratio;
     for (uint32_t h = 0; h < s->n_heads; h++) s->sum[h] = 0;
-    for (uint32_t i = 0; i < iterations; i++) {
+    for (uint32_t i = 0; i < ROBUST_ITERATIONS; i++) {
         weigh_texts(s);
         kvb_status status = problem_solve(p, err);
         if (status != KVB_OK) return status;
@@ -214,17 +207,16 @@ static kvb_status search_row(search *s, robust_result *out, uint32_t row, const 
 }
 
 kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_texts, double tail,
-                        const solve_options *options, uint32_t iterations, kvb_error *err)
+                        const solve_options *options, kvb_error *err)
 {
     *out = (robust_result){0};
     if (n_texts == 0 || !(tail >= 0 && tail <= 1))
         return kvb_fail(err, KVB_ARGUMENT, "solver: worst case over %u texts, share %g", n_texts, tail);
-    search s;
-    kvb_status status = search_init(&s, texts, n_texts, tail, options, err);
-    if (status != KVB_OK) return status;
-    status = result_init(out, options->n_rows, s.n_heads, n_texts, err);
+    search s = make_search(texts, n_texts, tail, options);
+    kvb_status status = KVB_OK;
+    *out = make_result(options->n_rows, s.n_heads, n_texts);
     for (uint32_t r = 0; r < options->n_rows && status == KVB_OK; r++)
-        status = search_row(&s, out, r, &options->ratios[r], iterations ? iterations : ROBUST_ITERATIONS, err);
+        status = search_row(&s, out, r, &options->ratios[r], err);
     search_free(&s);
     if (status != KVB_OK) robust_free(out);
     return status;

@@ -25,14 +25,14 @@ typedef struct robust_result {
     uint8_t *saturated;  // [R]
 } robust_result;
 
-// texts [K]: finished means (loss_mean_finish) on one grid; ratios [R], ascending; tail: A, 0 for worst; iterations of
-// every ratio at most, 0: ROBUST_ITERATIONS. One budget over all layers, or one for each. On failure *out is zero.
+// texts [K]: finished means (loss_mean_finish) on one grid; ratios [R], ascending; tail: A, 0 for worst. One budget
+// over all layers, or one for each. On failure *out is zero.
 kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_texts, double tail,
-                        const solve_options *options, uint32_t iterations, kvb_error *err);
+                        const solve_options *options, kvb_error *err);
 void robust_free(robust_result *r);
 
-enum { ROBUST_ITERATIONS = 40 };
-#define ROBUST_GAP 1e-3 // a row is done when loss and bound are this close, as a share of the loss
+enum { ROBUST_ITERATIONS = 40 }; // of every ratio at most
+#define ROBUST_GAP 1e-3          // a row is done when loss and bound are this close, as a share of the loss
 
 // The mean of the worst share `tail` of n losses; 0: the largest. weight [n], unless NULL: their weights in it.
 double tail_mean(const double *loss, uint32_t n, double tail, double *weight);

@@ -52,10 +52,10 @@ static void add_losses(ablation *x, const loss_curves *c, int way, const uint32_
 // Budgets from curves in the oracle's own order: what would be best if the metric ranked perfectly.
 static kvb_status solve_without_gap(ablation *x, const pair_walk *w, kvb_error *err)
 {
-    problem perfect = {.loss = NULL};
+    problem perfect;
     const loss_curves *c = &w->problem.curves;
-    kvb_status status = problem_init(&perfect, &c->shape, &w->solve, err);
-    if (status == KVB_OK) status = loss_curves_fill_perfect(&perfect.curves, w->oracle, err);
+    problem_init(&perfect, &c->shape, &w->solve);
+    kvb_status status = loss_curves_fill_perfect(&perfect.curves, w->oracle, err);
     if (status == KVB_OK) status = problem_solve(&perfect, err);
     if (status == KVB_OK) add_losses(x, c, WAY_NO_GAP, perfect.allocation.keep);
     problem_free(&perfect);

@@ -3,21 +3,14 @@
 #include "solver/constrained.h"
 #include <stdlib.h>
 
-static kvb_status init_texts(gathered *g, const pair_set *pairs, kvb_error *err)
-{
-    size_t n = pairs->from->n_contexts;
-    kvb_status status = KVB_OK;
-    g->texts = need(n, sizeof *g->texts, "contexts");
-    for (; g->n_texts < n && status == KVB_OK; g->n_texts++)
-        status = loss_mean_init_coarse(&g->texts[g->n_texts], &pairs->longest, STUDY_GRID, err);
-    return status;
-}
-
-kvb_status gather_init(gathered *g, const pair_set *pairs, aggregation how, kvb_error *err)
+void gather_init(gathered *g, const pair_set *pairs, aggregation how)
 {
     *g = (gathered){.how = how};
-    if (how == AGGREGATE_TAIL) return init_texts(g, pairs, err);
-    return how == AGGREGATE_MEAN_LOSS ? loss_mean_init(&g->all, &pairs->longest, err) : KVB_OK;
+    if (how == AGGREGATE_MEAN_LOSS) loss_mean_init(&g->all, &pairs->longest);
+    if (how != AGGREGATE_TAIL) return;
+    g->n_texts = pairs->from->n_contexts;
+    g->texts = need(g->n_texts, sizeof *g->texts, "contexts");
+    for (size_t k = 0; k < g->n_texts; k++) loss_mean_init_coarse(&g->texts[k], &pairs->longest, STUDY_GRID);
 }
 
 void gather_free(gathered *g)

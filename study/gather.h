@@ -10,8 +10,7 @@ typedef struct gathered {
     size_t n_texts;
 } gathered;
 
-// On failure *g is to be freed all the same.
-kvb_status gather_init(gathered *g, const pair_set *pairs, aggregation how, kvb_error *err);
+void gather_init(gathered *g, const pair_set *pairs, aggregation how);
 void gather_free(gathered *g);
 // Adds a pair of the k-th context.
 kvb_status gather_add(gathered *g, size_t k, const loss_curves *c, kvb_error *err);

@@ -50,8 +50,7 @@ typedef struct loss_sample {
 // that is 0). All methods are measured on the same texts, so their ratios vary less than they do.
 void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio);
 
-// Fills chosen[k] with k <= n different numbers below n, ascending, from a generator that `seed` and `draw` make: what
-// a learning curve leaves in.
+// Fills chosen[k] with k <= n different numbers below n, ascending, from a generator that `seed` and `draw` make.
 void draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw);
 
 // A head is not to be trusted at a ratio when the pairs disagree by more about what it should keep than it keeps:

@@ -1,13 +1,397 @@
 #include "study/learn.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/learn_parts.h"
+#include "solver/problem.h"
+#include "study/layer_map.h"
 #include "study/learned_scores.h"
 #include "study/record_metric.h"
+#include <gsl/gsl_errno.h>
+#include <gsl/gsl_linalg.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---- Texts ----------------------------------------------------------------------------------------------------------
+
+// One text: standardised features and importances.
+typedef struct learn_text {
+    cache_shape shape;  // with the sinks and the last token protected
+    float *z;           // [F, N, T] of every metric of the selection; 0 for sinks
+    float *layer;       // [F, L, T] its mean over the layer's heads; NULL without layer_mean
+    float *plain;       // [F, N, T] scores as recorded
+    float *mean, *top;  // [N, T] importance over the questions: mean, maximum
+    double mean_of_all; // mean of `mean` over heads and tokens
+} learn_text;
+
+static const cache_shape *check_shape(learn_text *t, const learned *l, size_t k, kvb_error *err, kvb_status *status)
+{
+    const record_context_info *c = selection_context(l->from, k);
+    record_shape model = record_get_shape(l->from->r);
+    t->shape = (cache_shape){model.n_layers, model.n_kv_heads, c->n_tokens, l->options.sink, 1};
+    *status = cache_shape_check(&t->shape, err);
+    return &t->shape;
+}
+
+// Room for the longest text of the selection. The caller frees, also after a failure. KVB_ARGUMENT: a text that is
+// protected as a whole.
+static kvb_status text_init(learn_text *t, const learned *l, kvb_error *err)
+{
+    size_t most = 0, G = 1;
+    *t = (learn_text){0};
+    for (size_t k = 0; k < l->from->n_contexts; k++) {
+        kvb_status status;
+        const cache_shape *shape = check_shape(t, l, k, err, &status);
+        if (status != KVB_OK) return status;
+        size_t numbers = (size_t)shape_heads(shape) * shape->n_tokens;
+        most = numbers > most ? numbers : most;
+        G = shape->n_kv_heads;
+    }
+    t->z = need(l->from->n_metrics * most, sizeof *t->z, "features");
+    t->plain = need(l->from->n_metrics * most, sizeof *t->plain, "scores");
+    t->mean = need(most, sizeof *t->mean, "importances");
+    t->top = need(most, sizeof *t->top, "importances");
+    if (l->options.layer_mean) t->layer = need(l->from->n_metrics * (most / G), sizeof *t->layer, "features");
+    return KVB_OK;
+}
+
+static void text_free(learn_text *t)
+{
+    free(t->z);
+    free(t->layer);
+    free(t->plain);
+    free(t->mean);
+    free(t->top);
+    *t = (learn_text){0};
+}
+
+static size_t numbers_of(const learn_text *t)
+{
+    return (size_t)shape_heads(&t->shape) * t->shape.n_tokens;
+}
+
+static kvb_status read_scores(learn_text *t, const learned *l, size_t k, kvb_error *err)
+{
+    kvb_status status;
+    check_shape(t, l, k, err, &status);
+    size_t n = numbers_of(t);
+    for (size_t f = 0; f < l->from->n_metrics && status == KVB_OK; f++)
+        status = record_read_scores(l->from->r, l->from->contexts[k], l->from->metrics[f], t->plain + f * n, err);
+    return status;
+}
+
+// As kvb_rank() does it.
+static kvb_status standardise(learn_text *t, const learned *l, size_t k, kvb_error *err)
+{
+    size_t T = t->shape.n_tokens, rows = l->from->n_metrics * shape_heads(&t->shape);
+    uint32_t sink = t->shape.sink;
+    size_t failed = SIZE_MAX;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        const float *s = t->plain + row * T;
+        float *z = t->z + row * T;
+        int logarithm = l->logarithm[row / shape_heads(&t->shape)];
+        double mean, scale;
+        uint32_t bad;
+        if (kvb_rank_moments(s, logarithm, sink, (uint32_t)T, &mean, &scale, &bad) != KVB_OK) {
+#pragma omp critical
+            failed = row < failed ? row : failed;
+            continue;
+        }
+        for (size_t j = 0; j < T; j++) z[j] = j < sink ? 0 : (float)((kvb_rank_value(s[j], logarithm) - mean) * scale);
+    }
+    if (failed == SIZE_MAX) return KVB_OK;
+    return kvb_fail(err, KVB_NUMERIC, "%s: context %s: %s has scores that are not finite", l->from->path,
+                    selection_context(l->from, k)->id, l->from->metrics[failed / shape_heads(&t->shape)]);
+}
+
+static void average_layers(learn_text *t, const learned *l)
+{
+    size_t T = t->shape.n_tokens, G = t->shape.n_kv_heads, rows = l->from->n_metrics * t->shape.n_layers;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        for (size_t j = 0; j < T; j++) {
+            double sum = 0;
+            for (size_t g = 0; g < G; g++) sum += t->z[(row * G + g) * T + j];
+            t->layer[row * T + j] = (float)(sum / (double)G);
+        }
+    }
+}
+
+// Mean and maximum over the questions; `spare` [N, T].
+static kvb_status read_importance(learn_text *t, const learned *l, size_t k, float *spare, kvb_error *err)
+{
+    const record_context_info *c = selection_context(l->from, k);
+    size_t n = numbers_of(t);
+    uint32_t count = selection_count(l->from, k);
+    if (count == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: context %s has no question with recorded queries; leave it out",
+                        l->from->path, c->id);
+    memset(t->mean, 0, n * sizeof *t->mean);
+    memset(t->top, 0, n * sizeof *t->top);
+    for (uint32_t q = 0; q < c->n_questions; q++) {
+        if (!selection_has(l->from, &c->questions[q], q)) continue;
+        kvb_status status = record_read_oracle(l->from->r, l->from->contexts[k], q, spare, err);
+        if (status != KVB_OK) return status;
+        for (size_t i = 0; i < n; i++) {
+            t->mean[i] += spare[i] / (float)count;
+            t->top[i] = spare[i] > t->top[i] ? spare[i] : t->top[i];
+        }
+    }
+    t->mean_of_all = 0;
+    for (size_t i = 0; i < n; i++) t->mean_of_all += t->mean[i];
+    t->mean_of_all /= (double)n;
+    if (t->mean_of_all > 0) return KVB_OK;
+    return kvb_fail(err, KVB_NUMERIC, "%s: context %s: no token has any importance", l->from->path, c->id);
+}
+
+static kvb_status text_read(learn_text *t, const learned *l, size_t k, kvb_error *err)
+{
+    kvb_status status = read_scores(t, l, k, err);
+    if (status == KVB_OK) status = read_importance(t, l, k, t->z, err); // z is not in use yet
+    if (status == KVB_OK) status = standardise(t, l, k, err);
+    if (status == KVB_OK && t->layer) average_layers(t, l);
+    return status;
+}
+
+// Whether each metric's scores are never negative, in all texts: then their logarithm is the feature.
+static kvb_status find_signs(learned *l, learn_text *t, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t f = 0; f < l->from->n_metrics; f++) l->logarithm[f] = 1;
+    for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
+        status = read_scores(t, l, k, err);
+        size_t n = numbers_of(t);
+        for (size_t i = 0; i < l->from->n_metrics * n && status == KVB_OK; i++)
+            if (t->plain[i] < 0) l->logarithm[i / n] = 0;
+    }
+    return status;
+}
+
+// ---- Normal equations -----------------------------------------------------------------------------------------------
+
+// They are gathered once over all columns; a set of metrics is a part of them, a fold left out is a subtraction. So a
+// trial costs no second look at the tokens before it ranks.
+
+// Normal equations A w = b of every fold and head, over all columns: P = 2 F + 2, or 3 F + 2 with layer_mean, in the
+// order that weights have (runtime/kvbudget.h).
+typedef struct learn_systems {
+    uint32_t n_folds, n_heads, n_features;
+    bool layer_mean;
+    double exponent;
+    double *a, *b;     // [folds, N, P, P], [folds, N, P]
+    uint32_t *n_texts; // [folds]
+} learn_systems;
+
+enum { COLUMNS_MAX = 3 * KVB_RANK_FEATURES_MAX + 2 };
+
+static const double TARGET_FLOOR = 1e-3; // of the mean importance: what a token without any counts as
+
+static uint32_t column_count(uint32_t n_features, bool layer_mean)
+{
+    return (layer_mean ? 3 : 2) * n_features + 2;
+}
+
+static size_t columns_of(const learn_systems *s)
+{
+    return column_count(s->n_features, s->layer_mean);
+}
+
+static learn_systems make_systems(const learned *l, double exponent)
+{
+    record_shape model = record_get_shape(l->from->r);
+    learn_systems s = {.n_folds = l->n_folds,
+                       .n_heads = model.n_layers * model.n_kv_heads,
+                       .n_features = (uint32_t)l->from->n_metrics,
+                       .layer_mean = l->options.layer_mean,
+                       .exponent = exponent};
+    size_t rows = (size_t)s.n_folds * s.n_heads, P = columns_of(&s);
+    s.a = need(rows * P * P, sizeof *s.a, "numbers of equations");
+    s.b = need(rows * P, sizeof *s.b, "numbers of equations");
+    s.n_texts = need(s.n_folds, sizeof *s.n_texts, "folds");
+    return s;
+}
+
+static void free_systems(learn_systems *s)
+{
+    free(s->a);
+    free(s->b);
+    free(s->n_texts);
+    *s = (learn_systems){0};
+}
+
+// The columns of one head's token j.
+static void fill_columns(double *x, const learn_systems *s, const learn_text *t, uint32_t head, size_t j)
+{
+    size_t T = t->shape.n_tokens, F = s->n_features, P = columns_of(s), n_heads = shape_heads(&t->shape);
+    size_t L = t->shape.n_layers, layer = head / t->shape.n_kv_heads;
+    for (size_t f = 0; f < F; f++) {
+        double value = t->z[(f * n_heads + head) * T + j];
+        x[2 * f] = value;
+        x[2 * f + 1] = value * fabs(value);
+        if (s->layer_mean) x[2 * F + f] = t->layer[(f * L + layer) * T + j];
+    }
+    x[P - 2] = -log((double)(T - j));
+    x[P - 1] = 1;
+}
+
+// Adds one head of a text, whose weights are brought to a sum of 1.
+static void add_head(double *a, double *b, const learn_systems *s, const learn_text *t, const float *importance,
+                     uint32_t head)
+{
+    size_t T = t->shape.n_tokens, P = columns_of(s);
+    double x[COLUMNS_MAX], total = 0;
+    for (size_t j = t->shape.sink; j < T; j++)
+        total += pow(importance[head * T + j] / t->mean_of_all + TARGET_FLOOR, s->exponent);
+    for (size_t j = t->shape.sink; j < T; j++) {
+        double share = importance[head * T + j] / t->mean_of_all + TARGET_FLOOR;
+        double weight = pow(share, s->exponent) / total, y = log(share);
+        fill_columns(x, s, t, head, j);
+        for (size_t p = 0; p < P; p++) {
+            b[p] += weight * x[p] * y;
+            for (size_t q = 0; q <= p; q++) a[p * P + q] += weight * x[p] * x[q];
+        }
+    }
+}
+
+static void add_to_systems(learn_systems *s, const learned *l, const learn_text *t, uint32_t fold)
+{
+    size_t P = columns_of(s);
+    const float *importance = l->options.target == TARGET_MAX ? t->top : t->mean;
+#pragma omp parallel for schedule(static)
+    for (uint32_t h = 0; h < s->n_heads; h++) {
+        size_t row = (size_t)fold * s->n_heads + h;
+        add_head(s->a + row * P * P, s->b + row * P, s, t, importance, h);
+    }
+    s->n_texts[fold]++;
+}
+
+// The columns of a set's metrics, then recency and the constant.
+static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint32_t set)
+{
+    size_t n = 0;
+    for (uint32_t f = 0; f < s->n_features; f++) {
+        if (!(set >> f & 1)) continue;
+        out[n++] = 2 * f;
+        out[n++] = 2 * f + 1;
+    }
+    for (uint32_t f = 0; s->layer_mean && f < s->n_features; f++)
+        if (set >> f & 1) out[n++] = 2 * s->n_features + f;
+    out[n++] = columns_of(s) - 2;
+    out[n++] = columns_of(s) - 1;
+    return n;
+}
+
+// One head: sums over folds, lambda on all but the constant, Cholesky. Returns GSL's code.
+static int solve_head(const learn_systems *s, const size_t *column, size_t n, double lambda, uint32_t without,
+                      uint32_t head, double *weights)
+{
+    double a[COLUMNS_MAX * COLUMNS_MAX] = {0}, b[COLUMNS_MAX] = {0}, n_texts = 0;
+    size_t P = columns_of(s);
+    for (uint32_t fold = 0; fold < s->n_folds; fold++) {
+        if (fold == without) continue;
+        const double *from = s->a + ((size_t)fold * s->n_heads + head) * P * P,
+                     *right = s->b + ((size_t)fold * s->n_heads + head) * P;
+        n_texts += s->n_texts[fold];
+        for (size_t p = 0; p < n; p++) {
+            b[p] += right[column[p]];
+            for (size_t q = 0; q <= p; q++) a[p * n + q] += from[column[p] * P + column[q]];
+        }
+    }
+    for (size_t p = 0; p + 1 < n; p++) a[p * n + p] += lambda * n_texts;
+    for (size_t p = 0; p < n; p++)
+        for (size_t q = 0; q < p; q++) a[q * n + p] = a[p * n + q];
+    gsl_matrix_view matrix = gsl_matrix_view_array(a, n, n);
+    gsl_vector_view given = gsl_vector_view_array(b, n), found = gsl_vector_view_array(weights, n);
+    int code = gsl_linalg_cholesky_decomp1(&matrix.matrix);
+    return code ? code : gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
+}
+
+// weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
+static kvb_status solve_systems(const learn_systems *s, uint32_t set, double lambda, uint32_t without, double *weights,
+                                kvb_error *err)
+{
+    size_t column[COLUMNS_MAX], n = list_columns(column, s, set);
+    uint32_t failed = UINT32_MAX;
+    gsl_error_handler_t *before = gsl_set_error_handler_off();
+    for (uint32_t h = 0; h < s->n_heads && failed == UINT32_MAX; h++) {
+        int code = solve_head(s, column, n, lambda, without, h, weights + h * n);
+        bool finite = code == 0;
+        for (size_t p = 0; p < n && finite; p++) finite = isfinite(weights[h * n + p]);
+        if (!finite) failed = h;
+    }
+    gsl_set_error_handler(before);
+    if (failed == UINT32_MAX) return KVB_OK;
+    return kvb_fail(err, KVB_NUMERIC, "head %u: the equations have no solution with lambda %g; take a larger --lambda",
+                    failed, lambda);
+}
+
+// ---- What a ranking loses on a text that it was not fitted on, under the budgets that are best for that text --------
+
+const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
+
+// scores [N, T]: the linear form, as kvb_rank_layer() has it, of features that are standardised already.
+static void rank_text(float *scores, const learn_text *t, const learn_systems *s, uint32_t set, const double *weights)
+{
+    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), L = t->shape.n_layers, n = 0;
+    size_t metric[KVB_RANK_FEATURES_MAX];
+    for (uint32_t f = 0; f < s->n_features; f++)
+        if (set >> f & 1) metric[n++] = f;
+    size_t P = column_count((uint32_t)n, s->layer_mean);
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < heads; h++) {
+        const double *w = weights + h * P;
+        size_t layer = h / t->shape.n_kv_heads;
+        for (size_t j = 0; j < T; j++) {
+            double sum = w[P - 1] - w[P - 2] * log((double)(T - j));
+            for (size_t i = 0; i < n; i++) {
+                double z = t->z[(metric[i] * heads + h) * T + j];
+                sum += z * (w[2 * i] + w[2 * i + 1] * fabs(z));
+                if (s->layer_mean) sum += w[2 * n + i] * t->layer[(metric[i] * L + layer) * T + j];
+            }
+            scores[h * T + j] = (float)sum;
+        }
+    }
+}
+
+static kvb_status add_losses(learn_trial *trial, const learn_text *t, const float *scores, kvb_error *err)
+{
+    const solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, LEARN_RATIO, LEARN_RATIOS, NULL};
+    metric_order order;
+    problem p;
+    kvb_status status = metric_order_make(&order, &t->shape, scores, err);
+    problem_init(&p, &t->shape, &options);
+    if (status == KVB_OK) status = loss_curves_fill(&p.curves, &order, t->mean, err);
+    if (status == KVB_OK) status = problem_solve(&p, err);
+    for (int i = 0; i < LEARN_RATIOS && status == KVB_OK; i++) trial->loss[i] += p.loss[i];
+    problem_free(&p);
+    metric_order_free(&order);
+    return status;
+}
+
+// Adds to trial->loss what text k, of fold `fold`, loses; s NULL for a plain metric.
+static kvb_status try_ranking(learn_trial *trial, const learn_systems *s, const learn_text *t, uint32_t fold,
+                              kvb_error *err)
+{
+    size_t heads = shape_heads(&t->shape), T = t->shape.n_tokens;
+    if (trial->plain) {
+        const float *own = t->plain + (size_t)__builtin_ctz(trial->set) * heads * T;
+        return add_losses(trial, t, own, err);
+    }
+    size_t columns = column_count((uint32_t)__builtin_popcount(trial->set), s->layer_mean);
+    float *scores = need(heads * T, sizeof *scores, "scores");
+    double *weights = need(heads * columns, sizeof *weights, "weights");
+    kvb_status status = solve_systems(s, trial->set, trial->lambda, fold, weights, err);
+    if (status == KVB_OK) {
+        rank_text(scores, t, s, trial->set, weights);
+        status = add_losses(trial, t, scores, err);
+    }
+    free(scores);
+    free(weights);
+    return status;
+}
+
+// ---- The fit --------------------------------------------------------------------------------------------------------
 
 static const double EXPONENTS[] = {0, 0.25, 0.5};
 static const double LAMBDAS[] = {1e-4, 1e-3, 1e-2, 1e-1};
@@ -47,10 +431,10 @@ static kvb_status run_trials(fit *f, uint32_t first, kvb_error *err)
     learned *l = f->l;
     kvb_status status = KVB_OK;
     for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
-        status = learn_text_read(&f->text, l, k, err);
+        status = text_read(&f->text, l, k, err);
         for (uint32_t i = first; i < l->n_trials && status == KVB_OK; i++) {
             learn_trial *t = &l->trials[i];
-            status = learn_try(t, systems_of(f, t->exponent), &f->text, l->fold[k], err);
+            status = try_ranking(t, systems_of(f, t->exponent), &f->text, l->fold[k], err);
             if (status == KVB_OK && !study_progress_step(f->progress))
                 return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
         }
@@ -88,11 +472,11 @@ static kvb_status gather(fit *f, kvb_error *err)
     double own = l->options.exponent;
     kvb_status status = KVB_OK;
     for (; f->n_systems < (isnan(own) ? N_EXPONENTS : 1); f->n_systems++)
-        f->systems[f->n_systems] = learn_systems_init(l, isnan(own) ? EXPONENTS[f->n_systems] : own);
+        f->systems[f->n_systems] = make_systems(l, isnan(own) ? EXPONENTS[f->n_systems] : own);
     for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
-        status = learn_text_read(&f->text, l, k, err);
+        status = text_read(&f->text, l, k, err);
         for (uint32_t i = 0; i < f->n_systems && status == KVB_OK; i++)
-            learn_systems_add(&f->systems[i], l, &f->text, l->fold[k]);
+            add_to_systems(&f->systems[i], l, &f->text, l->fold[k]);
         if (status == KVB_OK && !study_progress_step(f->progress))
             return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
     }
@@ -139,11 +523,11 @@ static kvb_status fit_weights(fit *f, kvb_error *err)
     const learn_systems *s = systems_of(f, t->exponent);
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
         if (t->set >> i & 1) l->feature[l->n_features++] = i;
-    size_t numbers = (size_t)s->n_heads * learn_columns(l->n_features, s->layer_mean);
+    size_t numbers = (size_t)s->n_heads * column_count(l->n_features, s->layer_mean);
     l->weights = need((1 + l->n_folds) * numbers, sizeof *l->weights, "weights");
-    kvb_status status = learn_systems_solve(s, t->set, t->lambda, UINT32_MAX, l->weights, err);
+    kvb_status status = solve_systems(s, t->set, t->lambda, UINT32_MAX, l->weights, err);
     for (uint32_t fold = 0; fold < l->n_folds && status == KVB_OK; fold++)
-        status = learn_systems_solve(s, t->set, t->lambda, fold, l->weights + (1 + fold) * numbers, err);
+        status = solve_systems(s, t->set, t->lambda, fold, l->weights + (1 + fold) * numbers, err);
     l->options.lambda = t->lambda;
     l->options.exponent = t->exponent;
     return status;
@@ -215,14 +599,14 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     if (status != KVB_OK) return status;
     study_progress_begin(progress, count_steps(out));
     status = deal_folds(out, err);
-    if (status == KVB_OK) status = learn_text_init(&f.text, out, err);
-    if (status == KVB_OK) status = learn_find_signs(out, &f.text, err);
+    if (status == KVB_OK) status = text_init(&f.text, out, err);
+    if (status == KVB_OK) status = find_signs(out, &f.text, err);
     if (status == KVB_OK) status = gather(&f, err);
     if (status == KVB_OK) status = search_sets(&f, &set, err);
     if (status == KVB_OK) status = search_settings(&f, set, err);
     if (status == KVB_OK) status = fit_weights(&f, err);
-    for (uint32_t i = 0; i < f.n_systems; i++) learn_systems_free(&f.systems[i]);
-    learn_text_free(&f.text);
+    for (uint32_t i = 0; i < f.n_systems; i++) free_systems(&f.systems[i]);
+    text_free(&f.text);
     return status;
 }
 
@@ -234,4 +618,111 @@ void learn_free(learned *l)
     l->weights = NULL;
     l->contexts = NULL;
     l->fold = NULL;
+}
+
+// ---- What a ranking says of itself, and its file --------------------------------------------------------------------
+
+static void add_features(cJSON *about, const learned *l)
+{
+    cJSON *list = cJSON_AddArrayToObject(about, "features");
+    for (uint32_t f = 0; f < l->n_features; f++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, one);
+        cJSON_AddStringToObject(one, "metric", l->from->metrics[l->feature[f]]);
+        cJSON_AddBoolToObject(one, "log", l->logarithm[l->feature[f]]);
+    }
+}
+
+// Not a context that was recorded before under another name.
+static bool first_of_text(const learned *l, size_t k)
+{
+    size_t first = 0;
+    while (strcmp(l->contexts[first], l->contexts[k]) != 0) first++;
+    return first == k;
+}
+
+// Which texts each fold has left out; a text is named once, however often it was recorded.
+static void add_folds(cJSON *about, const learned *l)
+{
+    cJSON *list = cJSON_AddArrayToObject(about, "folds");
+    for (uint32_t fold = 0; fold < l->n_folds; fold++) {
+        cJSON *one = cJSON_CreateArray();
+        cJSON_AddItemToArray(list, one);
+        for (size_t k = 0; k < l->from->n_contexts; k++)
+            if (l->fold[k] == fold && first_of_text(l, k))
+                cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
+    }
+}
+
+static void add_fit(cJSON *about, const learned *l)
+{
+    const learn_trial *t = &l->trials[l->chosen];
+    cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
+    cJSON_AddNumberToObject(about, "sink", l->options.sink);
+    cJSON_AddBoolToObject(about, "layer_mean", l->options.layer_mean);
+    cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean");
+    cJSON_AddNumberToObject(about, "lambda", t->lambda);
+    cJSON_AddNumberToObject(about, "exponent", t->exponent);
+    for (int r = 0; r < LEARN_RATIOS; r++) {
+        char key[16];
+        snprintf(key, sizeof key, "%g", LEARN_RATIO[r]);
+        cJSON_AddNumberToObject(losses, key, t->loss[r]);
+    }
+}
+
+static void add_origin(cJSON *m, const learned *l, const char *record_sha256)
+{
+    static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
+                                         "calibration_sha256"};
+    cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION);
+    cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
+        cJSON_AddStringToObject(m, copied[i], record_text(l->from->r, copied[i]));
+}
+
+static kvb_status write_named(const char *path, rank_content *content, cJSON *about, const cJSON *origin, char name[24],
+                              kvb_error *err)
+{
+    char *text = cJSON_PrintUnformatted(about);
+    content->about = text;
+    char *named = rank_name(name, content);
+    content->about = named;
+    kvb_status status = rank_write(path, content, origin, err);
+    cJSON_free(text);
+    free(named);
+    return status;
+}
+
+// Weights of all of the model's layers: of those that the record leaves out they are 0, since nothing is ranked there.
+static kvb_status write_spread(const learned *l, const char *path, cJSON *about, const cJSON *origin, char name[24],
+                               kvb_error *err)
+{
+    layer_map layers;
+    double *weights = NULL;
+    uint32_t heads = record_get_shape(l->from->r).n_kv_heads,
+             columns = column_count(l->n_features, l->options.layer_mean);
+    kvb_status status = layer_map_read(&layers, l->from->r, err);
+    if (status == KVB_OK) weights = layer_map_spread(&layers, l->weights, 1 + l->n_folds, (size_t)heads * columns);
+    rank_content content = {l->n_folds, layers.n_layers, heads, columns, weights, NULL};
+    if (status == KVB_OK) status = write_named(path, &content, about, origin, name, err);
+    free(weights);
+    layer_map_free(&layers);
+    return status;
+}
+
+kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_error *err)
+{
+    char sha256[65];
+    cJSON *about = cJSON_CreateObject(), *origin = cJSON_CreateObject();
+    kvb_status status = record_file_sha256(l->from->r, sha256, err);
+    if (status == KVB_OK) {
+        add_features(about, l);
+        add_folds(about, l);
+        add_fit(about, l);
+        add_origin(origin, l, sha256);
+        status = write_spread(l, path, about, origin, name, err);
+    }
+    cJSON_Delete(about);
+    cJSON_Delete(origin);
+    return status;
 }

@@ -9,7 +9,7 @@
 // (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Which metrics,
 // which lambda and which exponent: what loses least oracle importance on texts that were left out.
 #pragma once
-#include "formats/rank_write.h"
+#include "formats/table_write.h"
 #include "runtime/rank.h"
 #include "study/progress.h"
 #include "study/selection.h"

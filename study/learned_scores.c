@@ -19,13 +19,6 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
     return status;
 }
 
-static bool has_metric(const record_context_info *c, const char *metric)
-{
-    for (uint32_t i = 0; i < c->n_metrics; i++)
-        if (strcmp(c->metrics[i], metric) == 0) return true;
-    return false;
-}
-
 // Is the ranking of the record's model? It has weights for all of its layers, the record scores of those that count.
 static kvb_status check_model(const selection *s, const kvb_ranking *r, kvb_error *err)
 {
@@ -50,8 +43,8 @@ kvb_status learned_scores_check(const selection *s, const kvb_ranking *r, kvb_er
     if (status != KVB_OK) return status;
     for (size_t k = 0; k < s->n_contexts; k++) {
         const record_context_info *c = selection_context(s, k);
-        for (uint32_t f = 0; f < info->n_features && !has_metric(c, info->name); f++)
-            if (!has_metric(c, info->metrics[f]))
+        for (uint32_t f = 0; f < info->n_features && !record_has_metric(c, info->name); f++)
+            if (!record_has_metric(c, info->metrics[f]))
                 return kvb_fail(err, KVB_MISMATCH,
                                 "%s: context %s has no scores of %s, which the ranking %s takes; profile with --metric "
                                 "%s",
@@ -83,7 +76,7 @@ kvb_status learned_scores_read(const selection *s, size_t k, const kvb_ranking *
     kvb_status status = context_sha256(s, k, sha256, err);
     if (status != KVB_OK) return status;
     uint32_t fold = kvb_ranking_fold(r, sha256), F = r->info.n_features;
-    if (fold == 0 && has_metric(c, r->info.name))
+    if (fold == 0 && record_has_metric(c, r->info.name))
         return record_read_scores(s->r, s->contexts[k], r->info.name, out, err);
     layer_map layers;
     status = layer_map_read(&layers, s->r, err);

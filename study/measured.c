@@ -81,18 +81,16 @@ static kvb_status allocate(const measured_work *w, const double *ratios, uint32_
 {
     uint32_t L = w->base->n_layers;
     cache_shape shape = {L, w->n_groups / L, UNITS, 0, 0};
-    loss_curves c = {0};
-    hulls h = {0};
-    kvb_status status = loss_curves_init(&c, &shape, err);
-    if (status == KVB_OK) status = hulls_init(&h, &shape, err);
-    if (status == KVB_OK)
-        status = allocation_init(a, &shape, w->base->by_layer ? SCOPE_LAYER : SCOPE_GLOBAL, n_ratios, err);
-    for (uint32_t g = 0; g < w->n_groups && status == KVB_OK; g++)
+    loss_curves c = loss_curves_make(&shape);
+    hulls h;
+    hulls_init(&h, &shape);
+    allocation_init(a, &shape, w->base->by_layer ? SCOPE_LAYER : SCOPE_GLOBAL, n_ratios);
+    for (uint32_t g = 0; g < w->n_groups; g++)
         for (uint32_t i = 0; i < UNITS; i++)
             c.gain[(size_t)g * UNITS + i] =
                 fmax(0, group_loss(w, g, (double)i / UNITS) - group_loss(w, g, (double)(i + 1) / UNITS));
-    if (status == KVB_OK) loss_curves_sum(&c);
-    if (status == KVB_OK) status = hulls_fill(&h, &c, HULL_FEASIBLE, err);
+    loss_curves_sum(&c);
+    kvb_status status = hulls_fill(&h, &c, HULL_FEASIBLE, err);
     if (status == KVB_OK) status = greedy_sweep(a, &c, &h, ratios, err);
     loss_curves_free(&c);
     hulls_free(&h);

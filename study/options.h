@@ -32,7 +32,7 @@ typedef struct study_options {
     hull_range hull;
     solve_scope scope;
     bool oracle_order;     // budgets are made as if the metric ranked as the oracle does
-    bool exact, monotone;  // the optimum in place of greedy's budgets; with it, nested
+    bool exact;            // the optimum in place of greedy's budgets
     uint64_t sink, window; // protected tokens; AS_RECORDED: what the record says of the metric
     double ratios[ROWS];   // the first n_rows count, the others repeat the last one
     uint32_t n_rows;

@@ -9,13 +9,11 @@ typedef struct pair_sums {
     ratio_mean best; // of the pairs' own optima
 } pair_sums;
 
-// For contexts up to `longest`; `steps` of the kept share; n_rows ratios. On failure *p is zero.
-kvb_status pair_sums_init(pair_sums *p, const cache_shape *longest, uint32_t steps, uint32_t n_rows, kvb_error *err);
+// For contexts up to `longest`; `steps` of the kept share; n_rows ratios.
+void pair_sums_init(pair_sums *p, const cache_shape *longest, uint32_t steps, uint32_t n_rows);
 void pair_sums_free(pair_sums *p);
 // Adds a pair whose problem is solved.
 kvb_status pair_sums_add(pair_sums *p, const problem *pair, kvb_error *err);
-// *out becomes *from without one of its pairs. out has been made by pair_sums_init() as *from has.
-kvb_status pair_sums_without(pair_sums *out, const pair_sums *from, const problem *pair, kvb_error *err);
 
 // Tables [R, N] of prune ratios from n parts, of which pairs count alike. Options give the ratios [R], scope and hull.
 kvb_status pair_sums_mean_ratio(double *table, const pair_sums *const *parts, uint32_t n, kvb_error *err);

@@ -144,10 +144,11 @@ static kvb_status enter_context(pair_walk *w, kvb_error *err)
     kvb_status status = ranking ? learned_scores_read(s, w->context, ranking, w->scores, err)
                                 : record_read_scores(s->r, s->contexts[w->context], w->pairs->metric, w->scores, err);
     if (status == KVB_OK) status = metric_order_make(&w->order, &shape, w->scores, err);
-    if (status == KVB_OK) status = problem_init(&w->problem, &shape, &w->solve, err);
+    if (status != KVB_OK) return status;
     uint32_t least = (uint32_t)ceil(w->min_keep * shape.n_tokens);
-    if (status == KVB_OK && w->problem.curves.floor < least) w->problem.curves.floor = least;
-    return status;
+    problem_init(&w->problem, &shape, &w->solve);
+    if (w->problem.curves.floor < least) w->problem.curves.floor = least;
+    return KVB_OK;
 }
 
 // The first pair from the present place on. `ended` when there is none.

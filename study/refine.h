@@ -7,10 +7,12 @@
 // is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on one
 // text, with a part that the knots share; then come steps against its gradient, by successive halving over texts, in a
 // trust region for each knot. After every round the centre of the search is measured on texts of a second set, and the
-// best there is what comes out; a search that gains nothing there for `patience` rounds is over.
+// best there is what comes out; a search that gains nothing there for REFINE_PATIENCE rounds is over.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
+
+enum { REFINE_PATIENCE = 6 };
 
 // Losses of n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, listed
 // by number: loss [n, n_knots, n_texts]. Equal candidates must have equal losses. A failure, or KVB_INTERRUPTED, ends
@@ -28,11 +30,9 @@ typedef struct refine_progress {
 typedef struct refine_task {
     uint32_t n_layers, n_heads; // heads of the whole model, layer-major
     uint32_t n_knots;
-    uint32_t n_texts, n_selection;  // of both sets, at least 1
-    bool heads;                     // single heads move as well; else only whole layers
-    bool worst;                     // the loss of the text that loses most counts, not the mean over texts
-    bool start_alone;               // nothing is searched behind the start
-    uint32_t evaluations, patience; // most of both, at least 1; those on the selection set count too
+    uint32_t n_texts, n_selection; // of both sets, at least 1
+    bool heads;                    // single heads move as well; else only whole layers
+    uint32_t evaluations;          // most of them, at least 1; those on the selection set count too
     uint64_t seed;
     const double *start; // [n_knots, n_heads] shifts towards which to go first, NULL: none
     double start_cost;   // evaluations that finding them took
@@ -47,13 +47,9 @@ typedef struct refine_result {
     double *selection_before, *selection;     // [n_knots]
     double evaluations;                       // spent
     uint32_t rounds;
-    bool settled; // the selection set gained nothing for `patience` rounds
+    bool settled; // the selection set gained nothing for REFINE_PATIENCE rounds
 } refine_result;
 
-// Whether any knot of it loses less on the selection set than the table.
-bool refine_gained(const refine_result *r, uint32_t n_knots);
-
-// The same seed and losses give the same result. Whatever is returned, also KVB_INTERRUPTED, *out holds the best so far
-// (without any: the table itself) and is freed by refine_free, except after KVB_ARGUMENT, when its shift is NULL.
+// The same seed and losses give the same result. On failure *out is zero.
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
 void refine_free(refine_result *r); // a zero struct is allowed

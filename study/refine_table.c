@@ -2,10 +2,8 @@
 #include "formats/need.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err)
 {
@@ -81,45 +79,4 @@ kvb_status refine_table_write(const refine_table *t, const double *knots, uint32
     cJSON_Delete(metadata);
     free(numbers);
     return status;
-}
-
-// What is left of the loss on the selection texts, as a mean over the ratios; NaN where an account does not say.
-static double loss_left(const cJSON *about)
-{
-    const cJSON *set = cJSON_GetObjectItemCaseSensitive(about, "selection"),
-                *before = cJSON_GetObjectItemCaseSensitive(set, "loss_before"),
-                *after = cJSON_GetObjectItemCaseSensitive(set, "loss");
-    int n = cJSON_GetArraySize(before);
-    double sum = n > 0 && cJSON_GetArraySize(after) == n ? 0 : NAN;
-    for (int i = 0; i < n && !isnan(sum); i++)
-        sum += cJSON_GetNumberValue(cJSON_GetArrayItem(after, i)) / cJSON_GetNumberValue(cJSON_GetArrayItem(before, i));
-    return sum / n;
-}
-
-// Whether two accounts are of one table and judged alike, so that their losses can be compared.
-static bool judged_alike(const cJSON *a, const cJSON *b)
-{
-    static const char *const settings[] = {"from",     "objective", "worst",   "questions",
-                                           "n_tokens", "n_next",    "compute", "ratios"};
-    bool alike = true;
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        alike = alike && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, settings[i]),
-                                       cJSON_GetObjectItemCaseSensitive(b, settings[i]), true);
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, "selection"),
-                *y = cJSON_GetObjectItemCaseSensitive(b, "selection");
-    return alike && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(x, "texts"),
-                                  cJSON_GetObjectItemCaseSensitive(y, "texts"), true);
-}
-
-bool refine_table_may_replace(const char *path, const cJSON *about)
-{
-    cJSON *metadata = NULL;
-    if (access(path, F_OK) != 0) return true;
-    if (table_metadata_read(&metadata, path, NULL) != KVB_OK) return false;
-    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, "refined"));
-    cJSON *there = text ? cJSON_Parse(text) : NULL;
-    bool worse = judged_alike(there, about) && loss_left(there) > loss_left(about);
-    cJSON_Delete(there);
-    cJSON_Delete(metadata);
-    return worse;
 }

@@ -24,7 +24,3 @@ kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32
 // they hold for any budgets of these totals; the loss of the table itself on the record is marked as unknown.
 kvb_status refine_table_write(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
                               const cJSON *about, const char *path, kvb_error *err);
-// Whether a search that was stopped may put its best so far at `path`: nothing is there, or a refinement of the same
-// table, judged by the same selection texts in the same way, that loses more on them. A better file, and one that says
-// nothing of itself, stays.
-bool refine_table_may_replace(const char *path, const cJSON *about);

@@ -1,7 +1,7 @@
 // Which part of a record is worked on: contexts, questions, metrics.
 //
 // A pair is one question of one context. From the record to a table an array of the oracle goes one way:
-//     read (pairs.h) -> curves (pairs.h) -> aggregate (gather.h) -> allocate (table.h) -> write (table_file.h)
+//     read (pairs.h) -> curves (pairs.h) -> aggregate (gather.h) -> allocate (table.h) -> write (table.h)
 #pragma once
 #include "formats/record.h"
 

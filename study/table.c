@@ -1,9 +1,13 @@
 #include "study/table.h"
 #include "formats/need.h"
+#include "formats/npy.h"
+#include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "solver/constrained.h"
-#include "study/table_allocate.h"
+#include "solver/exact.h"
+#include "solver/robust.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +45,158 @@ kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_erro
 {
     if (!o->limits || !o->own_ratios) return KVB_OK;
     return constrained_require(c, o->limits, o->ratios, o->n_rows, err);
+}
+
+// ---- The optimum in place of greedy's budgets: `weight` times losses that are shares of the problem's total ---------
+
+static kvb_status improve_limited(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
+{
+    allocation *a = &p->allocation;
+    constrained_rows x;
+    kvb_status status = constrained_solve(&x, c, t->options.limits, t->options.ratios, ROWS, true, err);
+    if (status != KVB_OK) return status;
+    double scale = c->total > 0 ? 1 / c->total : 0;
+    for (int r = 0; r < ROWS; r++) {
+        t->greedy[r] += weight * scale * x.greedy[r];
+        t->optimum[r] += weight * scale * x.loss[r];
+        t->unproved[r] |= !x.proved[r];
+        p->loss[r] = scale * x.loss[r];
+        p->bound[r] = scale * x.bound[r];
+    }
+    memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);
+    constrained_rows_free(&x);
+    return KVB_OK;
+}
+
+static kvb_status improve(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
+{
+    if (t->options.limits) return improve_limited(t, p, c, weight, err);
+    allocation *a = &p->allocation;
+    exact_result x;
+    kvb_status status = exact_solve(&x, c, a, err);
+    if (status != KVB_OK) return status;
+    double scale = c->total > 0 ? 1 / c->total : 0;
+    for (int r = 0; r < ROWS; r++) {
+        t->greedy[r] += weight * scale * x.greedy[r];
+        t->optimum[r] += weight * scale * x.optimum[r];
+        t->unproved[r] |= !x.proved[r];
+        p->loss[r] = scale * x.optimum[r];
+        p->bound[r] = scale * x.bound[r];
+    }
+    memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);
+    exact_free(&x);
+    return KVB_OK;
+}
+
+// ---- One pair -------------------------------------------------------------------------------------------------------
+
+static void keep_budgets(study_table *t, size_t pair, const allocation *a)
+{
+    size_t cells = (size_t)ROWS * a->n_heads;
+    for (size_t i = 0; t->pair_budgets && i < cells; i++) t->pair_budgets[pair * cells + i] = (int32_t)a->keep[i];
+}
+
+// The pair's own optimum: in p, in the spread of all, and, with AGGREGATE_MEAN_RATIO, in the table's sums.
+static kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, kvb_error *err)
+{
+    bool own = t->options.aggregate == AGGREGATE_MEAN_RATIO;
+    if (own) loss_curves_shrink(&p->curves, t->options.shrink);
+    kvb_status status = problem_solve(p, err);
+    if (status == KVB_OK && t->options.exact && t->options.aggregate != AGGREGATE_MEAN_LOSS)
+        status = improve(t, p, &p->curves, 1.0 / t->pairs.n_pairs, err);
+    if (status != KVB_OK) return status;
+    const allocation *a = &p->allocation;
+    keep_budgets(t, spread->count, a);
+    ratio_mean_add(spread, a, p->curves.shape.n_tokens);
+    for (int r = 0; own && r < ROWS; r++) {
+        t->loss[r] += p->loss[r] / t->pairs.n_pairs;
+        t->bound[r] += p->bound[r] / t->pairs.n_pairs;
+        t->lambda[r] += p->lambda[r] / t->pairs.n_pairs;
+        t->saturated[r] |= a->saturated[r];
+    }
+    return KVB_OK;
+}
+
+// ---- All pairs ------------------------------------------------------------------------------------------------------
+
+// The table from the average problem.
+static kvb_status allocate_merged(study_table *t, const loss_curves *c, kvb_error *err)
+{
+    problem p;
+    solve_options solve = study_solve_options(&t->options);
+    kvb_status status = require_ratios(&t->options, c, err);
+    problem_init(&p, &c->shape, &solve);
+    double start = study_seconds();
+    if (status == KVB_OK) status = problem_solve_curves(&p, c, err);
+    if (status == KVB_OK && t->options.exact) status = improve(t, &p, c, c->total, err);
+    t->solve_seconds += study_seconds() - start;
+    for (int r = 0; status == KVB_OK && r < ROWS; r++) {
+        // The average of shares has a total of 1, or less when there are pairs that cannot lose anything.
+        t->loss[r] = p.loss[r] * c->total;
+        t->bound[r] = p.bound[r] * c->total;
+        t->lambda[r] = p.lambda[r] * c->total;
+        t->saturated[r] = p.allocation.saturated[r];
+        for (uint32_t h = 0; h < t->n_heads; h++) {
+            size_t i = (size_t)r * t->n_heads + h;
+            t->prune_ratio[i] = 1.0 - (double)p.allocation.keep[i] / c->shape.n_tokens;
+        }
+    }
+    problem_free(&p);
+    return status;
+}
+
+// The least mean loss that budgets can have which all pairs share, from averages that are not pulled together yet:
+// fills table_bound with AGGREGATE_MEAN_LOSS.
+static kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
+{
+    if (g->how != AGGREGATE_MEAN_LOSS) return KVB_OK;
+    problem p;
+    const loss_curves *c = &g->all.curves;
+    solve_options solve = study_solve_options(&t->options);
+    kvb_status status = require_ratios(&t->options, c, err);
+    problem_init(&p, &c->shape, &solve);
+    if (status == KVB_OK) status = problem_solve_curves(&p, c, err);
+    for (int r = 0; status == KVB_OK && r < ROWS; r++) t->table_bound[r] = p.bound[r] * c->total;
+    problem_free(&p);
+    return status;
+}
+
+// The table of the texts that lose most.
+static kvb_status allocate_tail(study_table *t, const gathered *g, kvb_error *err)
+{
+    robust_result x;
+    double start = study_seconds();
+    solve_options solve = study_solve_options(&t->options);
+    kvb_status status = robust_solve(&x, g->texts, (uint32_t)g->n_texts, t->options.tail, &solve, err);
+    if (status != KVB_OK) return status;
+    t->solve_seconds += study_seconds() - start;
+    t->n_texts = g->n_texts;
+    memcpy(t->prune_ratio, x.prune_ratio, (size_t)ROWS * x.n_heads * sizeof *x.prune_ratio);
+    memcpy(t->text_weights, x.weight, (size_t)ROWS * x.n_texts * sizeof *x.weight);
+    memcpy(t->loss, x.loss, sizeof t->loss);
+    memcpy(t->bound, x.bound, sizeof t->bound);
+    memcpy(t->lambda, x.lambda, sizeof t->lambda);
+    memcpy(t->saturated, x.saturated, sizeof t->saturated);
+    robust_free(&x);
+    return KVB_OK;
+}
+
+// Brings the average of many tables back to whole pages and few levels.
+static kvb_status project(study_table *t, kvb_error *err)
+{
+    const study_options *o = &t->options;
+    const cache_shape *shape = &t->pairs.longest;
+    uint32_t least = shape_floor(shape), given = (uint32_t)ceil(o->min_keep * shape->n_tokens);
+    return constrained_project(o->limits, shape, given > least ? given : least, o->ratios, o->n_rows, t->prune_ratio,
+                               t->saturated, err);
+}
+
+// The table of all pairs together, from what was gathered: prune_ratio, loss, bound, lambda and saturated.
+static kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err)
+{
+    if (g->how == AGGREGATE_MEAN_LOSS) return allocate_merged(t, &g->all.curves, err);
+    if (g->how == AGGREGATE_TAIL) return allocate_tail(t, g, err);
+    return t->options.limits ? project(t, err) : KVB_OK;
 }
 
 // ---- First reading: every pair's own optimum, and what the aggregation needs of it ----------------------------------
@@ -107,11 +263,11 @@ kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error
 kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error *err)
 {
     gathered g;
-    ratio_mean spread = {0};
+    ratio_mean spread;
     study_progress_begin(progress, 2.0 * t->pairs.n_pairs); // to solve, and to judge the table
-    kvb_status status = gather_init(&g, &t->pairs, t->options.aggregate, err);
-    if (status == KVB_OK) status = ratio_mean_init(&spread, ROWS, t->n_heads, err);
-    if (status == KVB_OK) status = read_pairs(t, &g, &spread, progress, err);
+    gather_init(&g, &t->pairs, t->options.aggregate);
+    ratio_mean_init(&spread, ROWS, t->n_heads);
+    kvb_status status = read_pairs(t, &g, &spread, progress, err);
     if (status == KVB_OK) {
         ratio_mean_get(&spread, t->prune_ratio, t->std);
         gather_average(&g);
@@ -129,4 +285,185 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
     ratio_mean_free(&spread);
     gather_free(&g);
     return status;
+}
+
+// ---- Metadata -------------------------------------------------------------------------------------------------------
+
+static void add_text(cJSON *to, const char *key, const char *text)
+{
+    cJSON_AddStringToObject(to, key, text);
+}
+
+static void add_number(cJSON *to, const char *key, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    add_text(to, key, text);
+}
+
+static void add_real(cJSON *to, const char *key, double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.17g", value);
+    add_text(to, key, text);
+}
+
+// Takes the text, which cJSON has made.
+static void add_made(cJSON *to, const char *key, char *text)
+{
+    add_text(to, key, needed(text, "characters"));
+    cJSON_free(text);
+}
+
+char *limits_text(const kvb_limits *m)
+{
+    size_t n = (size_t)m->n_layers * m->n_kv_heads;
+    bool caps = false, least = false, most = false;
+    cJSON *all = cJSON_CreateObject();
+    for (uint32_t l = 0; l < m->n_layers; l++) caps |= m->cap[l] < 1;
+    for (size_t h = 0; h < n; h++) {
+        least |= m->least[h] > 0;
+        most |= m->most[h] < 1;
+    }
+    cJSON_AddNumberToObject(all, "block", m->block);
+    cJSON_AddNumberToObject(all, "levels", m->levels);
+    cJSON_AddNumberToObject(all, "ranks", m->ranks);
+    cJSON_AddBoolToObject(all, "by_layer", m->by_layer);
+    if (caps) cJSON_AddItemToObject(all, "layer_cap", cJSON_CreateDoubleArray(m->cap, (int)m->n_layers));
+    if (least) cJSON_AddItemToObject(all, "least", cJSON_CreateDoubleArray(m->least, (int)n));
+    if (most) cJSON_AddItemToObject(all, "most", cJSON_CreateDoubleArray(m->most, (int)n));
+    char *text = cJSON_PrintUnformatted(all);
+    cJSON_Delete(all);
+    return text;
+}
+
+// Lengths of the contexts in use, commas between.
+static char *token_list(const selection *s)
+{
+    size_t size = 12 * s->n_contexts + 1, used = 0;
+    char *text = need(1, size, "bytes of a list");
+    for (size_t k = 0; k < s->n_contexts; k++)
+        if (selection_count(s, k))
+            used +=
+                (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", selection_context(s, k)->n_tokens);
+    return text;
+}
+
+// Of which model, and of which texts.
+static void add_origin(cJSON *m, const study_table *t)
+{
+    static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
+                                         "calibration_sha256"};
+    static const char *const where_known[] = {"bounded_layers", "model_container", "model_files",
+                                              "model_shape",    "hf_id",           "hf_revision",
+                                              "chat",           "chat_sha256",     "special"};
+    const record *r = t->pairs.from->r;
+    record_shape shape = record_get_shape(r);
+    add_text(m, "format", "kvbudget-table");
+    add_text(m, "format_version", "1");
+    add_text(m, "tool_version", KVBUDGET_VERSION);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) add_text(m, copied[i], record_text(r, copied[i]));
+    for (size_t i = 0; i < sizeof where_known / sizeof *where_known; i++) {
+        const char *text = record_text(r, where_known[i]);
+        if (*text) add_text(m, where_known[i], text);
+    }
+    add_number(m, "n_layers", t->layers.n_layers);
+    add_number(m, "n_heads", shape.n_heads);
+    add_number(m, "n_kv_heads", shape.n_kv_heads);
+    add_number(m, "head_dim", shape.head_dim);
+}
+
+static void add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
+{
+    char queries[32], *tokens = token_list(p->from);
+    snprintf(queries, sizeof queries, "%u,%u", p->fewest_queries, p->most_queries);
+    add_text(m, "calibration_tokens", tokens);
+    add_number(m, "n_contexts", p->n_contexts);
+    add_number(m, "n_questions", p->n_pairs);
+    add_text(m, "n_queries", queries);
+    add_text(m, "record_sha256", record_sha256);
+    free(tokens);
+}
+
+static void add_settings(cJSON *m, const study_table *t)
+{
+    const study_options *o = &t->options;
+    const record_metric *about = &t->pairs.about;
+    add_text(m, "metric", t->pairs.metric);
+    add_text(m, "metric_parameters", about->parameters);
+    add_number(m, "sink", about->sink);
+    add_number(m, "window", about->window);
+    add_text(m, "scope", scope_name(o->scope));
+    add_text(m, "aggregate", o->aggregate_name);
+    add_real(m, "shrink", o->shrink);
+    add_real(m, "min_keep", o->min_keep);
+    add_text(m, "hull", hull_name(o->hull));
+    add_text(m, "max_prune", "0.99");
+    if (t->pairs.loss == LOSS_IMPORTANCE) return;
+    add_text(m, "loss", "output");
+    add_text(m, "gains", gain_choice_name(o->gains));
+}
+
+// What makes a table differ from greedy's with a row for every per cent and no constraints.
+static void add_special(cJSON *m, const study_table *t)
+{
+    const study_options *o = &t->options;
+    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
+    if (o->exact) add_text(m, "solver", "exact");
+    if (o->oracle_order) add_text(m, "order", order_name(true));
+    if (o->aggregate == AGGREGATE_TAIL)
+        add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));
+    if (!every_per_cent(o)) add_number(m, "n_rows", o->n_rows);
+    if (o->limits) add_made(m, "constraints", limits_text(o->limits));
+    if (ranking) add_text(m, "ranking", kvb_ranking_about(ranking)->about);
+}
+
+kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err)
+{
+    char sha256[65];
+    *metadata = NULL;
+    kvb_status status = record_file_sha256(t->pairs.from->r, sha256, err);
+    if (status != KVB_OK) return status;
+    cJSON *m = *metadata = cJSON_CreateObject();
+    add_origin(m, t);
+    add_settings(m, t);
+    add_pairs(m, &t->pairs, sha256);
+    add_special(m, t);
+    return KVB_OK;
+}
+
+// ---- Files ----------------------------------------------------------------------------------------------------------
+
+kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
+{
+    uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
+    double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, rows, heads),
+           *std = layer_map_spread(&t->layers, t->std, rows, heads);
+    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
+    const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
+    const table_content content = {.n_rows = rows,
+                                   .n_layers = t->layers.n_layers,
+                                   .n_kv_heads = heads,
+                                   .prune_ratio = prune_ratio,
+                                   .ratio = t->options.ratios,
+                                   .std = std,
+                                   .loss = t->loss,
+                                   .lower_bound = t->bound,
+                                   .lambda = t->lambda,
+                                   .table_loss = t->table_loss,
+                                   .effective_ratio = t->effective,
+                                   .saturated = t->saturated,
+                                   .ranking = ranking ? &carried : NULL,
+                                   .metadata = metadata};
+    kvb_status status = table_write(path, &content, err);
+    free(prune_ratio);
+    free(std);
+    return status;
+}
+
+kvb_status study_table_write_budgets(const study_table *t, const char *path, kvb_error *err)
+{
+    record_shape shape = record_get_shape(t->pairs.from->r);
+    const uint64_t dims[4] = {t->pairs.n_pairs, ROWS, shape.n_layers, shape.n_kv_heads};
+    return npy_write(path, NPY_I32, 4, dims, t->pair_budgets, err);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "study/gather.h"
 #include "study/layer_map.h"
+#include <cjson/cJSON.h>
 
 // R = ROWS ratios, of which options.n_rows count; N heads. Losses are shares of what a pair can lose, means over the
 // pairs or, with AGGREGATE_TAIL, over the texts that lose most.
@@ -35,3 +36,18 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
 // Judges the table's rows on every pair again, when they were changed.
 kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error *err);
 void study_table_free(study_table *t);
+
+// Refuses ratios that were chosen one by one where limits do not allow them.
+kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_error *err);
+
+// The metadata of a solved table's file (formats/README.md), a flat object of strings: the caller's, cJSON_Delete.
+// KVB_IO: the record was changed since it was opened.
+kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err);
+// Each writes atomically: the table; every pair's own budgets, which the table
+// must have been opened with.
+kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err);
+kvb_status study_table_write_budgets(const study_table *t, const char *path, kvb_error *err);
+
+// The JSON object of a table's metadata "constraints", as runtime/limits.h reads it; to be freed with cJSON_free. NULL:
+// no memory.
+char *limits_text(const kvb_limits *limits);

@@ -1,6 +1,6 @@
 #include "study/table_check.h"
 #include "formats/need.h"
-#include "formats/table_weights.h"
+#include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "solver/checker.h"
 #include "solver/constrained.h"
@@ -125,11 +125,9 @@ static kvb_status bound_tail(table_check *k, const gathered *g, kvb_error *err)
     size_t n = g->n_texts;
     double cap = o->tail * (double)n > 1 ? 1 / (o->tail * (double)n) : 1,
            *weights = need(o->n_rows * n, sizeof *weights, "weights of texts");
-    loss_curves c = {0};
-    kvb_status status = loss_curves_init(&c, &g->texts[0].curves.shape, err);
-    if (status == KVB_OK)
-        status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), o->n_rows, (uint32_t)n, cap,
-                                     k->path, err);
+    loss_curves c = loss_curves_make(&g->texts[0].curves.shape);
+    kvb_status status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), o->n_rows,
+                                            (uint32_t)n, cap, k->path, err);
     for (uint32_t r = 0; r < o->n_rows && status == KVB_OK; r++) {
         weigh_texts(&c, g, weights + r * n);
         checker_rows(&c, o->scope == SCOPE_LAYER, 1, &o->ratios[r], &k->lambda[r], &k->bound[r]);
@@ -159,7 +157,8 @@ kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *
     pair_walk w = {0};
     solve_options solve = study_solve_options(&k->options);
     study_progress_begin(progress, k->pairs.n_pairs);
-    kvb_status status = gather_init(&g, &k->pairs, k->options.aggregate, err);
+    kvb_status status = KVB_OK;
+    gather_init(&g, &k->pairs, k->options.aggregate);
     pair_walk_open(&w, &k->pairs, &solve, k->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take_pair(k, &g, &w, err), err);

@@ -1,7 +1,7 @@
 #include "study/validation.h"
 #include "solver/constrained.h"
 #include "solver/exact.h"
-#include "study/table_allocate.h"
+#include "study/table.h"
 
 kvb_status validation_open(validation *v, const selection *from, const char *metric, const study_options *o,
                            const double *table, kvb_error *err)
@@ -37,20 +37,17 @@ static kvb_status validate_limited(validation *v, const loss_curves *c, double w
     return KVB_OK;
 }
 
-static void add_exact(validation *v, const exact_result *x, const problem *p, const loss_curves *c, double weight)
+static void add_exact(validation *v, const exact_result *x, double weight)
 {
     for (int r = 0; r < ROWS; r++) {
         v->greedy[r] += weight * x->greedy[r];
         v->optimum[r] += weight * x->optimum[r];
         v->bound[r] += weight * x->bound[r];
-        v->certificate[r] += weight * hulls_gap(&p->hulls, c, p->allocation.keep + (size_t)r * p->allocation.n_heads);
-        v->surviving[r] += x->surviving[r];
-        v->nested[r] += x->nested[r];
         v->unproved[r] += !x->proved[r];
     }
 }
 
-// Greedy, the optimum, and the optimum of nested rows. p: memory of the curves' shape.
+// Greedy and the optimum. p: memory of the curves' shape.
 static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
     if (v->options.limits) return validate_limited(v, c, weight, err);
@@ -58,15 +55,12 @@ static kvb_status validate_curves(validation *v, problem *p, const loss_curves *
     exact_result x = {0};
     kvb_status status = problem_solve_curves(p, c, err);
     middle = study_seconds();
-    if (status == KVB_OK) status = exact_init(&x, &c->shape, v->options.scope, ROWS, err);
-    if (status == KVB_OK) status = exact_solve(&x, c, &p->allocation, NULL, err);
+    if (status == KVB_OK) status = exact_solve(&x, c, &p->allocation, err);
     v->greedy_seconds += middle - start;
     v->exact_seconds += study_seconds() - middle;
     v->work += x.work;
     v->n_problems++;
-    if (status == KVB_OK) add_exact(v, &x, p, c, weight);
-    if (status == KVB_OK) status = exact_nest(&x, c, &p->allocation, NULL, err);
-    for (int r = 0; r < ROWS && status == KVB_OK; r++) v->nested_loss[r] += weight * x.loss[r];
+    if (status == KVB_OK) add_exact(v, &x, weight);
     exact_free(&x);
     return status;
 }
@@ -87,10 +81,10 @@ static kvb_status take_pair(validation *v, gathered *g, pair_walk *w, kvb_error 
 
 static kvb_status validate_merged(validation *v, gathered *g, const solve_options *solve, kvb_error *err)
 {
-    problem p = {0};
+    problem p;
     gather_finish(g, v->options.shrink);
-    kvb_status status = problem_init(&p, &g->all.curves.shape, solve, err);
-    if (status == KVB_OK) status = validate_curves(v, &p, &g->all.curves, 1, err);
+    problem_init(&p, &g->all.curves.shape, solve);
+    kvb_status status = validate_curves(v, &p, &g->all.curves, 1, err);
     problem_free(&p);
     return status;
 }
@@ -101,7 +95,8 @@ kvb_status validation_run(validation *v, study_progress *progress, kvb_error *er
     pair_walk w = {0};
     solve_options solve = study_solve_options(&v->options);
     study_progress_begin(progress, v->pairs.n_pairs);
-    kvb_status status = gather_init(&g, &v->pairs, v->options.aggregate, err);
+    kvb_status status = KVB_OK;
+    gather_init(&g, &v->pairs, v->options.aggregate);
     pair_walk_open(&w, &v->pairs, &solve, v->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take_pair(v, &g, &w, err), err);

@@ -2,17 +2,14 @@
 #pragma once
 #include "study/gather.h"
 
-// Of one metric: shares of each problem's mass, means over the problems. Rows are those of the options; under limits
-// choices are not counted, and rows not nested.
+// Of one metric: shares of each problem's mass, means over the problems. Rows are those of the options.
 typedef struct validation {
     study_options options;
     pair_set pairs;
     const double *table; // [R, L, G] prune ratios to compare, or NULL
-    double greedy[ROWS], optimum[ROWS], nested_loss[ROWS], bound[ROWS], surviving[ROWS];
-    double certificate[ROWS];              // how far greedy can be from the optimum: curves minus hulls at its budgets
-    double table_loss[ROWS];               // mean over the pairs
-    uint32_t nested[ROWS], unproved[ROWS]; // problems
-    uint32_t n_problems;
+    double greedy[ROWS], optimum[ROWS], bound[ROWS];
+    double table_loss[ROWS]; // mean over the pairs
+    uint32_t n_problems, unproved[ROWS];
     double greedy_seconds, exact_seconds;
     uint64_t work; // relaxations
 } validation;

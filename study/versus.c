@@ -14,14 +14,11 @@ typedef struct text_sums {
     size_t n;
 } text_sums;
 
-static kvb_status open_sums(text_sums *s, const pair_set *pairs, kvb_error *err)
+static void open_sums(text_sums *s, const pair_set *pairs)
 {
-    kvb_status status = KVB_OK;
     s->n = pairs->from->n_contexts;
     s->of = need(s->n, sizeof *s->of, "texts");
-    for (size_t k = 0; k < s->n && status == KVB_OK; k++)
-        status = pair_sums_init(&s->of[k], &pairs->longest, STUDY_GRID, ROWS, err);
-    return status;
+    for (size_t k = 0; k < s->n; k++) pair_sums_init(&s->of[k], &pairs->longest, STUDY_GRID, ROWS);
 }
 
 static void close_sums(text_sums *s)
@@ -36,8 +33,8 @@ static kvb_status read_sums(text_sums *s, const pair_set *pairs, const study_opt
 {
     pair_walk w;
     solve_options solve = study_solve_options(o);
-    kvb_status status = open_sums(s, pairs, err);
-    if (status != KVB_OK) return status;
+    kvb_status status = KVB_OK;
+    open_sums(s, pairs);
     pair_walk_open(&w, pairs, &solve, o->min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended) {
         status = pair_walk_name(&w, problem_solve(&w.problem, err), err);

@@ -1,13 +1,11 @@
-// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|growth|greedy FILE|large]...
+// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|greedy FILE]...
 //   sizes   the models that matter, on one core and on all (default)
-//   growth  exact solution as heads, tokens and the metric's noise grow
 //   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all, the order of the scores
 //           being made once for all questions; writes the first problem to FILE for tests/peer/heap_solver.py
-//   large   one question of 512 heads x 131,072 tokens, 6 GB: bytes per second beside those of copying memory
 // Columns: heads, tokens, importance, noise, scope, threads, then seconds (the least of several runs): `order` sorts
 // the scores, once for all questions of a context; for each question `curves` gathers the gains, `greedy` makes hulls
 // and sweeps 99 ratios, `certificate` adds the bounds, `exact` finds 99 optima; relaxations of the exact solution, rows
-// proved and rows nested, and the peak memory so far in MB.
+// proved, and the peak memory so far in MB.
 #include "solver/exact.h"
 #include "solver/problem.h"
 #include <math.h>
@@ -108,46 +106,41 @@ static void time_problem(const bench_case *b, problem *p, metric_order *order, e
              &err);
         keep_least(&t->certificate, start);
         start = now();
-        must(exact_solve(x, &p->curves, &p->allocation, NULL, &err), &err);
+        exact_free(x);
+        must(exact_solve(x, &p->curves, &p->allocation, &err), &err);
         keep_least(&t->exact, start);
     }
 }
 
-static seconds run(const bench_case *b)
+static void time_case(const bench_case *b)
 {
     cache_shape shape = {b->layers, b->heads, b->tokens, 4, 32};
     double ratios[TABLE_ROWS];
     size_t numbers = (size_t)shape_heads(&shape) * b->tokens;
     float *scores = malloc(numbers * sizeof *scores), *oracle = malloc(numbers * sizeof *oracle);
     problem p;
-    exact_result x;
+    exact_result x = {0};
     metric_order order = {0};
-    kvb_error err = {0};
     seconds t = {INFINITY, INFINITY, INFINITY, INFINITY, INFINITY};
     if (!scores || !oracle) exit(1);
     omp_set_num_threads(b->threads ? b->threads : omp_get_num_procs());
     fill_arrays(b, scores, oracle);
     table_ratios(ratios);
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL}, &err), &err);
-    must(exact_init(&x, &shape, b->scope, TABLE_ROWS, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL});
     time_problem(b, &p, &order, &x, scores, oracle, &t);
-    int proved = 0, nested = 0;
-    for (int r = 0; r < TABLE_ROWS; r++) {
-        proved += x.proved[r];
-        nested += x.nested[r];
-    }
+    int proved = 0;
+    for (int r = 0; r < TABLE_ROWS; r++) proved += x.proved[r];
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    printf("%u,%u,%s,%g,%s,%d,%.5f,%.5f,%.5f,%.5f,%.4f,%.3g,%d,%d,%ld\n", shape_heads(&shape), b->tokens,
-           NAMES[b->kind], b->noise, b->scope == SCOPE_LAYER ? "layer" : "global", omp_get_max_threads(), t.order,
-           t.curves, t.greedy, t.certificate, t.exact, (double)x.work, proved, nested, usage.ru_maxrss / 1000);
+    printf("%u,%u,%s,%g,%s,%d,%.5f,%.5f,%.5f,%.5f,%.4f,%.3g,%d,%ld\n", shape_heads(&shape), b->tokens, NAMES[b->kind],
+           b->noise, b->scope == SCOPE_LAYER ? "layer" : "global", omp_get_max_threads(), t.order, t.curves, t.greedy,
+           t.certificate, t.exact, (double)x.work, proved, usage.ru_maxrss / 1000);
     fflush(stdout);
     exact_free(&x);
     metric_order_free(&order);
     problem_free(&p);
     free(scores);
     free(oracle);
-    return t;
 }
 
 static void run_sizes(void)
@@ -157,18 +150,8 @@ static void run_sizes(void)
         for (int threads = 1; threads >= 0; threads--)
             for (int kind = PARETO; kind <= LOGNORMAL; kind++)
                 for (int scope = SCOPE_GLOBAL; scope <= SCOPE_LAYER; scope++)
-                    run(&(bench_case){shapes[i][0], shapes[i][1], shapes[i][2], (importance)kind, 2, (solve_scope)scope,
-                                      threads});
-}
-
-// The exact solution as heads, tokens and the metric's noise grow.
-static void run_growth(void)
-{
-    for (uint32_t layers = 4; layers <= 64; layers *= 2)
-        run(&(bench_case){layers, 8, 2048, LOGNORMAL, 2, SCOPE_GLOBAL, 1});
-    for (uint32_t tokens = 512; tokens <= 16384; tokens *= 2)
-        run(&(bench_case){16, 8, tokens, LOGNORMAL, 2, SCOPE_GLOBAL, 1});
-    for (int noise = 0; noise <= 6; noise++) run(&(bench_case){16, 8, 2048, LOGNORMAL, noise / 1.5, SCOPE_GLOBAL, 1});
+                    time_case(&(bench_case){shapes[i][0], shapes[i][1], shapes[i][2], (importance)kind, 2,
+                                            (solve_scope)scope, threads});
 }
 
 // What heap_solver.py reads: sizes and every head's gains, best token first.
@@ -203,7 +186,7 @@ static void run_greedy(const bench_case *b, int questions, int runs, const char 
     omp_set_num_threads(b->threads ? b->threads : omp_get_num_procs());
     fill_arrays(b, scores, oracle);
     table_ratios(ratios);
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL}, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL});
     for (int i = 0; i < runs; i++) {
         double start = now();
         metric_order_free(&order);
@@ -227,19 +210,6 @@ static void run_greedy(const bench_case *b, int questions, int runs, const char 
         "sum %llu\n",
         shape_heads(&shape), b->tokens, took, questions, omp_get_max_threads(), order_took, sweep,
         (unsigned long long)sum);
-    if (numbers > 50000000) {
-        // Read: positions, importance, gains twice, losses twice; written: gains, losses; blocks are few.
-        double moved = (double)numbers * (4 + 4 + 8 + 8 + 8 + 8 + 8), copy = INFINITY;
-        size_t cells = (size_t)shape_heads(&shape) * shape_middle(&shape);
-        for (int i = 0; i < 3; i++) {
-            double start = now();
-#pragma omp parallel for schedule(static)
-            for (size_t k = 0; k < cells; k++) p.curves.gain[k] = p.curves.loss[k];
-            keep_least(&copy, start);
-        }
-        printf("# bandwidth: %.2f GB/s; copying memory: %.2f GB/s\n", 1e-9 * moved / took,
-               1e-9 * 16 * (double)cells / copy);
-    }
     fflush(stdout);
     if (problem_file) write_problem(problem_file, &p.curves);
     metric_order_free(&order);
@@ -251,7 +221,7 @@ static void run_greedy(const bench_case *b, int questions, int runs, const char 
 int main(int argc, char **argv)
 {
     static const char columns[] = "heads,tokens,importance,noise,scope,threads,order,curves,greedy,certificate,exact,"
-                                  "relaxations,proved,nested,MB";
+                                  "relaxations,proved,MB";
     if (argc == 1) {
         puts(columns);
         run_sizes();
@@ -261,19 +231,13 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "sizes") == 0) {
             puts(columns);
             run_sizes();
-        } else if (strcmp(argv[i], "growth") == 0) {
-            puts(columns);
-            run_growth();
         } else if (strcmp(argv[i], "greedy") == 0) {
             puts("solver,heads,tokens,seconds,note");
             run_greedy(&(bench_case){30, 3, 4125, LOGNORMAL, 2, SCOPE_GLOBAL, 1}, 1, 50, file);
             run_greedy(&(bench_case){32, 8, 4096, LOGNORMAL, 2, SCOPE_GLOBAL, 0}, 30, 3, NULL);
             i++;
-        } else if (strcmp(argv[i], "large") == 0) {
-            puts("solver,heads,tokens,seconds,note");
-            run_greedy(&(bench_case){64, 8, 131072, LOGNORMAL, 2, SCOPE_GLOBAL, 0}, 1, 2, NULL);
         } else {
-            return fprintf(stderr, "bench_solver: expected sizes, growth, greedy or large, found '%s'\n", argv[i]), 2;
+            return fprintf(stderr, "bench_solver: expected sizes or greedy, found '%s'\n", argv[i]), 2;
         }
     }
     return 0;

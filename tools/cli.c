@@ -116,20 +116,14 @@ static int refuse_option(const cli_command *command, const cli_option *options, 
     return cli_usage_error(command, isprint(optopt) ? "unknown option '-%c'" : "unknown option (byte %d)", optopt);
 }
 
-static cli_manual_printer *manual_printer = cli_print_manual;
-
-void cli_print_manuals_by(cli_manual_printer *printer)
-{
-    manual_printer = printer ? printer : cli_print_manual;
-}
-
 // ---- Options --------------------------------------------------------------------------------------------------------
 
 static bool force_given; // where the command itself has no such option
 static const cli_option force_option = {"force",      0,    CLI_FLAG,
                                         &force_given, NULL, "let outputs replace files that hold something else"};
 
-const cli_option *cli_force_option(const cli_option *options)
+// The --force of a command whose table lacks it; NULL where the table has it or nothing is written.
+static const cli_option *own_force(const cli_option *options)
 {
     bool writes = false;
     for (; options->name; options++) {
@@ -153,13 +147,13 @@ static int parse_options(const cli_command *command, const cli_option *options, 
         shorts[length++] = options[n].short_name;
         if (!flag) shorts[length++] = ':';
     }
-    if (cli_force_option(options)) longs[n + 1] = (struct option){force_option.name, no_argument, NULL, OPTION_FORCE};
+    if (own_force(options)) longs[n + 1] = (struct option){force_option.name, no_argument, NULL, OPTION_FORCE};
     force_given = false;
     optind = 0; // glibc: forget the state of an earlier call
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
         if (c == 'h' || c == OPTION_HELP) {
-            manual_printer(command, options);
+            cli_print_manual(command, options);
             return -1;
         }
         const cli_option *option = c == OPTION_FORCE ? &force_option : NULL;
@@ -252,7 +246,7 @@ void cli_print_manual(const cli_command *command, const cli_option *options)
 {
     printf("kvbudget %s: %s\n\nUsage: kvbudget %s\n\nOptions:\n", command->name, command->summary, command->synopsis);
     for (const cli_option *option = options; option->name; option++) print_option(option);
-    if (cli_force_option(options)) print_option(cli_force_option(options));
+    if (own_force(options)) print_option(own_force(options));
     print_option(&(cli_option){.name = "help", .short_name = 'h', .help = "print this text"});
     if (command->details && *command->details) {
         printf("\n%s", command->details);

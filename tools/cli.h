@@ -65,12 +65,7 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
 // The same where the first operand is a file of this kind to write.
 int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
                      int *first);
-// The --force of a command whose table lacks it, for manuals; NULL where the table has it or nothing is written.
-const cli_option *cli_force_option(const cli_option *options);
 void cli_print_manual(const cli_command *command, const cli_option *options);
-// What --help prints with from here on; NULL: cli_print_manual again.
-typedef void cli_manual_printer(const cli_command *command, const cli_option *options);
-void cli_print_manuals_by(cli_manual_printer *printer);
 void cli_list_free(cli_list *list);
 // A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
 bool cli_ratio(double *out, const char *text);

@@ -3,7 +3,6 @@
 #include "tools/cli.h"
 #include "tools/device.h"
 #include "tools/json_print.h"
-#include "tools/manual.h"
 #include "tools/report/results.h"
 #include "tools/terminal.h"
 #include <cJSON.h>
@@ -32,7 +31,6 @@ static const char INTRODUCTION[] =
     "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
     "       kvbudget help COMMAND\n"
     "       kvbudget help metrics         the eviction metrics, their parameters and sources\n"
-    "       kvbudget help man|bash|zsh    a manual page, completion for a shell (`make install` puts them in place)\n"
     "       kvbudget --version\n";
 
 static const char WORKFLOW[] =
@@ -53,6 +51,7 @@ static const char WORKFLOW[] =
     "\n"
     "A model is a GGUF file, or a folder of Hugging Face: config.json, safetensors, tokenizer.json (docs/models.md).\n"
     "Stop long work with Ctrl-C and go on later with --resume. `kvbudget inspect FILE` explains any file.\n"
+    "On processors that other programs use too, set GOMP_SPINCOUNT=500, or threads that wait take their turns.\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C. Set NO_COLOR to switch colours off.\n";
 
 static void print_help(void)
@@ -104,28 +103,6 @@ static void print_version(void)
     printf("OpenSSL   %s\n", OpenSSL_version(OPENSSL_FULL_VERSION_STRING));
 }
 
-// Edit distance with insertions, deletions, replacements; words longer than any command are not compared.
-static int distance(const char *a, const char *b)
-{
-    enum { MAX = 24 };
-    size_t n = strlen(a), m = strlen(b);
-    if (n > MAX || m > MAX) return MAX;
-    int row[MAX + 1];
-    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= m; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[m];
-}
-
 static const cli_command *find_command(const char *name)
 {
     for (int i = 0; i < COMMAND_COUNT; i++)
@@ -135,16 +112,6 @@ static const cli_command *find_command(const char *name)
 
 static int unknown_command(const char *name)
 {
-    const char *nearest = NULL;
-    int best = 3; // two letters away at most: more is another word, not a slip
-    for (int i = 0; i < COMMAND_COUNT; i++) {
-        int d = distance(name, COMMANDS[i]->name);
-        if (d < best && d < (int)strlen(COMMANDS[i]->name)) {
-            best = d;
-            nearest = COMMANDS[i]->name;
-        }
-    }
-    if (nearest) return cli_usage_error(NULL, "unknown command '%s'; did you mean '%s'?", name, nearest);
     return cli_usage_error(NULL, "unknown command '%s'", name);
 }
 
@@ -172,7 +139,6 @@ static void bound_threads(void)
 // `kvbudget help WORD`
 static int explain(int argc, char **argv)
 {
-    const manual all = {INTRODUCTION, WORKFLOW, COMMANDS, COMMAND_COUNT};
     if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
     if (strcmp(argv[2], "help") == 0) {
         print_help();
@@ -182,7 +148,6 @@ static int explain(int argc, char **argv)
         print_metrics_help();
         return EXIT_DONE;
     }
-    if (manual_print(&all, argv[2])) return EXIT_DONE;
     const cli_command *command = find_command(argv[2]);
     if (!command) return unknown_command(argv[2]);
     // The options are known inside the command only, so that they stand beside the variables that they fill.

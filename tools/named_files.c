@@ -139,21 +139,6 @@ typedef struct file_start {
     size_t size;
 } file_start;
 
-static bool begins_with(const file_start *f, const char *text)
-{
-    return f->size >= strlen(text) && memcmp(f->bytes, text, strlen(text)) == 0;
-}
-
-static bool mentions(const file_start *f, const char *text)
-{
-    return memmem(f->bytes, f->size, text, strlen(text)) != NULL;
-}
-
-static bool is_safetensors(const file_start *f, const char *format)
-{
-    return kvb_kind_of_file(f->bytes, f->size) == KVB_FILE_SAFETENSORS && mentions(f, format);
-}
-
 // A first line of names or numbers with `mark` between them, and nothing that a sentence has.
 static bool is_columns(const file_start *f, char mark)
 {
@@ -165,88 +150,49 @@ static bool is_columns(const file_start *f, char mark)
     return marks > 0 || (n == 0 && f->size == 1);
 }
 
-static bool holds_record(const file_start *f)
-{
-    return kvb_kind_of_file(f->bytes, f->size) == KVB_FILE_RECORD;
-}
-static bool holds_table(const file_start *f)
-{
-    return is_safetensors(f, "kvbudget-table");
-}
-static bool holds_ranking(const file_start *f)
-{
-    return is_safetensors(f, "kvbudget-rank");
-}
-static bool holds_statistics(const file_start *f)
-{
-    return is_safetensors(f, "kvbudget-query-statistics");
-}
-static bool holds_array(const file_start *f)
-{
-    return kvb_kind_of_file(f->bytes, f->size) == KVB_FILE_ARRAY;
-}
-static bool holds_metadata(const file_start *f)
-{
-    return begins_with(f, "{") && mentions(f, "kvbudget-");
-}
-static bool holds_csv(const file_start *f)
-{
-    return is_columns(f, ',');
-}
-static bool holds_head_scores(const file_start *f)
-{
-    return is_columns(f, '\t');
-}
-static bool holds_lines(const file_start *f)
-{
-    return begins_with(f, "{\"");
-}
-static bool holds_json(const file_start *f)
-{
-    return begins_with(f, "{");
-}
-static bool holds_page(const file_start *f)
-{
-    return begins_with(f, "<!DOCTYPE html>");
-}
-static bool holds_results(const file_start *f)
-{
-    return begins_with(f, "{") && mentions(f, "kvbudget-results");
-}
-static bool holds_picture(const file_start *f)
-{
-    return mentions(f, "<svg") || begins_with(f, "%PDF") || begins_with(f, "\x89PNG");
-}
-
+// What a file of each kind looks like: all of what is given must hold.
 static const struct {
     const char *name; // in messages: "expected ... there"
-    bool (*holds)(const file_start *f);
+    kvb_file_kind container;
+    const char *begins, *mentions;
+    char columns; // the mark between the columns of its first line
 } KINDS[FILE_KINDS] = {
-    [FILE_RECORD] = {"a record", holds_record},
-    [FILE_TABLE] = {"a table", holds_table},
-    [FILE_RANKING] = {"a learned ranking", holds_ranking},
-    [FILE_STATISTICS] = {"query statistics", holds_statistics},
-    [FILE_ARRAY] = {"an array (.npy)", holds_array},
-    [FILE_TABLE_ARRAY] = {"an array (.npy)", holds_array},
-    [FILE_METADATA] = {"an array's metadata", holds_metadata},
-    [FILE_CSV] = {"CSV", holds_csv},
-    [FILE_HEAD_SCORES] = {"head scores", holds_head_scores},
-    [FILE_LINES] = {"lines of JSON", holds_lines},
-    [FILE_JSON] = {"a JSON object", holds_json},
-    [FILE_PICTURE] = {"a picture", holds_picture},
-    [FILE_PAGE] = {"an HTML page", holds_page},
-    [FILE_RESULTS] = {"results as JSON", holds_results},
-    [FILE_REFINED_TABLE] = {"a table", holds_table},
+    [FILE_RECORD] = {"a record", .container = KVB_FILE_RECORD},
+    [FILE_TABLE] = {"a table", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-table"},
+    [FILE_RANKING] = {"a learned ranking", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-rank"},
+    [FILE_STATISTICS] = {"query statistics", .container = KVB_FILE_SAFETENSORS,
+                         .mentions = "kvbudget-query-statistics"},
+    [FILE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
+    [FILE_TABLE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
+    [FILE_METADATA] = {"an array's metadata", .begins = "{", .mentions = "kvbudget-"},
+    [FILE_CSV] = {"CSV", .columns = ','},
+    [FILE_HEAD_SCORES] = {"head scores", .columns = '\t'},
+    [FILE_LINES] = {"lines of JSON", .begins = "{\""},
+    [FILE_JSON] = {"a JSON object", .begins = "{"},
+    [FILE_PICTURE] = {"a picture", .mentions = "<svg"},
+    [FILE_PAGE] = {"an HTML page", .begins = "<!DOCTYPE html>"},
+    [FILE_RESULTS] = {"results as JSON", .begins = "{", .mentions = "kvbudget-results"},
+    [FILE_REFINED_TABLE] = {"a table", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-table"},
 };
+
+static bool looks_like(const file_start *f, file_kind kind)
+{
+    const char *begins = KINDS[kind].begins, *mentions = KINDS[kind].mentions;
+    kvb_file_kind container = KINDS[kind].container;
+    if (container != KVB_FILE_OTHER && kvb_kind_of_file(f->bytes, f->size) != container) return false;
+    if (begins && (f->size < strlen(begins) || memcmp(f->bytes, begins, strlen(begins)) != 0)) return false;
+    if (mentions && !memmem(f->bytes, f->size, mentions, strlen(mentions))) return false;
+    return !KINDS[kind].columns || is_columns(f, KINDS[kind].columns);
+}
 
 // Whether what stands under the name is of this kind, or empty. What cannot be read is left to atomic_file_check().
 static bool holds_kind(const char *path, file_kind kind)
 {
-    FILE *file = KINDS[kind].holds ? fopen(path, "rb") : NULL;
+    FILE *file = KINDS[kind].name ? fopen(path, "rb") : NULL;
     if (!file) return true;
     file_start *start = need(1, sizeof *start, "first bytes of a file");
     start->size = fread(start->bytes, 1, sizeof start->bytes, file);
-    bool good = start->size == 0 || KINDS[kind].holds(start);
+    bool good = start->size == 0 || looks_like(start, kind);
     (void)fclose(file); // only read
     free(start);
     return good;
@@ -320,7 +266,6 @@ kvb_status named_output(const char *path, const char *option, unsigned told, kvb
     if (kind == FILE_TABLE_ARRAY) {
         length -= kvb_ends_with(path, ".npy") ? 4 : 0;
         if (status == KVB_OK) status = take_beside(path, length, ".json", option, FILE_METADATA, err);
-        if (status == KVB_OK) status = take_beside(path, length, ".ranking.safetensors", option, FILE_RANKING, err);
     }
     if (status == KVB_OK && kind == FILE_REFINED_TABLE)
         status = take_beside(path, length, ".cells", option, FILE_LOG, err);

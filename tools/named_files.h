@@ -13,13 +13,13 @@ typedef enum file_kind {
     FILE_RANKING,
     FILE_STATISTICS,
     FILE_ARRAY,       // .npy
-    FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it, and perhaps a ranking
+    FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it
     FILE_METADATA,    // that .json
     FILE_CSV,
     FILE_HEAD_SCORES,   // numbers with tabs between
     FILE_LINES,         // JSON, an object a line
     FILE_JSON,          // one object
-    FILE_PICTURE,       // SVG, PDF or PNG
+    FILE_PICTURE,       // SVG
     FILE_PAGE,          // HTML
     FILE_RESULTS,       // results as JSON
     FILE_RESULTS_SET,   // NAME.json, NAME.csv, NAME.svg and NAME.cells

@@ -99,12 +99,6 @@ static inline attention_shape attention_heads(uint32_t n_heads, uint32_t n_kv_he
     return (attention_shape){n_heads, n_kv_heads, head_dim, 0, 0, {NULL}};
 }
 
-// `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
-typedef struct partition_row {
-    uint32_t first, size, count;
-    bool own; // compared with themselves, not with the one that follows
-} partition_row;
-
 // The largest shapes that the operations will be called with, so that scratch memory is taken once.
 typedef struct backend_limits {
     uint32_t tokens;     // T
@@ -235,21 +229,6 @@ typedef struct backend {
                         attention_shape s);
     // norms [H,T]: norms[h,j] = ||v_j W_O^(h)||_1, W_O^(h) the columns h*d..(h+1)*d of wo [D, H*d]
     void (*output_norms)(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
-
-    // --- reductions that scorers take down from a device in the place of q, k and v (layer_device.h) ---
-    void (*norms)(backend_device *on, dev out, dev x, size_t n, uint32_t width); // out[i] = ||x_i||, x [n, width]
-    // Of each head's n rows the mean [heads,d] and, unless {NULL}, the covariance [heads,d,d] with divisor n. x is
-    // [heads,n,d] (by_head) or [n,heads,d]. With norms [heads,n], not {NULL}, the mean is that of the rows divided by
-    // them; no covariance then.
-    void (*moments)(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
-                    uint32_t d, bool by_head);
-    // out [H,T]: (linear_h + square_h k_j) . k_j; linear [H,d]; square [H,d,d], {NULL}: zeros
-    void (*quadratic)(backend_device *on, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s);
-    // LagKV's spread of each token in the partitions: out[g,j] = standard deviation over the channels of (z - min) /
-    // (max - min), divisor d - 1; min and max run over the next partition, or the own one; a constant channel counts as
-    // 0. z [G,T,d], out [G,T] elsewhere as it was.
-    void (*spreads)(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
-                    partition_row row);
 } backend;
 
 extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,

@@ -4,7 +4,6 @@
 // their bits the same.
 #include "profiler/backend/backend_cpu.h"
 #include "profiler/backend/linalg.h"
-#include "profiler/backend/meter.h"
 #include "profiler/backend/packed_steps.h"
 #include "profiler/backend/packed_tiles.h"
 #include "profiler/weights/dequant.h"
@@ -390,7 +389,6 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
     float *y = to->y.address + (size_t)panel * m->width;
     uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
     unsigned parts;
-    double start = meter_now();
     const char *b = packed_panel(m, panel, &job->on->threads[omp_get_thread_num()], &parts);
     if (!b) {
         panel_failed(job->on);
@@ -398,7 +396,6 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
     }
     if (product_takes_any_rows()) multiply_at_once(job, m, parts, kind, b, y, to->w.out, first, rows);
     else multiply_blocks(job, m, kind, b, y, to->w.out, first, end);
-    meter_add(METER_LINEAR, start, 2.0 * rows * kind->width * job->in, (double)m->kept_bytes);
 }
 
 static void multiply_rows(const matmul_job *job)
@@ -411,11 +408,8 @@ static void multiply_rows(const matmul_job *job)
         memset(operand_block(job, last), 0, job->block_bytes);
 #pragma omp parallel num_threads(job->on->n_threads)
     {
-        double start = meter_now();
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(static)
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
-        meter_add(METER_LINEAR, start, 0, 0);
-#pragma omp barrier
         if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits
                                         // for
             tiles_hold();
@@ -712,23 +706,19 @@ static void cpu_gather(backend_device *on, dev y, dev_matrix table, const int32_
 static void cpu_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_rms_norm(y.address + (size_t)i * width, x.address + (size_t)i * width, weight.address, width, eps);
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
                            float eps)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_layer_norm(y.address + (size_t)i * width, x.address + (size_t)i * width,
                         weight.address + (size_t)(i % n_weights) * width, width, eps);
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 enum { LOOP_CHUNK = 16384 }; // floats that a thread takes at a time where rows do not matter
@@ -736,79 +726,64 @@ enum { LOOP_CHUNK = 16384 }; // floats that a thread takes at a time where rows 
 static void cpu_glu(backend_device *on, dev gate, dev up, activation act, size_t n_floats)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
         loop_glu(gate.address + i, up.address + i, act, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK);
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
         loop_softcap(y.address + i, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK, cap);
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) {
         float x = y.address[i];
         y.address[i] = x > most ? most : x < -most ? -most : x;
     }
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 // What follows is bound by memory: plain loops over pieces that are cut by size alone.
 static void cpu_scale(backend_device *on, dev y, float by, size_t n_floats)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] += by * x.address[i];
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
                          uint32_t width)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++) {
         float *to = y.address + (size_t)rows[i] * width, weight = weights[i];
@@ -816,44 +791,37 @@ static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows,
 #pragma omp simd
         for (uint32_t c = 0; c < width; c++) to[c] += weight * from[c];
     }
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
                      uint32_t heads, uint32_t d, uint32_t rope_dim)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_rope(y.address + (size_t)i * heads * d, x.address + (size_t)i * heads * d,
                   cos_sin.address + (size_t)positions[i] * rope_dim, heads, d, rope_dim);
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
                              uint32_t n_kv_heads, uint32_t d)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
                    values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
                            uint32_t n, uint32_t n_kv_heads, uint32_t d)
 {
     (void)on;
-    double start = meter_now();
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
                    values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
-    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 // One table for each precision of the products.
@@ -870,8 +838,7 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
         .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,            \
         .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                              \
         .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,        \
-        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms, .norms = host_norms,  \
-        .moments = host_moments, .quadratic = host_quadratic, .spreads = host_spreads,                                 \
+        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms,                       \
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");

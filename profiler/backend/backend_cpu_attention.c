@@ -9,7 +9,6 @@
 // leaving the first-level cache.
 #include "profiler/backend/backend_cpu.h"
 #include "profiler/backend/linalg.h"
-#include "profiler/backend/meter.h"
 #include "profiler/backend/packed_tiles.h"
 #include <math.h>
 #include <omp.h>
@@ -383,11 +382,8 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     }
     for (uint32_t key = first_key(job->shape, row) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        double start = meter_now();
         cpu_gemm(s, false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
                  keys);
-        meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 4.0 * keys * d);
-        start = meter_now();
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t seen = keys_seen(row + r, key, keys);
             float *line = s->scores + (size_t)r * keys;
@@ -395,10 +391,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
             cpu_softmax_line(s, line, r, seen, d);
             memset(line + seen, 0, (keys - seen) * sizeof *line);
         }
-        meter_add(METER_SOFTMAX, start, 0, 4.0 * rows * keys);
-        start = meter_now();
         cpu_gemm(s, false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
-        meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 4.0 * keys * d);
     }
 }
 
@@ -408,9 +401,7 @@ static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uin
                          uint32_t keys)
 {
     uint32_t d = b->d, key = t->number * KEY_TILE, most = keys_seen(row + rows - 1, key, keys);
-    double flops = 2.0 * rows * most * d, start = meter_now();
     cpu_block_scores(s, b, t, line, rows, most);
-    start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < rows; r++) { // line by line, while it is in the first-level cache
         uint32_t seen = keys_seen(row + r, key, keys), to = line + r;
         float *scores = s->scores + (size_t)r * t->width;
@@ -418,9 +409,7 @@ static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uin
         if (seen) cpu_raise_max(s, to, cpu_line_max(scores, seen), d);
         s->row_sum[to] += cpu_line_weights(s, b, t, r, scores, seen, most, s->row_max[to], NULL);
     }
-    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * rows * most);
     cpu_block_values(s, b, t, rows, most, s->outputs + (size_t)line * d);
-    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
 static void prefix_tile_packed(scratch *s, const prefix_job *job, const row_tile *tile)
@@ -586,13 +575,11 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
 {
     uint32_t d = job->shape.head_dim, group = group_of(job), lines = job->n * group, count = tile_count(job, i);
     size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, 0);
-    double flops = 2.0 * lines * count * d, start = meter_now();
     for (uint32_t r = 0; r < lines; r += group) // the heads of a row stand side by side
         memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
     memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
     cpu_gemm(s, false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d,
              d, 0.0f, line_of(job, g, i, 0), count);
-    start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *line = line_of(job, g, i, r);
         cpu_bend_scores(job->shape, line, count, position_of(job, r), i * KEY_TILE);
@@ -600,10 +587,8 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
         job->on->part_scale[part + r] = top;
         job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
-    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
     cpu_gemm(s, false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count,
              job->kv->v.address + key * d, d, 0.0f, job->on->part_values + part * d, d);
-    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
 // The queries of all lines as operands.
@@ -623,9 +608,7 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     const block_plan *b = &job->blocks;
     uint32_t count = tile_count(job, t->number);
     size_t part = part_of(job, g, t->number, line);
-    double flops = 2.0 * lines * count * b->d, start = meter_now();
     cpu_block_scores(s, b, t, line, lines, count);
-    start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *scores = s->scores + (size_t)r * t->width;
         cpu_bend_scores(job->shape, scores, count, position_of(job, line + r), t->number * KEY_TILE);
@@ -635,9 +618,7 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
         job->on->part_sum[part + r] =
             cpu_line_weights(s, b, t, r, scores, count, count, top, line_of(job, g, t->number, line + r));
     }
-    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
     cpu_block_values(s, b, t, lines, count, job->on->part_values + part * b->d);
-    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
 // The first block asks for the tile's values, the last one for what is behind them: the next tile, its keys first.
@@ -710,7 +691,6 @@ static void update_importance(const rows_job *job, uint32_t g, uint32_t i)
     size_t key = (size_t)i * KEY_TILE;
     const oracle_view *oracle = job->oracle;
     importance_loop *update = oracle->sum ? loop_add_importance : loop_raise_importance;
-    double start = meter_now();
     for (uint32_t r = 0; r < job->n; r++) {
         const decode_row *row = &job->rows[job->first + r];
         if (r + 1 < job->n) ask_for(best_of(job, r + 1) + (size_t)g * T + key, tile_count(job, i));
@@ -719,7 +699,6 @@ static void update_importance(const rows_job *job, uint32_t g, uint32_t i)
                job->on->part_scale + part_of(job, g, i, r * group),
                oracle->weights.address + (size_t)g * group * T + key, T, group, tile_count(job, i));
     }
-    meter_add(METER_ORACLE, start, 0, 4.0 * tile_count(job, i) * job->n * (2.0 + group));
 }
 
 // Threads have stretches of the keys of all heads at hand: the tiles that begin there, for attention and for the oracle
@@ -749,11 +728,9 @@ static void attend_heads(const rows_job *job)
             attend_context_tile(s, job, g, i);
         }
 #pragma omp barrier
-    double start = meter_now();
 #pragma omp for collapse(2) schedule(static)
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
-    meter_add(METER_SOFTMAX, start, 0, 0);
     // A question's rows share one maximum or sum: it is one thread's for each tile, and groups follow one another.
     for (uint32_t g = job->head; g < end && job->oracle->weights.address; g++)
         for (uint32_t i = 0; i < tiles; i++)

@@ -5,12 +5,8 @@
 // something to the host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode
 // says so, sums stay float32. A row's numbers do not depend on the other rows of a call, but for products of whole
 // chunks of a context: cuBLAS picks its kernel, and with it the order of a sum, by shape.
-extern "C" {
-#include "profiler/backend/backend_host.h"
-}
 #include "profiler/backend/backend_cuda_attend.cuh"
 #include "profiler/backend/backend_cuda_layer.cuh"
-#include "profiler/backend/backend_cuda_memory.cuh"
 
 // Found out now, not at the first kernel: the program was built for other devices, or its PTX is newer than the driver.
 static kvb_status check_code(kvb_error *err)
@@ -105,19 +101,17 @@ static void cuda_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n
 #define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
     {                                                                                                                  \
         .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS,                    \
-        .sums_importance = false, .open = cuda_open,                                                                   \
-        .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
-        .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
-        .matrix_load = cuda_matrix_load, .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release,     \
-        .scratch_bytes = cuda_scratch_bytes, .free_bytes = cuda_free_bytes, .gather = cuda_gather,                     \
-        .rms_norm = cuda_rms_norm, .matmul = cuda_matmul, .project = cuda_project, .layer_norm = cuda_layer_norm,      \
-        .glu = cuda_glu, .softcap = cuda_softcap, .clip = cuda_clip, .scale = cuda_scale, .add_row = cuda_add_row,     \
-        .add_scaled = cuda_add_scaled, .take_rows = cuda_take_rows, .add_rows = cuda_add_rows, .rope = cuda_rope,      \
-        .store_prefix = cuda_store_prefix, .store_tail = cuda_store_tail, .packed_floats = cuda_packed_floats,         \
-        .pack_prefix = cuda_pack_prefix, .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows,         \
-        .value_weights = cuda_value_weights, .sample = cuda_sample, .column_sums = cuda_column_sums,                   \
-        .output_norms = cuda_output_norms, .norms = cuda_norms, .moments = cuda_moments, .quadratic = cuda_quadratic,  \
-        .spreads = cuda_spreads,                                                                                       \
+        .sums_importance = false, .open = cuda_open, .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc,    \
+        .release = cuda_release, .upload = cuda_upload, .download = cuda_download, .copy = cuda_copy,                  \
+        .clear = cuda_clear, .host_view = cuda_host_view, .matrix_load = cuda_matrix_load,                             \
+        .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes, \
+        .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
+        .project = cuda_project, .layer_norm = cuda_layer_norm, .glu = cuda_glu, .softcap = cuda_softcap,              \
+        .clip = cuda_clip, .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled,                \
+        .take_rows = cuda_take_rows, .add_rows = cuda_add_rows, .rope = cuda_rope, .store_prefix = cuda_store_prefix,  \
+        .store_tail = cuda_store_tail, .packed_floats = host_packed_floats, .pack_prefix = host_pack_prefix,           \
+        .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows, .value_weights = cuda_value_weights,     \
+        .sample = cuda_sample, .column_sums = cuda_column_sums, .output_norms = cuda_output_norms,                     \
     }
 
 extern "C" const backend backend_cuda =

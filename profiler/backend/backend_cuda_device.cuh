@@ -1,13 +1,99 @@
-// The device's state: errors that stick, memory, and small host arrays on their way to kernels.
+// The device's state: errors that stick, memory, small host arrays on their way to kernels, and cuBLAS.
 #pragma once
 extern "C" {
 #include "profiler/backend/backend.h"
+#include "runtime/fail.h"
 }
-#include "profiler/backend/backend_cuda_blas.cuh"
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if __has_include(<cublas_v2.h>) && !defined(CUDA_LAUNCH) // not for the emulated device of the tests
+#include <cublas_v2.h>
+#define HAVE_CUBLAS_HEADER 1
+#else
+#define HAVE_CUBLAS_HEADER 0
+#endif
 
-struct weight;
+// cuBLAS is opened when the backend starts: a program that was built on a machine without cuBLAS, or runs on one, needs
+// it only to compute. The few declarations below are its documented binary interface, the same since CUDA 12; where its
+// header is there when this is compiled, it checks them.
+enum { // cublasOperation_t, cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cudaDataType
+    BLAS_N = 0,
+    BLAS_T = 1,
+    BLAS_COMPUTE_F32 = 68,
+    BLAS_GEMM_DEFAULT = -1,
+    BLAS_F32 = 0,
+    BLAS_BF16 = 14,
+    BLAS_F32_REDUCTIONS = 16, // no TF32, and partial sums of bf16 products stay in float32
+};
+
+struct blas_library {
+    void *file, *handle;
+    int (*create)(void **handle);
+    int (*destroy)(void *handle);
+    int (*set_stream)(void *handle, cudaStream_t stream);
+    int (*set_math)(void *handle, int mode);
+    // C [m,n] = alpha op(A) op(B) + beta C, column-major
+    int (*gemm)(void *handle, int trans_a, int trans_b, int m, int n, int k, const void *alpha, const void *a,
+                int type_a, int lda, const void *b, int type_b, int ldb, const void *beta, void *c, int type_c, int ldc,
+                int compute, int algorithm);
+};
+
+#if HAVE_CUBLAS_HEADER
+static_assert(int(CUBLAS_OP_N) == BLAS_N && int(CUBLAS_OP_T) == BLAS_T && int(CUBLAS_COMPUTE_32F) == BLAS_COMPUTE_F32,
+              "cuBLAS differs");
+static_assert(int(CUBLAS_GEMM_DEFAULT) == BLAS_GEMM_DEFAULT && int(CUDA_R_32F) == BLAS_F32 &&
+                  int(CUDA_R_16BF) == BLAS_BF16,
+              "cuBLAS differs");
+static_assert(int(CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION) == BLAS_F32_REDUCTIONS &&
+                  CUBLAS_STATUS_SUCCESS == 0 && sizeof(cublasStatus_t) == sizeof(int) &&
+                  sizeof(cublasComputeType_t) == sizeof(int),
+              "cuBLAS differs");
+// Not called: it compiles only where the order of arguments is the one above.
+[[maybe_unused]] static int blas_check(void *h, const void *x, void *y, int n)
+{
+    return cublasGemmEx((cublasHandle_t)h, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, x, x, CUDA_R_32F, n, x, CUDA_R_32F, n, x,
+                        y, CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+#endif
+
+static kvb_status blas_open(blas_library *blas, cudaStream_t stream, kvb_error *err)
+{
+    static const char *const names[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
+    for (size_t i = 0; !blas->file && i < sizeof names / sizeof *names; i++)
+        blas->file = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!blas->file)
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "backend cuda: libcublas.so.13 (or .12) is not found (%s); install cuBLAS, and name its folder in "
+            "LD_LIBRARY_PATH if it is not where the system looks",
+            dlerror());
+    const struct {
+        const char *name;
+        void *to;
+    } functions[] = {{"cublasCreate_v2", &blas->create},
+                     {"cublasDestroy_v2", &blas->destroy},
+                     {"cublasSetStream_v2", &blas->set_stream},
+                     {"cublasSetMathMode", &blas->set_math},
+                     {"cublasGemmEx", &blas->gemm}};
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        void *symbol = dlsym(blas->file, functions[i].name);
+        if (!symbol)
+            return kvb_fail(err, KVB_UNSUPPORTED, "backend cuda: cuBLAS has no function %s; expected CUDA 12 or 13",
+                            functions[i].name);
+        memcpy(functions[i].to, &symbol, sizeof symbol);
+    }
+    int code = blas->create(&blas->handle);
+    if (code == 0) code = blas->set_stream(blas->handle, stream);
+    if (code == 0) code = blas->set_math(blas->handle, BLAS_F32_REDUCTIONS);
+    if (code != 0)
+        return kvb_fail(err, code == 3 ? KVB_MEMORY : KVB_UNSUPPORTED,
+                        "backend cuda: cuBLAS does not start, status %d%s; is the device's memory in use by others?",
+                        code, code == 1 || code == 8 ? " (its version does not fit the driver or the device)" : "");
+    return KVB_OK;
+}
 
 // Host arrays that one call needs (token ids, positions, rows) go through pinned memory, so that no call waits for the
 // device. The same array is asked for again in every layer: the last few are remembered.
@@ -27,8 +113,8 @@ struct device_piece {
     size_t bytes;
 };
 
-// Pieces of scratch memory (backend_cuda_scratch.cuh says how large): of attention over decoded rows, see row_pass; a
-// product's input in bf16; input and output of a product of few rows; sums of value_weights and moments, sampled ids.
+// Pieces of scratch memory (backend_cuda_memory.cuh says how large): of attention over decoded rows, see row_pass; a
+// product's input in bf16; input and output of a product of few rows; sums of value_weights, sampled ids.
 enum scratch_use { SCRATCH_PARTS, SCRATCH_ROUNDED, SCRATCH_PADDED, SCRATCH_SUMS, SCRATCH_PIECES };
 
 // What all that are open share: one stream, so that everything runs in the order of calls.
@@ -36,10 +122,9 @@ static struct {
     uint32_t users;    // open devices
     kvb_status failed; // of the first operation that failed; nothing runs after it
     kvb_error error;
-    cudaStream_t stream, copies; // operations; weights on their way to the device
+    cudaStream_t stream;
     blas_library blas;
     notes to_device;
-    device_piece full; // a weight in f32, on its way to bf16; grows to the largest
 } gpu;
 
 // What one of them has for itself.
@@ -73,25 +158,14 @@ static bool gpu_works(void)
 
 // Runs a kernel on the device's stream, unless something has failed before. No operation launches an empty grid.
 #ifndef CUDA_LAUNCH
-#define CUDA_LAUNCH(kernel, blocks, threads, shared, ...) kernel<<<blocks, threads, shared, gpu.stream>>>(__VA_ARGS__)
+#define CUDA_LAUNCH(kernel, blocks, threads, ...) kernel<<<blocks, threads, 0, gpu.stream>>>(__VA_ARGS__)
 #endif
-#define LAUNCH(name, kernel, blocks, threads, ...)                \
-    do {                                                          \
-        if (gpu_works()) {                                        \
-            CUDA_LAUNCH(kernel, blocks, threads, 0, __VA_ARGS__); \
-            gpu_note(cudaGetLastError(), name);                   \
-        }                                                         \
-    } while (0)
-
-// The same for kernels with DYNAMIC_SHARED memory of this many bytes: above 48 KiB a kernel must ask for it, below that
-// it does no harm.
-#define LAUNCH_SHARED(name, kernel, blocks, threads, bytes, ...)                                                       \
-    do {                                                                                                               \
-        if (gpu_works() &&                                                                                             \
-            gpu_note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), name)) { \
-            CUDA_LAUNCH(kernel, blocks, threads, bytes, __VA_ARGS__);                                                  \
-            gpu_note(cudaGetLastError(), name);                                                                        \
-        }                                                                                                              \
+#define LAUNCH(name, kernel, blocks, threads, ...)             \
+    do {                                                       \
+        if (gpu_works()) {                                     \
+            CUDA_LAUNCH(kernel, blocks, threads, __VA_ARGS__); \
+            gpu_note(cudaGetLastError(), name);                \
+        }                                                      \
     } while (0)
 
 static unsigned blocks_of(size_t n, size_t each)
@@ -99,23 +173,16 @@ static unsigned blocks_of(size_t n, size_t each)
     return (unsigned)((n + each - 1) / each);
 }
 
-static bool weights_give_way(void); // backend_cuda_weights.cuh
-
-// Device memory, not cleared, or NULL when there is none left even after weights have moved to the host.
+// Device memory, not cleared, or NULL when there is none left.
 static void *gpu_memory(size_t bytes)
 {
     void *memory = NULL;
     if (!gpu_works()) return NULL;
-    for (;;) {
-        cudaError_t code = cudaMalloc(&memory, bytes ? bytes : 16);
-        if (code == cudaSuccess) return memory;
-        cudaGetLastError(); // it is reported here and must not be found by the next launch
-        if (code != cudaErrorMemoryAllocation) {
-            gpu_note(code, "cudaMalloc");
-            return NULL;
-        }
-        if (!weights_give_way()) return NULL;
-    }
+    cudaError_t code = cudaMalloc(&memory, bytes ? bytes : 16);
+    if (code == cudaSuccess) return memory;
+    cudaGetLastError(); // it is reported here and must not be found by the next launch
+    if (code != cudaErrorMemoryAllocation) gpu_note(code, "cudaMalloc");
+    return NULL;
 }
 
 // Kernels that were launched before may still use it.
@@ -124,22 +191,6 @@ static void gpu_free(void *memory)
     if (!memory) return;
     gpu_note(cudaStreamSynchronize(gpu.stream), "a kernel");
     gpu_note(cudaFree(memory), "cudaFree");
-}
-
-static void growing_release(device_piece *p)
-{
-    gpu_free(p->memory);
-    *p = {NULL, 0};
-}
-
-// At least `bytes`; false when there is no memory. What it held before is lost.
-static bool growing_take(device_piece *p, size_t bytes)
-{
-    if (p->bytes >= bytes) return true;
-    growing_release(p);
-    p->memory = gpu_memory(bytes);
-    p->bytes = p->memory ? bytes : 0;
-    return p->memory != NULL;
 }
 
 // A host array of at most NOTE_BYTES as kernels see it; valid for what is launched before the next 1 MiB of notes.
@@ -217,7 +268,6 @@ static kvb_status device_start(kvb_error *err)
     kvb_status status = device_choose(err);
     if (status != KVB_OK) return status;
     cudaError_t code = cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking);
-    if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&gpu.copies, cudaStreamNonBlocking);
     if (code == cudaSuccess) code = cudaMalloc((void **)&gpu.to_device.device, NOTE_BYTES);
     if (code == cudaSuccess) code = cudaHostAlloc((void **)&gpu.to_device.host, NOTE_BYTES, cudaHostAllocDefault);
     if (code != cudaSuccess)
@@ -230,12 +280,10 @@ static kvb_status device_start(kvb_error *err)
 // Leaves nothing behind of a start that failed half way.
 static void device_stop(void)
 {
-    if (gpu.full.memory) cudaFree(gpu.full.memory);
     if (gpu.blas.handle) gpu.blas.destroy(gpu.blas.handle);
     if (gpu.blas.file) dlclose(gpu.blas.file);
     if (gpu.to_device.device) cudaFree(gpu.to_device.device);
     if (gpu.to_device.host) cudaFreeHost(gpu.to_device.host);
-    if (gpu.copies) cudaStreamDestroy(gpu.copies);
     if (gpu.stream) cudaStreamDestroy(gpu.stream);
     memset(&gpu, 0, sizeof gpu);
 }

@@ -1,19 +1,16 @@
 // What a layer does with rows, on a CUDA device: the launches of its kernels, and products by cuBLAS.
 #pragma once
 #include "profiler/backend/backend_cuda_memory.cuh"
-#include "profiler/backend/backend_cuda_scratch.cuh"
 
 static constexpr uint32_t GATHER_IDS = NOTE_BYTES / 8; // ids per launch
 
 static void cuda_gather(backend_device *, dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
-    weight *w = rows_of(table);
     for (uint32_t at = 0; at < n; at += GATHER_IDS) {
         uint32_t count = n - at < GATHER_IDS ? n - at : GATHER_IDS;
         const int32_t *taken = (const int32_t *)gpu_take(ids + at, count * sizeof *ids);
-        // A few rows: read where the table is, also out of the host's pinned memory.
-        LAUNCH("gather", gather_kernel, count, ROW_THREADS, y.address + (size_t)at * table.in, (const float *)w->memory,
-               taken, table.in);
+        LAUNCH("gather", gather_kernel, count, ROW_THREADS, y.address + (size_t)at * table.in, table.address, taken,
+               table.in);
     }
 }
 
@@ -131,15 +128,14 @@ static void product(float *y, const void *x, const void *w, int type, dev_matrix
                           m.in, m.out);
 }
 
-// The input in the weight's precision, padded with rows of zeros to n_padded: one or two planes of bf16.
-static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m,
-                                   uint16_t planes)
+// The input as one or two planes of bf16, as its weight, padded with rows of zeros to n_padded.
+static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m)
 {
     size_t elements = (size_t)n * m->in, padded = (size_t)n_padded * m->in;
-    uint16_t *high = (uint16_t *)scratch_of(on, SCRATCH_ROUNDED, rounded_bytes(planes, n_padded, m->in));
+    uint16_t *high = (uint16_t *)scratch_of(on, SCRATCH_ROUNDED, rounded_bytes(on->planes, n_padded, m->in));
     if (high)
         LAUNCH("to_bf16", to_bf16_kernel, blocks_of(padded, ROW_THREADS), ROW_THREADS, high,
-               planes > 1 ? high + padded : NULL, x, elements, padded);
+               on->planes > 1 ? high + padded : NULL, x, elements, padded);
     return high;
 }
 
@@ -147,23 +143,18 @@ static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, 
 static void multiply(cuda_device *on, float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded,
                      bool accumulate)
 {
-    weight *w = operand_of(m);
-    size_t padded = (size_t)n_padded * m.in;
-    const uint16_t *high = w->planes ? round_input(on, x, n, n_padded, &m, w->planes) : NULL;
-    if (w->planes && !high) return;
-    const void *values = weight_get(w);
-    const uint16_t *low = (const uint16_t *)values + w->elements;
     float beta = accumulate ? 1.0f : 0.0f;
-    if (!w->planes) {
-        product(y, x, values, BLAS_F32, m, n_padded, beta);
-    } else {
-        product(y, high, values, BLAS_BF16, m, n_padded, beta);
-        if (w->planes > 1) { // x w = (xh + xl) (wh + wl) without xl wl, which is below the rounding of float32 sums
-            product(y, high, low, BLAS_BF16, m, n_padded, 1.0f);
-            product(y, high + padded, values, BLAS_BF16, m, n_padded, 1.0f);
-        }
+    if (!m.packed) {
+        product(y, x, m.address, BLAS_F32, m, n_padded, beta);
+        return;
     }
-    weight_used(w);
+    const uint16_t *high = round_input(on, x, n, n_padded, &m), *values = (const uint16_t *)m.packed;
+    if (!high) return;
+    product(y, high, values, BLAS_BF16, m, n_padded, beta);
+    if (on->planes < 2) return;
+    // x w = (xh + xl) (wh + wl) without xl wl, which is below the rounding of float32 sums
+    product(y, high, values + (size_t)m.out * m.in, BLAS_BF16, m, n_padded, 1.0f);
+    product(y, high + (size_t)n_padded * m.in, values, BLAS_BF16, m, n_padded, 1.0f);
 }
 
 // Fewer than GROUP_ROWS rows, as GROUP_ROWS of them: the others are zeros.
@@ -174,7 +165,7 @@ static void multiply_few(cuda_device *on, float *y, float *x, dev_matrix w, uint
     float *padded_y = (float *)scratch_of(on, SCRATCH_PADDED, padded_bytes(w.out, w.in));
     if (!padded_y) return;
     dev from = {x}, to = {padded_y};
-    if (!operand_of(w)->planes) { // bf16 pads when it rounds
+    if (!w.packed) { // bf16 pads when it rounds
         from.address = padded_y + all_out;
         cuda_copy(&on->base, from, {x}, in);
         cuda_clear(&on->base, dev_at(from, in), all_in - in);

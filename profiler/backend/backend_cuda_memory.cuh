@@ -1,10 +1,12 @@
-// Memory of a CUDA device, and matrices: what goes to it and comes back.
+// Memory of a CUDA device: what goes to it and comes back, matrices, and scratch memory: one table of bytes, from which
+// its size, its layout and its checks are made. It is taken once, when the device opens; what an operation needs beyond
+// the limits that the device was opened with is refused before its first kernel.
 #pragma once
 extern "C" {
-#include "profiler/backend/backend_cuda.h"
 #include "profiler/backend/backend_host.h"
 }
-#include "profiler/backend/backend_cuda_weights.cuh"
+#include "profiler/backend/backend_cuda_device.cuh"
+#include "profiler/backend/backend_cuda_rows.cuh"
 
 static dev cuda_alloc(backend_device *, size_t n_floats)
 {
@@ -55,12 +57,12 @@ static const float *cuda_host_view(backend_device *, dev from)
     return NULL;
 }
 
-// All but an eighth: weights make room for what a run needs beside them (backend_cuda_weights.cuh).
+// Of what is free all but an eighth, which what a plan does not count may take.
 static uint64_t cuda_free_bytes(backend_device *)
 {
     size_t free_now = 0, all = 0;
     if (cudaMemGetInfo(&free_now, &all) != cudaSuccess) return 0;
-    return all - all / 8;
+    return free_now - free_now / 8;
 }
 
 static const decode_row *take_rows(const decode_row *rows, uint32_t n)
@@ -68,50 +70,58 @@ static const decode_row *take_rows(const decode_row *rows, uint32_t n)
     return (const decode_row *)gpu_take(rows, n * sizeof *rows);
 }
 
-// float32 rows at `address` where there is no other form or somebody asked for rows; the planes of bf16 at `packed`.
-static weight *rows_of(dev_matrix m)
-{
-    return (weight *)(void *)m.address;
-}
+// ---- Matrices: float32 rows at `address` where there is no other form or somebody asked for rows; at `packed` one or
+// two planes of bfloat16, the second what the first lost ----
 
-static weight *operand_of(dev_matrix m)
-{
-    return m.packed ? (weight *)m.packed : rows_of(m);
-}
+static constexpr size_t UPLOAD_ELEMENTS = 1 << 24; // converted at a time
 
-static void matrix_free(dev_matrix *w)
+// n values of the host as planes of bfloat16 on the device; NULL when memory is short.
+static uint16_t *upload_planes(backend_device *on, const float *values, size_t n, uint16_t planes)
 {
-    weight_release(rows_of(*w));
-    weight_release((weight *)w->packed);
-    w->address = NULL;
-    w->packed = NULL;
-}
-
-static dev_matrix matrix_make(weight *rows, weight *packed, uint32_t out, uint32_t in, bool complete)
-{
-    dev_matrix m = {};
-    m.address = (float *)(void *)rows;
-    m.packed = packed;
-    m.out = out;
-    m.in = in;
-    if (!complete) matrix_free(&m);
-    return m;
+    size_t each = n < UPLOAD_ELEMENTS ? n : UPLOAD_ELEMENTS;
+    uint16_t *high = (uint16_t *)gpu_memory(n * planes * sizeof *high), *low = planes > 1 ? high + n : NULL;
+    dev full = high ? cuda_alloc(on, each) : dev{NULL};
+    for (size_t at = 0; full.address && at < n; at += each) {
+        size_t count = n - at < each ? n - at : each;
+        cuda_upload(on, full, values + at, count);
+        LAUNCH("to_bf16", to_bf16_kernel, blocks_of(count, ROW_THREADS), ROW_THREADS, high + at, low ? low + at : NULL,
+               full.address, count, count);
+    }
+    cuda_release(on, full);
+    if (full.address && gpu_works()) return high;
+    gpu_free(high);
+    return NULL;
 }
 
 static void cuda_matrix_release(backend_device *, dev_matrix *w)
 {
-    matrix_free(w);
+    gpu_free(w->address);
+    gpu_free(w->packed);
+    w->address = NULL;
+    w->packed = NULL;
 }
 
 static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     uint16_t planes = cuda_of(on)->planes;
-    bool wants_rows = planes == 0 || hold & HOLD_ROWS;
+    size_t n = (size_t)w->out * w->in;
+    dev_matrix m = {};
+    m.out = w->out;
+    m.in = w->in;
     float *values = host_matrix_values(w, hold);
-    weight *rows = values && wants_rows ? weight_new(values, w->out, w->in, 0) : NULL;
-    weight *packed = values && planes ? weight_new(values, w->out, w->in, planes) : NULL;
+    bool ok = values != NULL;
+    if (ok && (planes == 0 || hold & HOLD_ROWS)) {
+        m.address = (float *)gpu_memory(n * sizeof(float));
+        if (m.address) cuda_upload(on, {m.address}, values, n);
+        ok = m.address && gpu_works();
+    }
+    if (ok && planes) {
+        m.packed = upload_planes(on, values, n, planes);
+        ok = m.packed != NULL;
+    }
     free(values);
-    return matrix_make(rows, packed, w->out, w->in, (rows || !wants_rows) && (packed || !planes));
+    if (!ok) cuda_matrix_release(on, &m);
+    return m;
 }
 
 static uint64_t cuda_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
@@ -121,20 +131,102 @@ static uint64_t cuda_matrix_bytes(backend_device *on, const stored_matrix *w, un
     return (uint64_t)w->out * w->in * (planes * sizeof(uint16_t) + (has_rows ? sizeof(float) : 0));
 }
 
-dev_matrix backend_cuda_random_matrix(backend_device *on, uint32_t out, uint32_t in, float scale, uint64_t seed)
+// ---- Scratch memory ----
+
+// Rows of a product, unless it is a whole chunk: one shape, one kernel, the same bits.
+static constexpr uint32_t GROUP_ROWS = 64;
+static constexpr uint32_t PASS_ROWS = 64;    // decoded rows per pass of attention: bounds its scratch
+static constexpr uint32_t STRETCH_MIN = 256; // keys of a stretch of the context at least
+static constexpr uint32_t STRETCHES_MAX = 64;
+static constexpr uint32_t SAMPLE_ROWS = 4096; // per launch
+
+static uint32_t stretch_of(uint32_t n_tokens)
 {
-    uint16_t planes = cuda_of(on)->planes;
-    weight *rows = weight_new(NULL, out, in, 0), *packed = planes && rows ? weight_new(NULL, out, in, planes) : NULL;
-    if (rows)
-        LAUNCH("random", random_kernel, blocks_of(rows->elements, ROW_THREADS), ROW_THREADS, (float *)rows->memory,
-               rows->elements, scale, seed);
-    if (packed) {
-        uint16_t *high = (uint16_t *)packed->memory;
-        LAUNCH("to_bf16", to_bf16_kernel, blocks_of(rows->elements, ROW_THREADS), ROW_THREADS, high,
-               planes > 1 ? high + packed->elements : NULL, (const float *)rows->memory, rows->elements,
-               rows->elements);
-        weight_release(rows); // the planes hold all of it
-        rows = NULL;
+    uint32_t each = (n_tokens + STRETCHES_MAX - 1) / STRETCHES_MAX;
+    each = (each + TILE - 1) / TILE * TILE;
+    return each < STRETCH_MIN ? STRETCH_MIN : each;
+}
+
+// Top, sum and values of every row and head in every part of a pass: the stretches of the context, and the tail.
+static size_t part_lines(const attention_shape &s, uint32_t n_parts)
+{
+    return (size_t)n_parts * PASS_ROWS * s.n_heads;
+}
+
+static size_t part_bytes(const attention_shape &s, uint32_t n_parts)
+{
+    return part_lines(s, n_parts) * (s.head_dim + 2) * sizeof(float);
+}
+
+// Rows of a product's input, in the planes of its weight.
+static size_t rounded_bytes(uint16_t planes, size_t rows, uint32_t in)
+{
+    return planes * rows * in * sizeof(uint16_t);
+}
+
+// Output and input of a product of few rows.
+static size_t padded_bytes(uint32_t out, uint32_t in)
+{
+    return GROUP_ROWS * ((size_t)out + in) * sizeof(float);
+}
+
+// Partial sums of value_weights, and the factor behind them.
+static size_t weight_sums_bytes(const attention_shape &s, uint32_t n_tokens)
+{
+    return ((size_t)blocks_of((size_t)s.n_heads * n_tokens, SUM_SPAN) + 1) * sizeof(double);
+}
+
+static size_t larger_of(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+// THE table: each piece covers the largest of its users.
+static void list_scratch(size_t bytes[SCRATCH_PIECES], const cuda_device *on, const backend_limits *limits)
+{
+    const attention_shape &s = limits->shape;
+    bytes[SCRATCH_PARTS] = part_bytes(s, STRETCHES_MAX + 1);
+    bytes[SCRATCH_ROUNDED] = rounded_bytes(on->planes, larger_of(limits->rows, GROUP_ROWS), limits->matrix_terms);
+    bytes[SCRATCH_PADDED] = padded_bytes(limits->matrix_dim, limits->matrix_terms);
+    bytes[SCRATCH_SUMS] = larger_of(weight_sums_bytes(s, limits->tokens), SAMPLE_ROWS * sizeof(int32_t));
+}
+
+static uint64_t cuda_scratch_bytes(backend_device *on, const backend_limits *limits)
+{
+    size_t bytes[SCRATCH_PIECES];
+    uint64_t all = 0;
+    list_scratch(bytes, cuda_of(on), limits);
+    for (int i = 0; i < SCRATCH_PIECES; i++) all += bytes[i];
+    return all;
+}
+
+// False when there is no memory for it. Each piece is memory of its own, so that a tool that watches accesses sees one
+// beyond its end.
+static bool scratch_take(cuda_device *on, const backend_limits *limits)
+{
+    size_t bytes[SCRATCH_PIECES];
+    list_scratch(bytes, on, limits);
+    for (int i = 0; i < SCRATCH_PIECES; i++) {
+        if (!bytes[i]) continue;
+        on->scratch[i] = {gpu_memory(bytes[i]), bytes[i]};
+        if (!on->scratch[i].memory) return false;
     }
-    return matrix_make(rows, packed, out, in, rows || packed);
+    return true;
+}
+
+static void scratch_release(cuda_device *on)
+{
+    for (int i = 0; i < SCRATCH_PIECES; i++) gpu_free(on->scratch[i].memory);
+}
+
+// A piece of at least `bytes`. NULL, and the operation has failed, where the device was opened for less.
+static void *scratch_of(cuda_device *on, scratch_use use, size_t bytes)
+{
+    static const char *const names[SCRATCH_PIECES] = {"parts of attention", "a product's input",
+                                                      "a product of few rows", "partial sums"};
+    const device_piece *piece = &on->scratch[use];
+    if (piece->memory && bytes <= piece->bytes) return piece->memory;
+    backend_fail(&on->base, KVB_ARGUMENT, "backend cuda: %s: %zu bytes of scratch, opened for %zu", names[use], bytes,
+                 piece->bytes);
+    return NULL;
 }

@@ -2,10 +2,27 @@
 // conversions, sampling.
 #pragma once
 extern "C" {
-#include "profiler/backend/backend.h"
 #include "profiler/backend/sampler_core.h"
 }
-#include "profiler/backend/backend_cuda_mma.cuh"
+#include "profiler/backend/backend_cuda_tile.cuh"
+#include <string.h>
+
+// The upper half of a float, rounded to nearest, ties to even; a NaN stays one.
+static __device__ inline uint16_t bf16_from_float(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static __device__ inline float bf16_to_float(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 static constexpr uint32_t ROW_THREADS = 256; // threads of every kernel of this file
 
@@ -170,17 +187,6 @@ static __global__ void to_bf16_kernel(uint16_t *high, uint16_t *low, const float
     float value = i < n ? x[i] : 0.0f;
     high[i] = bf16_from_float(value);
     if (low) low[i] = bf16_from_float(value - bf16_to_float(high[i]));
-}
-
-// Uniform in (-scale, scale), rounded to bf16: a mixing function of (seed, place).
-static __global__ void random_kernel(float *y, size_t n, float scale, uint64_t seed)
-{
-    size_t i = thread_index();
-    if (i >= n) return;
-    uint64_t z = seed * 0x9e3779b97f4a7c15u + i * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    y[i] = bf16_to_float(bf16_from_float(((float)(uint32_t)(z >> 40) * 0x1p-23f - 1.0f) * scale));
 }
 
 static __global__ void scale_kernel(float *x, size_t n, const float *factor)

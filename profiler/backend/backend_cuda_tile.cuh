@@ -7,6 +7,9 @@
 //
 // tests/cuda/emulator.h runs these very lines on the CPU, thread by thread.
 #pragma once
+extern "C" {
+#include "profiler/backend/backend.h"
+}
 #include <cuda_runtime.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -1,7 +1,5 @@
 #include "profiler/backend/backend_host.h"
-#include "profiler/backend/meter.h"
 #include "runtime/fail.h"
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -99,11 +97,9 @@ void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint3
                  const draw_key *keys)
 {
     (void)on;
-    double start = meter_now();
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++)
         ids[i] = sampler_draw(s, logits.address + (size_t)i * vocabulary, vocabulary, &keys[i]);
-    meter_add_parallel(METER_SAMPLING, start, omp_get_max_threads());
 }
 
 float *host_matrix_values(const stored_matrix *w, unsigned hold)

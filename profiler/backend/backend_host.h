@@ -21,13 +21,6 @@ void host_matrix_release(backend_device *on, dev_matrix *w);
 // The values of w in float32, rounded where `hold` says so, to be freed; NULL when memory is short or one of them is
 // not finite.
 float *host_matrix_values(const stored_matrix *w, unsigned hold);
-// backend_reduce.c
-void host_norms(backend_device *on, dev out, dev x, size_t n, uint32_t width);
-void host_moments(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
-                  uint32_t d, bool by_head);
-void host_quadratic(backend_device *on, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s);
-void host_spreads(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
-                  partition_row row);
 // For backends that read keys and values as they are.
 size_t host_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
 void host_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);

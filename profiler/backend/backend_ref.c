@@ -377,8 +377,4 @@ const backend backend_ref = {
     .sample = host_sample,
     .column_sums = ref_column_sums,
     .output_norms = ref_output_norms,
-    .norms = host_norms,
-    .moments = host_moments,
-    .quadratic = host_quadratic,
-    .spreads = host_spreads,
 };

@@ -1,8 +1,7 @@
-// Sums over a layer that several metrics are made of: on the host here, or asked of a device that has the tensors.
+// Sums over a layer that several metrics are made of.
 #include "profiler/metric/layer_sums.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/metric/scorer_parts.h"
-#include "profiler/model/layer_device.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +27,7 @@ static void add_votes(float *votes, float *rows, const layer_view *view, uint32_
     }
 }
 
-static void host_window_votes(const layer_view *view, uint32_t window, float factor, float *votes)
+void layer_window_votes(const layer_view *view, uint32_t window, float factor, float *votes)
 {
     uint32_t T = view->n_tokens, H = view->n_heads;
     memset(votes, 0, (size_t)H * T * sizeof *votes);
@@ -61,7 +60,7 @@ static void fuse_group(float *votes, float *sum, float *rows, const layer_view *
     }
 }
 
-static void host_group_votes(const layer_view *view, uint32_t window, bool maximum, float *votes)
+void layer_group_votes(const layer_view *view, uint32_t window, bool maximum, float *votes)
 {
     uint32_t T = view->n_tokens;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -74,7 +73,7 @@ static void host_group_votes(const layer_view *view, uint32_t window, bool maxim
 
 // ---- Norms and means ----
 
-static void host_norms(const layer_view *view, view_item item, double *norms)
+void layer_norms(const layer_view *view, view_item item, double *norms)
 {
     uint32_t d = view->head_dim, n = view->n_kv_heads * view->n_tokens;
     const float *x = tensor_of(view, item);
@@ -96,7 +95,7 @@ SIMD_CLONES static void mean_key(double *mean, const float *k, uint32_t T, uint3
     for (uint32_t c = 0; c < d; c++) mean[c] /= T;
 }
 
-static void host_key_means(const layer_view *view, bool normalised, double *mean)
+void layer_key_means(const layer_view *view, bool normalised, double *mean)
 {
     size_t T = view->n_tokens, d = view->head_dim;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -137,7 +136,7 @@ static void head_moments(double *mean, double *covariance, float *rows, float *p
     }
 }
 
-static void host_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance)
+void layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance)
 {
     size_t d = view->head_dim;
     uint32_t hidden = view->n_tokens - view->n_queries, first = from > hidden ? from - hidden : 0;
@@ -179,7 +178,7 @@ static void head_forms(double *z, float *matrix, float *product, const layer_vie
     }
 }
 
-static void host_key_forms(const layer_view *view, const key_form *form, double *z)
+void layer_key_forms(const layer_view *view, const key_form *form, double *z)
 {
     size_t d = view->head_dim, T = view->n_tokens;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -228,7 +227,7 @@ void partition_spreads(float *t, const float *z, uint32_t n, const float *ref, u
     for (uint32_t j = 0; j < n; j++) t[j] = (float)spread(z + (size_t)j * d, low, scale, turned, d);
 }
 
-static void host_spreads(const layer_view *view, view_item item, partition_row row, float *out)
+void layer_spreads(const layer_view *view, view_item item, partition_row row, float *out)
 {
     size_t T = view->n_tokens, d = view->head_dim;
 #pragma omp parallel for schedule(dynamic, 1)
@@ -241,114 +240,4 @@ static void host_spreads(const layer_view *view, view_item item, partition_row r
         }
         free(scratch);
     }
-}
-
-// ---- On the host or on the device ----
-
-static void widen(double *out, const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) out[i] = x[i];
-}
-
-// Ends what a device was asked for with `status`: its n numbers go to out if it has made them; frees `made`.
-static kvb_status widened(double *out, float *made, size_t n, kvb_status status)
-{
-    if (status == KVB_OK) widen(out, made, n);
-    free(made);
-    return status;
-}
-
-static void narrow(float *out, const double *x, size_t n, double factor)
-{
-    for (size_t i = 0; i < n; i++) out[i] = (float)(x[i] * factor);
-}
-
-kvb_status layer_window_votes(const layer_view *view, uint32_t window, float factor, float *votes, kvb_error *err)
-{
-    if (!view->device) {
-        host_window_votes(view, window, factor, votes);
-        return KVB_OK;
-    }
-    kvb_status status = device_window_votes(view->device, window, votes, err);
-    for (size_t i = 0; status == KVB_OK && i < (size_t)view->n_heads * view->n_tokens; i++) votes[i] *= factor;
-    return status;
-}
-
-kvb_status layer_group_votes(const layer_view *view, uint32_t window, bool maximum, float *votes, kvb_error *err)
-{
-    uint32_t T = view->n_tokens, H = view->n_heads, group = H / view->n_kv_heads;
-    if (!view->device || maximum) {
-        host_group_votes(view, window, maximum, votes);
-        return KVB_OK;
-    }
-    float *each = need((size_t)H * T, sizeof *each, "votes");
-    kvb_status status = device_window_votes(view->device, window, each, err);
-    if (status == KVB_OK) memset(votes, 0, (size_t)view->n_kv_heads * T * sizeof *votes);
-    for (uint32_t h = 0; status == KVB_OK && h < H; h++)
-        for (uint32_t j = 0; j < T; j++) votes[(size_t)(h / group) * T + j] += each[(size_t)h * T + j];
-    free(each);
-    return status;
-}
-
-kvb_status layer_norms(const layer_view *view, view_item item, double *norms, kvb_error *err)
-{
-    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
-    if (!view->device) {
-        host_norms(view, item, norms);
-        return KVB_OK;
-    }
-    float *made = need(n, sizeof *made, "norms");
-    return widened(norms, made, n, device_norms(view->device, item, made, err));
-}
-
-kvb_status layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance, kvb_error *err)
-{
-    size_t means = (size_t)view->n_heads * view->head_dim, squares = covariance ? means * view->head_dim : 0;
-    if (!view->device) {
-        host_query_moments(view, from, mean, covariance);
-        return KVB_OK;
-    }
-    float *made = need(means + squares, sizeof *made, "moments of queries"),
-          *matrices = covariance ? made + means : NULL;
-    kvb_status status = device_query_moments(view->device, from, made, matrices, err);
-    if (status == KVB_OK) widen(mean, made, means);
-    if (status == KVB_OK && covariance) widen(covariance, matrices, squares);
-    free(made);
-    return status;
-}
-
-kvb_status layer_key_means(const layer_view *view, bool normalised, double *mean, kvb_error *err)
-{
-    size_t n = (size_t)view->n_kv_heads * view->head_dim;
-    if (!view->device) {
-        host_key_means(view, normalised, mean);
-        return KVB_OK;
-    }
-    float *made = need(n, sizeof *made, "means of keys");
-    return widened(mean, made, n, device_key_mean(view->device, normalised, made, err));
-}
-
-kvb_status layer_key_forms(const layer_view *view, const key_form *form, double *z, kvb_error *err)
-{
-    size_t n = (size_t)form->n_heads * view->n_tokens, lines = (size_t)form->n_heads * view->head_dim,
-           squares = form->square ? lines * view->head_dim : 0;
-    if (!view->device) {
-        host_key_forms(view, form, z);
-        return KVB_OK;
-    }
-    float *linear = need(lines + squares + n, sizeof *linear, "forms in the keys");
-    float *square = form->square ? linear + lines : NULL, *made = linear + lines + squares;
-    narrow(linear, form->linear, lines, form->a);
-    if (square) narrow(square, form->square, squares, form->b);
-    kvb_status status = device_quadratic(view->device, form->n_heads, linear, square, made, err);
-    if (status == KVB_OK) widen(z, made, n);
-    free(linear);
-    return status;
-}
-
-kvb_status layer_spreads(const layer_view *view, view_item item, partition_row row, float *out, kvb_error *err)
-{
-    if (view->device) return device_spreads(view->device, item, row, out, err);
-    host_spreads(view, item, row, out);
-    return KVB_OK;
 }

@@ -1,28 +1,24 @@
-// What scorers take from a layer: sums over its tensors, made on the host from the view, or, where the device has a
-// memory of its own, there (layer_device.h). A scorer is written once, over these.
-//
-// The host's are exact in the last digits that a ranking can see: what enters an exponent, or a quotient, is in double.
-// A device gives float32. Errors: KVB_MEMORY.
+// What scorers take from a layer: sums over its tensors, exact in the last digits that a ranking can see: what enters
+// an exponent, or a quotient, is in double.
 #pragma once
-#include "profiler/backend/backend.h"
 #include "profiler/model/observe.h"
+#include <stdbool.h>
 
 // votes[h,j] = factor times the sum over the last `window` queries of the attention A[h,w,j]; [H,T], 1 <= window <= T
-kvb_status layer_window_votes(const layer_view *view, uint32_t window, float factor, float *votes, kvb_error *err);
+void layer_window_votes(const layer_view *view, uint32_t window, float factor, float *votes);
 
-// rows[g,j] = the sum, or the maximum, over the last `window` queries w of the sum over h in g of A[h,w,j]; [G,T]. The
-// maximum needs each query's row, so it reads the view's queries and keys even where there is a device.
-kvb_status layer_group_votes(const layer_view *view, uint32_t window, bool maximum, float *votes, kvb_error *err);
+// votes[g,j] = the sum, or the maximum, over the last `window` queries w of the sum over h in g of A[h,w,j]; [G,T]
+void layer_group_votes(const layer_view *view, uint32_t window, bool maximum, float *votes);
 
 // ||k_j|| (VIEW_K) or ||v_j|| (VIEW_V), [G,T]
-kvb_status layer_norms(const layer_view *view, view_item item, double *norms, kvb_error *err);
+void layer_norms(const layer_view *view, view_item item, double *norms);
 
 // Mean [H,d] and, unless NULL, covariance [H,d,d] (divisor n) of the queries before RoPE that belong to keys `from` and
 // later; of all that the view has, where it has fewer.
-kvb_status layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance, kvb_error *err);
+void layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance);
 
 // Mean [G,d] of the keys, or of the keys divided by their norms.
-kvb_status layer_key_means(const layer_view *view, bool normalised, double *mean, kvb_error *err);
+void layer_key_means(const layer_view *view, bool normalised, double *mean);
 
 // A form in the keys, per head: a (linear_h . k_j) + b (k_j^T square_h k_j).
 typedef struct key_form {
@@ -33,11 +29,17 @@ typedef struct key_form {
 } key_form;
 
 // z [n_heads, T]
-kvb_status layer_key_forms(const layer_view *view, const key_form *form, double *z, kvb_error *err);
+void layer_key_forms(const layer_view *view, const key_form *form, double *z);
 
-// LagKV's spreads of the keys (VIEW_K) or values (VIEW_V), [G,T]: partition_spreads of each partition (backend.h);
-// what lies outside of them is not written.
-kvb_status layer_spreads(const layer_view *view, view_item item, partition_row row, float *out, kvb_error *err);
+// `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
+typedef struct partition_row {
+    uint32_t first, size, count;
+    bool own; // compared with themselves, not with the one that follows
+} partition_row;
+
+// LagKV's spreads of the keys (VIEW_K) or values (VIEW_V), [G,T]: partition_spreads of each partition; what lies
+// outside of them is not written.
+void layer_spreads(const layer_view *view, view_item item, partition_row row, float *out);
 
 // One partition's: t[j] = the standard deviation over channels (divisor d - 1) of (z_j - min) / (max - min), where min
 // and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a channel whose reference is constant

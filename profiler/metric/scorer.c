@@ -122,13 +122,6 @@ unsigned metric_needs(const metric *m)
     return own | (m->base ? m->base->needs : 0);
 }
 
-unsigned metric_needs_on_device(const metric *m)
-{
-    metric base;
-    unsigned needs = m->kind->needs_on_device ? m->kind->needs_on_device(m) : m->kind->needs;
-    return needs | (metric_base(m, &base) ? metric_needs_on_device(&base) : 0);
-}
-
 uint32_t metric_cost(const metric *m)
 {
     unsigned needs = metric_needs(m);
@@ -154,14 +147,14 @@ static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *er
                  {VIEW_V, v->v, "v"},
                  {VIEW_COLUMN_SUMS, v->column_sums, "column_sums"},
                  {VIEW_OUTPUT_NORMS, v->output_norms, "output_norms"}};
-    unsigned needs = v->device ? metric_needs_on_device(m) : metric_needs(m);
+    unsigned needs = metric_needs(m);
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
         if ((needs & items[i].item) && !items[i].values)
             return kvb_fail(
                 err, KVB_ARGUMENT,
                 "metric %s, layer %u: needs %s, which the view lacks; ask for metric_needs() in the observer", m->spec,
                 v->layer, items[i].name);
-    if (v->n_queries > v->n_tokens || ((metric_needs(m) & (VIEW_Q | VIEW_Q_RAW)) && v->n_queries == 0))
+    if (v->n_queries > v->n_tokens || ((needs & (VIEW_Q | VIEW_Q_RAW)) && v->n_queries == 0))
         return kvb_fail(err, KVB_ARGUMENT, "metric %s, layer %u: the view has %u queries, expected 1 to %u", m->spec,
                         v->layer, v->n_queries, v->n_tokens);
     return KVB_OK;

@@ -34,8 +34,6 @@ typedef struct scorer {
     unsigned needs;      // view_items that score() reads
     // What score() reads where that differs from metric to metric; NULL: `needs`.
     unsigned (*needs_of)(const metric *m);
-    // Those that it reads even where the view has a device; NULL: all of them.
-    unsigned (*needs_on_device)(const metric *m);
     // Defaults of the protected set P (methods.md 2.8). A metric with a parameter `window` looks at that many of the
     // last tokens, or keeps them in any case, and protects them instead of protect_window.
     uint32_t protect_sink, protect_window;
@@ -108,10 +106,9 @@ uint32_t metric_cost(const metric *m);
 // of what it wraps.
 const char *metric_kin(const metric *m);
 
-unsigned metric_needs(const metric *m);           // view_items, for layer_observer.needs
-unsigned metric_needs_on_device(const metric *m); // those of them that an observer of this metric does not spare
-uint32_t metric_window(const metric *m);          // last tokens that it looks at, 0 without; those of what it wraps too
-uint32_t metric_least_tokens(const metric *m);    // of a context that it can score; of what it wraps too
+unsigned metric_needs(const metric *m);        // view_items, for layer_observer.needs
+uint32_t metric_window(const metric *m);       // last tokens that it looks at, 0 without; those of what it wraps too
+uint32_t metric_least_tokens(const metric *m); // of a context that it can score; of what it wraps too
 // Memory of metric_score() for a view of this shape, of which tensors are not looked at, beside its result: what a plan
 // of a run's memory counts.
 uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads);

@@ -75,18 +75,19 @@ static void rotate_statistics(double *mean, double *covariance, uint32_t d, cons
 }
 
 // Means and covariances, of the context or as they were stored from other texts.
-static kvb_status take_moments(const layer_view *view, const ea_settings *set, ea_sums *sums, kvb_error *err)
+static void take_moments(const layer_view *view, const ea_settings *set, ea_sums *sums)
 {
     size_t lines = (size_t)view->n_heads * view->head_dim;
-    if (!set->stored)
-        return layer_query_moments(view, set->sinks, sums->mean, set->covariance ? sums->covariance : NULL, err);
+    if (!set->stored) {
+        layer_query_moments(view, set->sinks, sums->mean, set->covariance ? sums->covariance : NULL);
+        return;
+    }
     for (size_t i = 0; i < lines; i++) sums->mean[i] = view->query_mean[i];
     for (size_t i = 0; i < lines * view->head_dim; i++) sums->covariance[i] = view->query_covariance[i];
-    return KVB_OK;
 }
 
 // p [H,T], divided by the size of the group, in the place of z.
-static kvb_status take_attention(const layer_view *view, const ea_settings *set, ea_sums *sums, kvb_error *err)
+static void take_attention(const layer_view *view, const ea_settings *set, ea_sums *sums)
 {
     size_t d = view->head_dim, T = view->n_tokens;
     uint32_t H = view->n_heads, group = H / view->n_kv_heads, from = set->sinks_in_softmax ? 0 : set->sinks;
@@ -96,11 +97,9 @@ static kvb_status take_attention(const layer_view *view, const ea_settings *set,
     for (uint32_t h = 0; h < H; h++)
         rotate_statistics(sums->mean + h * d, square ? square + h * d * d : NULL, (uint32_t)d, sums->cos_sin,
                           view->rope_dim / 2);
-    kvb_status status = layer_key_forms(view, &form, sums->z, err);
+    layer_key_forms(view, &form, sums->z);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t h = 0; h < (status == KVB_OK ? H : 0); h++)
-        softmax_line(sums->z + h * T, from, (uint32_t)T, 1.0 / group);
-    return status;
+    for (uint32_t h = 0; h < H; h++) softmax_line(sums->z + h * T, from, (uint32_t)T, 1.0 / group);
 }
 
 // s [T] of KV head g
@@ -166,14 +165,13 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
     if (status != KVB_OK) return status;
     ea_sums sums = sums_of(view);
     mean_rotation(sums.cos_sin, view, set->future);
-    status = take_moments(view, set, &sums, err);
-    if (status == KVB_OK) status = take_attention(view, set, &sums, err);
-    if (status == KVB_OK && set->value_norm) status = layer_norms(view, VIEW_V, sums.norms, err);
-    for (uint32_t g = 0; status == KVB_OK && g < view->n_kv_heads; g++)
-        combine_group(s + (size_t)g * view->n_tokens, view, g, set, &sums);
+    take_moments(view, set, &sums);
+    take_attention(view, set, &sums);
+    if (set->value_norm) layer_norms(view, VIEW_V, sums.norms);
+    for (uint32_t g = 0; g < view->n_kv_heads; g++) combine_group(s + (size_t)g * view->n_tokens, view, g, set, &sums);
     free(sums.mean);
-    if (status == KVB_OK && !set->sinks_in_softmax) lift_sinks(s, view, set->sinks);
-    return status;
+    if (!set->sinks_in_softmax) lift_sinks(s, view, set->sinks);
+    return KVB_OK;
 }
 
 static bool press_fits(const metric *m, const char **warning)
@@ -196,23 +194,22 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too"), \
             SPEC_ON_OFF(ea_settings, stored, 0, "1 = query statistics of other texts (--query-statistics)")           \
     }
-#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                \
-    {                                                                                                         \
-        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                            \
-        .summary = "expected attention of future queries, " text,                                             \
-        .source = "Expected Attention, arXiv 2510.00636; " origin,                                            \
-        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                             \
-                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
-                   "of the queries, turned by the mean rotation of the next `future` positions",              \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .needs_on_device = need_no_tensors, .protect_sink = 4,         \
-        .protect_window = 1, .least_tokens = least_tokens, .score = score_ea, .bytes = sums_bytes,            \
-        .press = "ExpectedAttentionPress",                                                                    \
-        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                        \
-                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                     \
-                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                        \
-                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                             \
-                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                 \
-        .press_fits = press_fits, .usual = usual_,                                                            \
+#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                       \
+    {                                                                                                                \
+        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                                   \
+        .summary = "expected attention of future queries, " text,                                                    \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                   \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                    \
+                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"        \
+                   "of the queries, turned by the mean rotation of the next `future` positions",                     \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1, .least_tokens = least_tokens, \
+        .score = score_ea, .bytes = sums_bytes, .press = "ExpectedAttentionPress",                                   \
+        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                               \
+                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                            \
+                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                               \
+                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                    \
+                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                        \
+        .press_fits = press_fits, .usual = usual_,                                                                   \
     }
 
 const scorer scorer_ea_kvpress = VARIANT(true, "kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

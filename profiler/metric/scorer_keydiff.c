@@ -40,49 +40,40 @@ SIMD_CLONES static void distances(float *s, const double *anchor, const float *k
 }
 
 // anchor [G,d]; along and norms are scratch [G,T]
-static kvb_status compare(const metric *m, const layer_view *view, const double *anchor, double *along, double *norms,
-                          float *s, kvb_error *err)
+static void compare(const metric *m, const layer_view *view, const double *anchor, double *along, double *norms,
+                    float *s)
 {
     uint32_t T = view->n_tokens, G = view->n_kv_heads, d = view->head_dim;
     const keydiff_settings *set = metric_settings(m);
     key_similarity by = set->similarity;
     const key_form form = {.n_heads = G, .linear = anchor, .a = 1};
-    kvb_status status = KVB_OK;
     if (by == SIMILARITY_EUCLID) {
         for (size_t g = 0; g < G; g++) distances(s + g * T, anchor + g * d, view->k + g * T * d, T, d);
-        return KVB_OK;
+        return;
     }
-    status = layer_key_forms(view, &form, along, err);
-    if (status == KVB_OK && by == SIMILARITY_COS) status = layer_norms(view, VIEW_K, norms, err);
-    for (size_t g = 0; status == KVB_OK && g < G; g++) {
+    layer_key_forms(view, &form, along);
+    if (by == SIMILARITY_COS) layer_norms(view, VIEW_K, norms);
+    for (size_t g = 0; g < G; g++) {
         double square = 0;
         for (uint32_t c = 0; c < d; c++) square += anchor[g * d + c] * anchor[g * d + c];
         double length = sqrt(square);
         for (size_t j = g * T; j < (g + 1) * T; j++)
             s[j] = (float)(-along[j] / (by == SIMILARITY_COS ? fmax(norms[j] * length, 1e-8) : 1.0));
     }
-    return status;
-}
-
-// A median has no sum; a distance as the difference of sums would lose its digits.
-static unsigned needs_on_device(const metric *m)
-{
-    const keydiff_settings *set = metric_settings(m);
-    return set->anchor == ANCHOR_MEDIAN || set->similarity == SIMILARITY_EUCLID ? VIEW_K : 0;
 }
 
 static kvb_status score_keydiff(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     const keydiff_settings *set = metric_settings(m);
-    kvb_status status = KVB_OK;
+    (void)err;
     double *along = need(2 * n + (size_t)view->n_kv_heads * view->head_dim, sizeof *along, "products with keys");
     double *norms = along + n, *anchor = norms + n;
     if (set->anchor == ANCHOR_MEDIAN) median_anchors(anchor, s, view);
-    else status = layer_key_means(view, set->anchor == ANCHOR_MEAN, anchor, err);
-    if (status == KVB_OK) status = compare(m, view, anchor, along, norms, s, err);
+    else layer_key_means(view, set->anchor == ANCHOR_MEAN, anchor);
+    compare(m, view, anchor, along, norms, s);
     free(along);
-    return status;
+    return KVB_OK;
 }
 
 static bool press_fits(const metric *m, const char **warning)
@@ -105,7 +96,6 @@ const scorer scorer_keydiff = {
     .formula = "s[g,j] = -cos(k_j, anchor), anchor = mean over i of k_i / ||k_i||\n"
                "similarity=dot: -k_j . anchor; similarity=euclid: ||k_j - anchor||",
     .needs = VIEW_K,
-    .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .protect_window = 1,
     .usual = true,

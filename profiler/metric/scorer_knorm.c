@@ -6,13 +6,13 @@
 
 static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)m;
+    (void)m, (void)err;
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     double *norms = need(n, sizeof *norms, "norms of keys");
-    kvb_status status = layer_norms(view, VIEW_K, norms, err);
-    for (size_t i = 0; status == KVB_OK && i < n; i++) s[i] = (float)-norms[i];
+    layer_norms(view, VIEW_K, norms);
+    for (size_t i = 0; i < n; i++) s[i] = (float)-norms[i];
     free(norms);
-    return status;
+    return KVB_OK;
 }
 
 const scorer scorer_knorm = {
@@ -21,7 +21,6 @@ const scorer scorer_knorm = {
     .source = "A Simple and Effective L2 Norm-Based Strategy, arXiv 2406.11430; as kvpress's KnormPress",
     .formula = "s[g,j] = -||k_j||",
     .needs = VIEW_K,
-    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .score = score_knorm,

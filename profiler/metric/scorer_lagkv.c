@@ -101,20 +101,20 @@ static void score_head(float *s, const layer_view *view, uint32_t g, const lag_f
     for (uint32_t j = set->sink + (partitions - 1) * lag; j < T; j++) s[j] = top;
 }
 
-static kvb_status take_sums(const layer_view *view, const lag_form *set, lag_sums *out, kvb_error *err)
+static void take_sums(const layer_view *view, const lag_form *set, lag_sums *out)
 {
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     uint32_t partitions = (view->n_tokens - set->sink) / set->lag;
     const partition_row row = {set->sink, set->lag, partitions - 1, set->mode == LAG_LOCAL};
     if (set->mode != LAG_L2NORM) {
-        kvb_status status = layer_spreads(view, VIEW_K, row, out->keys, err);
-        return status == KVB_OK ? layer_spreads(view, VIEW_V, row, out->values, err) : status;
+        layer_spreads(view, VIEW_K, row, out->keys);
+        layer_spreads(view, VIEW_V, row, out->values);
+        return;
     }
     double *norms = need(n, sizeof *norms, "norms of keys");
-    kvb_status status = layer_norms(view, VIEW_K, norms, err);
-    for (size_t i = 0; status == KVB_OK && i < n; i++) out->keys[i] = (float)norms[i];
+    layer_norms(view, VIEW_K, norms);
+    for (size_t i = 0; i < n; i++) out->keys[i] = (float)norms[i];
     free(norms);
-    return status;
 }
 
 static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
@@ -128,15 +128,16 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
     size_t n = (size_t)view->n_kv_heads * T;
     float *keys = need(2 * n, sizeof *keys, "spreads of keys and values");
     lag_sums sums = {keys, keys + n};
-    kvb_status status = take_sums(view, &set, &sums, err);
+    (void)err;
+    take_sums(view, &set, &sums);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
+    for (uint32_t g = 0; g < view->n_kv_heads; g++) {
         entry *order = need(set.lag, sizeof *order, "tokens of a partition");
         score_head(s + (size_t)g * T, view, g, &set, &sums, order);
         free(order);
     }
     free(keys);
-    return status;
+    return KVB_OK;
 }
 
 // The sinks and two partitions.
@@ -179,7 +180,6 @@ const scorer scorer_lagkv_kvpress = {
     .source = "LagKV, arXiv 2504.04704; as kvpress's LagKVPress (mean of keys and values)",
     .formula = FORMULA,
     .needs = VIEW_K | VIEW_V,
-    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .least_tokens = least_tokens,
@@ -193,7 +193,6 @@ const scorer scorer_lagkv_paper = {
     .source = "LagKV, arXiv 2504.04704; defaults of the published code (the paper also has lag 128 and 512)",
     .formula = FORMULA,
     .needs = VIEW_K | VIEW_V,
-    .needs_on_device = need_no_tensors,
     .protect_sink = 16,
     .protect_window = 1,
     .least_tokens = least_tokens,

@@ -32,14 +32,6 @@ static unsigned needs_of(const metric *m)
     return needs;
 }
 
-static unsigned needs_on_device(const metric *m)
-{
-    const learned_ranking *r = ranking_of(m);
-    unsigned needs = 0;
-    for (uint32_t f = 0; f < r->ranking->info.n_features; f++) needs |= metric_needs_on_device(&r->features[f]);
-    return needs;
-}
-
 static uint32_t least_tokens(const metric *m)
 {
     const learned_ranking *r = ranking_of(m);
@@ -96,7 +88,6 @@ static const scorer scorer_learned = {
     .source = "this project; docs/ranking.md",
     .formula = "s[g,j] = a linear form of other metrics' scores and of recency, one per KV head",
     .needs_of = needs_of,
-    .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .protect_window = 1,
     .least_tokens = least_tokens,

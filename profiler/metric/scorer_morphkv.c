@@ -13,19 +13,14 @@ typedef struct morphkv_settings {
     row_fusion fusion;
 } morphkv_settings;
 
-static unsigned needs_on_device(const metric *m)
-{
-    const morphkv_settings *set = metric_settings(m);
-    return set->fusion == FUSION_MAX ? VIEW_Q | VIEW_K : 0; // a maximum over queries needs each one's row
-}
-
 static kvb_status score_morphkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     const morphkv_settings *set = metric_settings(m);
     kvb_status status = check_window(m, view, set->window, err);
-    if (status == KVB_OK) status = layer_group_votes(view, set->window, set->fusion == FUSION_MAX, s, err);
-    if (status == KVB_OK) fill_tail(s, view, set->window, 1);
-    return status;
+    if (status != KVB_OK) return status;
+    layer_group_votes(view, set->window, set->fusion == FUSION_MAX, s);
+    fill_tail(s, view, set->window, 1);
+    return KVB_OK;
 }
 
 const scorer scorer_morphkv = {
@@ -37,7 +32,6 @@ const scorer scorer_morphkv = {
     .source = "MorphKV, arXiv 2503.00979; its static form, no pooling. Its experiments use window 30, 32 and 200",
     .formula = "s[g,j] = sum, or maximum, over the last W queries r of the sum over h in g of A[h,r,j]",
     .needs = VIEW_Q | VIEW_K,
-    .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .score = score_morphkv,
 };

@@ -42,12 +42,6 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
     }
 }
 
-unsigned need_no_tensors(const metric *m)
-{
-    (void)m;
-    return 0;
-}
-
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err)
 {
     if (view->n_queries < window)

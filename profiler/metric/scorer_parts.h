@@ -42,9 +42,6 @@ typedef enum row_fusion { FUSION_SUM, FUSION_MAX } row_fusion;
 // on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
 
-// scorer.needs_on_device of the metrics that take everything from there.
-unsigned need_no_tensors(const metric *m);
-
 // KVB_ARGUMENT unless the view has at least `window` queries.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
 

@@ -29,7 +29,6 @@ const scorer scorer_rocketkv = {
     .source = "RocketKV, arXiv 2502.14051; 128 window queries in its multi-turn form",
     .formula = "s[g,j] = max over |i-j| <= kernel/2 of the sum over h in g and the last W queries w of A[h,w,i]",
     .needs = VIEW_Q | VIEW_K,
-    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .score = score_rocketkv,
     .check = check_kernel,

@@ -48,16 +48,16 @@ kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_f
     kvb_status status = check_window(m, view, set->window, err);
     if (status != KVB_OK) return status;
     float *votes = need((size_t)H * T, sizeof *votes, "votes"), share = set->sum ? 1.0f : 1.0f / (float)set->window;
-    status = layer_window_votes(view, set->window, share, votes, err);
+    layer_window_votes(view, set->window, share, votes);
 #pragma omp parallel for schedule(static)
-    for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
+    for (uint32_t g = 0; g < view->n_kv_heads; g++) {
         float *scratch = need((size_t)2 * T, sizeof *scratch, "pooled votes");
         combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
         free(scratch);
     }
     free(votes);
-    if (status == KVB_OK) fill_tail(s, view, set->window, set->tail_above);
-    return status;
+    fill_tail(s, view, set->window, set->tail_above);
+    return KVB_OK;
 }
 
 static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
@@ -91,17 +91,17 @@ static bool press_fits(const metric *m, const char **warning)
                         "1 = reduce over the query heads of a group, then pool"),                                      \
             SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
     }
-#define VARIANT(usual_, label, text, origin, ...)                                                               \
-    {                                                                                                           \
-        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                              \
-        .source = "SnapKV, arXiv 2404.14469; " origin,                                                          \
-        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"           \
-                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                           \
-        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4, .score = score_snapkv, \
-        .check = check_kernel, .press = "SnapKVPress",                                                          \
-        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                             \
-                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                            \
-        .press_fits = press_fits, .usual = usual_,                                                              \
+#define VARIANT(usual_, label, text, origin, ...)                                                     \
+    {                                                                                                 \
+        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                    \
+        .source = "SnapKV, arXiv 2404.14469; " origin,                                                \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n" \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                 \
+        .needs = VIEW_Q | VIEW_K, .protect_sink = 4, .score = score_snapkv, .check = check_kernel,    \
+        .press = "SnapKVPress",                                                                       \
+        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                   \
+                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                  \
+        .press_fits = press_fits, .usual = usual_,                                                    \
     }
 
 const scorer scorer_snapkv_kvpress =

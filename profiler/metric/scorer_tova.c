@@ -25,16 +25,16 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
     kvb_status status = check_window(m, view, 1, err);
     if (status != KVB_OK) return status;
     float *rows = need((size_t)H * T, sizeof *rows, "votes");
-    status = layer_window_votes(view, 1, 1, rows, err);
+    layer_window_votes(view, 1, 1, rows);
     memset(s, 0, (size_t)G * T * sizeof *s);
-    for (uint32_t h = 0; status == KVB_OK && h < H; h++) {
+    for (uint32_t h = 0; h < H; h++) {
         float *line = s + (layer ? 0 : (size_t)(h / group) * T), share = 1.0f / (float)(layer ? H : group);
         for (uint32_t j = 0; j < T; j++) line[j] += rows[(size_t)h * T + j] * share;
     }
     for (uint32_t g = 1; layer && g < G; g++) memcpy(s + (size_t)g * T, s, T * sizeof *s);
     free(rows);
     fill_tail(s, view, 1, 1);
-    return status;
+    return KVB_OK;
 }
 
 static bool press_fits(const metric *m, const char **warning)
@@ -57,7 +57,6 @@ const scorer scorer_tova = {
     .source = "TOVA, arXiv 2401.06104; scope=layer as kvpress deploys it, scope=group as KeyDiff's baseline",
     .formula = "s[g,j] = mean over all heads (layer), or over h in g (group), of A[h,T-1,j]",
     .needs = VIEW_Q | VIEW_K,
-    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .least_tokens = least_tokens,

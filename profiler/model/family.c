@@ -4,153 +4,169 @@
 #include "profiler/model/family.h"
 #include "profiler/model/model.h"
 #include "profiler/weights/dequant.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-// ---- Families ----
+// ---- Reading ----
 
-// GGUF has no key for what a layer may have or not: its tensors say it.
-static bool has_tensor(weights *w, const char *gguf_name)
+// A config that is being read. The first error stays; what is read after it is what stands for a missing value.
+struct config_reader {
+    model_config *c;
+    const family *f;
+    weights *w;
+    kvb_error *err;
+    kvb_status status;
+};
+typedef struct config_reader config_reader;
+
+static double read_number(config_reader *r, weight_key key, double missing)
 {
-    weight_tensor t;
-    return weights_is_gguf(w) && weights_find(w, gguf_name, &t);
+    double x;
+    bool found = false;
+    if (r->status == KVB_OK) r->status = weights_number(r->w, key, &x, &found, r->err);
+    return found ? x : missing;
 }
 
-// Llama's, Mistral's, Granite's and others' config.json say whether linear layers have biases.
-static kvb_status read_biases(model_config *c, weights *w, kvb_error *err)
+static double read_positive(config_reader *r, weight_key key, double missing)
 {
-    double attention = 0, mlp = 0;
-    bool found;
-    if (has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS;
-    if (has_tensor(w, "blk.0.attn_output.bias")) c->switches |= O_BIAS;
-    if (has_tensor(w, "blk.0.ffn_gate.bias")) c->switches |= MLP_BIAS;
-    kvb_status status = weights_number(w, WEIGHT_ATTENTION_BIAS, &attention, &found, err);
-    if (status == KVB_OK) status = weights_number(w, WEIGHT_MLP_BIAS, &mlp, &found, err);
-    if (attention != 0) c->switches |= QKV_BIAS | O_BIAS;
-    if (mlp != 0) c->switches |= MLP_BIAS;
-    return status;
+    char name[96];
+    double x = read_number(r, key, missing);
+    if (x > 0) return x;
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(r->w),
+               weights_key_name(r->w, key, name), x);
+    return missing;
+}
+
+// A whole number from 1 to `high`; `missing` 0: it must be there.
+static uint32_t read_size(config_reader *r, weight_key key, uint32_t missing, uint32_t high)
+{
+    char name[96];
+    double x = read_number(r, key, missing ? (double)missing : (double)NAN);
+    weights_key_name(r->w, key, name);
+    if (isnan(x))
+        KEEP_ERROR(r, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", weights_name(r->w), name);
+    if (x == floor(x) && x >= 1 && x <= high) return (uint32_t)x;
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", weights_name(r->w), name, x, high);
+    return 1;
+}
+
+// A list of one number for each layer, or an empty one; returns how many there are.
+static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX_LAYERS])
+{
+    char name[96];
+    size_t n = 0;
+    if (r->status == KVB_OK) r->status = weights_list(r->w, key, out, MODEL_MAX_LAYERS, &n, r->err);
+    if (n && n != r->c->n_layers)
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(r->w),
+                   weights_key_name(r->w, key, name), n, r->c->n_layers);
+    return r->status == KVB_OK ? n : 0;
+}
+
+// GGUF has no key for what a layer may have or not: its tensors say it.
+static bool has_tensor(const config_reader *r, const char *gguf_name)
+{
+    weight_tensor t;
+    return weights_is_gguf(r->w) && weights_find(r->w, gguf_name, &t);
+}
+
+// ---- Families ----
+
+// Llama's, Mistral's, Granite's and others' config.json say whether linear layers have biases.
+static void read_biases(config_reader *r)
+{
+    model_config *c = r->c;
+    if (has_tensor(r, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS;
+    if (has_tensor(r, "blk.0.attn_output.bias")) c->switches |= O_BIAS;
+    if (has_tensor(r, "blk.0.ffn_gate.bias")) c->switches |= MLP_BIAS;
+    if (read_number(r, WEIGHT_ATTENTION_BIAS, 0) != 0) c->switches |= QKV_BIAS | O_BIAS;
+    if (read_number(r, WEIGHT_MLP_BIAS, 0) != 0) c->switches |= MLP_BIAS;
 }
 
 // Every fourth layer or so goes without rotary positions.
-static kvb_status read_smollm3(model_config *c, weights *w, kvb_error *err)
+static void read_smollm3(config_reader *r)
 {
     double rotates[MODEL_MAX_LAYERS];
-    size_t n = 0;
-    kvb_status status = weights_list(w, WEIGHT_NO_ROPE_LAYERS, rotates, MODEL_MAX_LAYERS, &n, err);
-    if (status != KVB_OK) return status;
-    if (n && n != c->n_layers)
-        return kvb_fail(err, KVB_FORMAT, "%s: no_rope_layers has %zu numbers, expected one for each of %u layers",
-                        weights_name(w), n, c->n_layers);
-    for (uint32_t l = 0; l < c->n_layers; l++) // GGUF does not say it: every fourth
-        if (n ? rotates[l] == 0 : l % 4 == 3) layer_set_add(&c->unrotated, l);
-    return read_biases(c, w, err);
-}
-
-static kvb_status read_factor(float *out, const weights *w, weight_key key, kvb_error *err)
-{
-    double x = *out;
-    bool found;
-    char name[96];
-    kvb_status status = weights_number(w, key, &x, &found, err);
-    if (status == KVB_OK && !(x > 0))
-        return kvb_fail(err, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(w),
-                        weights_key_name(w, key, name), x);
-    *out = (float)x;
-    return status;
+    size_t n = read_layers(r, WEIGHT_NO_ROPE_LAYERS, rotates);
+    for (uint32_t l = 0; l < r->c->n_layers; l++) // GGUF does not say it: every fourth
+        if (n ? rotates[l] == 0 : l % 4 == 3) layer_set_add(&r->c->unrotated, l);
+    read_biases(r);
 }
 
 // Granite's four factors. Logits are divided by the last one.
-static kvb_status read_granite(model_config *c, weights *w, kvb_error *err)
+static void read_granite(config_reader *r)
 {
-    float attention = 1 / sqrtf((float)c->head_dim), logits = 1;
-    kvb_status status = read_factor(&c->embedding_scale, w, WEIGHT_EMBEDDING_SCALE, err);
-    if (status == KVB_OK) status = read_factor(&c->residual_scale, w, WEIGHT_RESIDUAL_SCALE, err);
-    if (status == KVB_OK) status = read_factor(&attention, w, WEIGHT_ATTENTION_SCALE, err);
-    if (status == KVB_OK) status = read_factor(&logits, w, WEIGHT_LOGIT_SCALE, err);
+    model_config *c = r->c;
+    c->embedding_scale = (float)read_positive(r, WEIGHT_EMBEDDING_SCALE, 1);
+    c->residual_scale = (float)read_positive(r, WEIGHT_RESIDUAL_SCALE, 1);
+    float attention = (float)read_positive(r, WEIGHT_ATTENTION_SCALE, 1 / sqrtf((float)c->head_dim));
     c->query_scale = (float)(attention * sqrt(c->head_dim));
-    c->logit_scale = 1 / logits;
-    return status == KVB_OK ? read_biases(c, w, err) : status;
-}
-
-static kvb_status read_optional(double *out, const weights *w, weight_key key, double missing, kvb_error *err)
-{
-    bool found;
-    *out = missing;
-    return weights_number(w, key, out, &found, err);
+    c->logit_scale = 1 / (float)read_positive(r, WEIGHT_LOGIT_SCALE, 1);
+    read_biases(r);
 }
 
 // Gemma's scaled embeddings, own scale of queries, capped scores and logits, and another rotary base in windows. GGUF
 // does not say the scale: the largest of either kind goes by the width, the others by the head.
-static kvb_status read_gemma(model_config *c, weights *w, kvb_error *err)
+static void read_gemma(config_reader *r)
 {
+    model_config *c = r->c;
     bool two = strncmp(c->architecture, "gemma2", 6) == 0, large = c->n_layers == (two ? 46 : 62);
-    double scalar = large ? (double)c->width / c->n_heads : c->head_dim, caps[2] = {0}, base = 10000;
-    kvb_status status = read_optional(&scalar, w, WEIGHT_QUERY_SCALAR, scalar, err);
-    if (status == KVB_OK) status = read_optional(&caps[0], w, WEIGHT_SCORE_CAP, 0, err);
-    if (status == KVB_OK) status = read_optional(&caps[1], w, WEIGHT_LOGIT_CAP, 0, err);
-    if (status == KVB_OK) status = read_optional(&base, w, WEIGHT_LOCAL_ROPE_BASE, base, err);
-    if (status == KVB_OK) status = read_optional(&base, w, WEIGHT_SLIDING_ROPE_BASE, base, err);
-    if (status == KVB_OK && (!(scalar > 0) || !(caps[0] >= 0) || !(caps[1] >= 0) || !(base > 0)))
-        status = kvb_fail(err, KVB_FORMAT,
-                          "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
-                          weights_name(w), scalar, caps[0], caps[1], base);
+    double scalar = read_number(r, WEIGHT_QUERY_SCALAR, large ? (double)c->width / c->n_heads : c->head_dim);
+    double score_cap = read_number(r, WEIGHT_SCORE_CAP, 0), logit_cap = read_number(r, WEIGHT_LOGIT_CAP, 0);
+    double base = read_number(r, WEIGHT_SLIDING_ROPE_BASE, read_number(r, WEIGHT_LOCAL_ROPE_BASE, 10000));
+    if (!(scalar > 0) || !(score_cap >= 0) || !(logit_cap >= 0) || !(base > 0))
+        KEEP_ERROR(r, KVB_FORMAT,
+                   "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
+                   weights_name(r->w), scalar, score_cap, logit_cap, base);
     c->embedding_scale = sqrtf((float)c->width);
     c->query_scale = (float)sqrt(c->head_dim / scalar);
-    c->score_cap = (float)caps[0];
-    c->logit_cap = (float)caps[1];
+    c->score_cap = (float)score_cap;
+    c->logit_cap = (float)logit_cap;
     if (!two) c->local_theta = (float)base;
-    return status == KVB_OK ? read_biases(c, w, err) : status;
+    read_biases(r);
 }
 
 // GLM-4's and Seed-OSS's attention_bias is that of queries, keys and values.
-static kvb_status read_qkv_biases(model_config *c, weights *w, kvb_error *err)
+static void read_qkv_biases(config_reader *r)
 {
-    double bias;
-    kvb_status status = read_optional(&bias, w, WEIGHT_ATTENTION_BIAS, 0, err);
-    if (bias != 0 || has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS;
-    return status;
+    if (read_number(r, WEIGHT_ATTENTION_BIAS, 0) != 0 || has_tensor(r, "blk.0.attn_q.bias")) r->c->switches |= QKV_BIAS;
 }
 
-static kvb_status read_cohere(model_config *c, weights *w, kvb_error *err)
+static void read_cohere(config_reader *r)
 {
-    double norms;
-    kvb_status status = read_optional(&norms, w, WEIGHT_QK_LAYER_NORM, 0, err);
-    if (norms != 0 || has_tensor(w, "blk.0.attn_q_norm.weight")) c->switches |= QK_HEAD_NORM;
-    if (status == KVB_OK) status = read_factor(&c->logit_scale, w, WEIGHT_LOGIT_FACTOR, err);
-    return status == KVB_OK ? read_biases(c, w, err) : status;
+    if (read_number(r, WEIGHT_QK_LAYER_NORM, 0) != 0 || has_tensor(r, "blk.0.attn_q_norm.weight"))
+        r->c->switches |= QK_HEAD_NORM;
+    r->c->logit_scale = (float)read_positive(r, WEIGHT_LOGIT_FACTOR, 1);
+    read_biases(r);
 }
 
-static kvb_status read_olmoe(model_config *c, weights *w, kvb_error *err)
+static void read_olmoe(config_reader *r)
 {
-    double clip;
-    kvb_status status = read_optional(&clip, w, WEIGHT_CLIP_QKV, 0, err);
-    if (status == KVB_OK && !(clip >= 0))
-        return kvb_fail(err, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
-                        weights_name(w), clip);
-    c->qkv_clip = (float)clip;
-    return status == KVB_OK ? read_biases(c, w, err) : status;
+    double clip = read_number(r, WEIGHT_CLIP_QKV, 0);
+    if (!(clip >= 0))
+        KEEP_ERROR(r, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
+                   weights_name(r->w), clip);
+    r->c->qkv_clip = (float)clip;
+    read_biases(r);
 }
 
 // Queries grow with the logarithm of their position.
-static kvb_status read_ministral3(model_config *c, weights *w, kvb_error *err)
+static void read_ministral3(config_reader *r)
 {
-    kvb_status status = read_optional(&c->rope.growth, w, WEIGHT_ROPE_GROWTH, 0, err);
-    if (status == KVB_OK && (!(c->rope.growth >= 0) || rope_depends_on_length(&c->rope)))
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
-                        weights_name(w), c->rope.growth);
-    return status == KVB_OK ? read_biases(c, w, err) : status;
+    double growth = r->c->rope.growth = read_number(r, WEIGHT_ROPE_GROWTH, 0);
+    if (!(growth >= 0) || rope_depends_on_length(&r->c->rope))
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
+                   weights_name(r->w), growth);
+    read_biases(r);
 }
 
 // A GGUF file has no key for it, and llama.cpp cuts the ends of yarn's ramp to whole numbers; the model was trained
 // without.
-static kvb_status read_gpt_oss(model_config *c, weights *w, kvb_error *err)
+static void read_gpt_oss(config_reader *r)
 {
-    (void)err;
-    if (weights_is_gguf(w)) c->rope.truncate = false;
-    return KVB_OK;
+    if (weights_is_gguf(r->w)) r->c->rope.truncate = false;
 }
 
 #define PLAIN_EXPERTS .expert_names = {"gate_proj.weight", "up_proj.weight", "down_proj.weight", "mlp.experts"}
@@ -260,82 +276,48 @@ void family_tensor_name(const family *f, tensor_role role, bool gguf, uint32_t l
     snprintf(out, 128, gguf ? "blk.%u.%s" : "model.layers.%u.%s", layer, name);
 }
 
-// ---- Numbers ----
+// ---- Sizes ----
 
 // Limits that keep every later product of sizes inside 64 bits; far above any model that exists.
 enum { MAX_HEADS = 4096, MAX_WIDTH = 1 << 20, MAX_VOCABULARY = 1 << 24, MAX_EXPERTS = 4096 };
 
-static kvb_status read_number(const weights *w, weight_key key, double missing, double *out, kvb_error *err)
+static void read_heads(config_reader *r)
 {
-    bool found;
-    kvb_status status = weights_number(w, key, out, &found, err);
-    if (status == KVB_OK && !found) *out = missing;
-    return status;
-}
-
-// A whole number from 1 to `high`; `missing` 0: it must be there.
-static kvb_status read_size(const weights *w, weight_key key, uint32_t missing, uint32_t high, uint32_t *out,
-                            kvb_error *err)
-{
-    char name[96];
-    double x;
-    bool found;
-    kvb_status status = weights_number(w, key, &x, &found, err);
-    if (status != KVB_OK) return status;
-    weights_key_name(w, key, name);
-    if (!found && !missing)
-        return kvb_fail(err, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", weights_name(w), name);
-    if (!found) x = missing;
-    if (x != floor(x) || x < 1 || x > high)
-        return kvb_fail(err, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", weights_name(w), name, x, high);
-    *out = (uint32_t)x;
-    return KVB_OK;
-}
-
-static kvb_status read_heads(model_config *c, const weights *w, const family *f, kvb_error *err)
-{
-    double kv_heads, head_dim, value_dim, rope_dim, share;
-    kvb_status status = read_number(w, WEIGHT_KV_HEADS, c->n_heads, &kv_heads, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_HEAD_DIM, c->width / c->n_heads, &head_dim, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_VALUE_DIM, head_dim, &value_dim, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_SHARE, 1, &share, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_DIM, floor(head_dim * share), &rope_dim, err);
-    if (status != KVB_OK) return status;
+    model_config *c = r->c;
+    double kv_heads = read_number(r, WEIGHT_KV_HEADS, c->n_heads);
+    double head_dim = read_number(r, WEIGHT_HEAD_DIM, c->width / c->n_heads);
+    double value_dim = read_number(r, WEIGHT_VALUE_DIM, head_dim), share = read_number(r, WEIGHT_ROPE_SHARE, 1);
+    double rope_dim = read_number(r, WEIGHT_ROPE_DIM, floor(head_dim * share));
     if (!(kv_heads >= 1) || kv_heads > c->n_heads || fmod(c->n_heads, kv_heads) != 0)
-        return kvb_fail(err, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
-                        weights_name(w), c->n_heads, kv_heads);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
+                   weights_name(r->w), c->n_heads, kv_heads);
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > BACKEND_MAX_HEAD_DIM)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(w),
-                        head_dim, BACKEND_MAX_HEAD_DIM);
+        KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(r->w),
+                   head_dim, BACKEND_MAX_HEAD_DIM);
     // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
-    bool whole = weights_is_gguf(w) && f->gguf_pairs && !f->hf_pairs;
+    bool whole = weights_is_gguf(r->w) && r->f->gguf_pairs && !r->f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
         (whole && rope_dim != head_dim))
-        return kvb_fail(
-            err, KVB_UNSUPPORTED,
-            "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
-            "rotary size",
-            weights_name(w), head_dim, value_dim, rope_dim);
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
+                   "rotary size",
+                   weights_name(r->w), head_dim, value_dim, rope_dim);
+    if (r->status != KVB_OK) return;
     c->n_kv_heads = (uint32_t)kv_heads;
     c->head_dim = (uint32_t)head_dim;
     c->rope_dim = (uint32_t)rope_dim;
-    return KVB_OK;
 }
 
-static kvb_status read_sizes(model_config *c, const weights *w, kvb_error *err)
+static void read_sizes(config_reader *r)
 {
-    const struct {
-        weight_key key;
-        uint32_t *out, high;
-    } sizes[] = {{WEIGHT_LAYERS, &c->n_layers, MODEL_MAX_LAYERS},
-                 {WEIGHT_HEADS, &c->n_heads, MAX_HEADS},
-                 {WEIGHT_WIDTH, &c->width, MAX_WIDTH},
-                 {WEIGHT_FFN_WIDTH, &c->ffn_width, MAX_WIDTH},
-                 {WEIGHT_CONTEXT, &c->context_length, UINT32_MAX}};
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < sizeof sizes / sizeof *sizes; i++)
-        status = read_size(w, sizes[i].key, 0, sizes[i].high, sizes[i].out, err);
-    return status;
+    model_config *c = r->c;
+    c->n_layers = read_size(r, WEIGHT_LAYERS, 0, MODEL_MAX_LAYERS);
+    c->n_heads = read_size(r, WEIGHT_HEADS, 0, MAX_HEADS);
+    c->width = read_size(r, WEIGHT_WIDTH, 0, MAX_WIDTH);
+    c->ffn_width = read_size(r, WEIGHT_FFN_WIDTH, 0, MAX_WIDTH);
+    c->context_length = read_size(r, WEIGHT_CONTEXT, 0, UINT32_MAX);
+    read_heads(r);
+    c->norm_eps = (float)read_number(r, r->f->switches & LAYER_NORM ? WEIGHT_LAYER_NORM_EPS : WEIGHT_NORM_EPS, -1);
 }
 
 // ---- Rotary positions ----
@@ -343,136 +325,120 @@ static kvb_status read_sizes(model_config *c, const weights *w, kvb_error *err)
 static const struct {
     const char *name;
     rope_kind kind;
-} rope_kinds[] = {{"default", ROPE_DEFAULT}, {"none", ROPE_DEFAULT},   {"linear", ROPE_LINEAR},
-                  {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},      {"longrope", ROPE_LONG},
-                  {"su", ROPE_LONG},         {"dynamic", ROPE_DYNAMIC}};
+} rope_kinds[] = {{"", ROPE_DEFAULT},      {"default", ROPE_DEFAULT}, {"none", ROPE_DEFAULT},
+                  {"linear", ROPE_LINEAR}, {"llama3", ROPE_LLAMA3},   {"yarn", ROPE_YARN},
+                  {"longrope", ROPE_LONG}, {"su", ROPE_LONG},         {"dynamic", ROPE_DYNAMIC}};
 
-static kvb_status read_rope_kind(rope_rule *r, const weights *w, kvb_error *err)
+static void read_rope_kind(config_reader *r)
 {
     char type[32];
-    kvb_status status = weights_text(w, WEIGHT_ROPE_TYPE, type, sizeof type, err);
-    if (status == KVB_OK && !type[0]) status = weights_text(w, WEIGHT_ROPE_OLD_TYPE, type, sizeof type, err);
-    if (status != KVB_OK) return status;
-    r->kind = ROPE_DEFAULT;
+    r->status = weights_text(r->w, WEIGHT_ROPE_TYPE, type, sizeof type, r->err);
+    if (r->status == KVB_OK && !type[0])
+        r->status = weights_text(r->w, WEIGHT_ROPE_OLD_TYPE, type, sizeof type, r->err);
     for (size_t i = 0; i < sizeof rope_kinds / sizeof *rope_kinds; i++)
-        if (!type[0] || strcmp(type, rope_kinds[i].name) == 0) {
-            r->kind = type[0] ? rope_kinds[i].kind : ROPE_DEFAULT;
-            return KVB_OK;
+        if (strcmp(type, rope_kinds[i].name) == 0) {
+            r->c->rope.kind = rope_kinds[i].kind;
+            return;
         }
-    return kvb_fail(err, KVB_UNSUPPORTED,
-                    "%s: the rotary scaling is '%s', expected default, linear, dynamic, yarn, longrope or llama3",
-                    weights_name(w), type);
+    KEEP_ERROR(r, KVB_UNSUPPORTED,
+               "%s: the rotary scaling is '%s', expected default, linear, dynamic, yarn, longrope or llama3",
+               weights_name(r->w), type);
 }
 
-// Numbers that the kind needs, positive all of them.
-static kvb_status read_rope_numbers(rope_rule *r, const model_config *c, const weights *w, kvb_error *err)
+static void read_rope_numbers(config_reader *r)
 {
-    double truncate = 1, theta;
-    const struct {
-        weight_key key;
-        double *out, missing;
-    } numbers[] = {{WEIGHT_ROPE_BASE, &theta, 10000},
-                   {WEIGHT_ROPE_FACTOR, &r->factor, 1},
-                   {WEIGHT_ROPE_ORIGINAL, &r->original, c->context_length},
-                   {WEIGHT_ROPE_LOW, &r->low, 1},
-                   {WEIGHT_ROPE_HIGH, &r->high, 4},
-                   {WEIGHT_ROPE_FAST, &r->fast, 32},
-                   {WEIGHT_ROPE_SLOW, &r->slow, 1}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        char name[96];
-        kvb_status status = read_number(w, numbers[i].key, numbers[i].missing, numbers[i].out, err);
-        if (status != KVB_OK) return status;
-        if (*numbers[i].out > 0) continue;
-        if (numbers[i].key == WEIGHT_ROPE_BASE) break; // said below
-        return kvb_fail(err, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(w),
-                        weights_key_name(w, numbers[i].key, name), *numbers[i].out);
-    }
-    r->theta = (float)theta;
-    kvb_status status = read_number(w, WEIGHT_ROPE_TRUNCATE, 1, &truncate, err);
-    r->truncate = truncate != 0;
-    return status;
+    rope_rule *rule = &r->c->rope;
+    rule->theta = (float)read_number(r, WEIGHT_ROPE_BASE, 10000);
+    rule->factor = read_positive(r, WEIGHT_ROPE_FACTOR, 1);
+    rule->original = read_positive(r, WEIGHT_ROPE_ORIGINAL, r->c->context_length);
+    rule->low = read_positive(r, WEIGHT_ROPE_LOW, 1);
+    rule->high = read_positive(r, WEIGHT_ROPE_HIGH, 4);
+    rule->fast = read_positive(r, WEIGHT_ROPE_FAST, 32);
+    rule->slow = read_positive(r, WEIGHT_ROPE_SLOW, 1);
+    rule->truncate = read_number(r, WEIGHT_ROPE_TRUNCATE, 1) != 0;
+    if (!(r->c->norm_eps >= 0) || !(rule->theta > 0))
+        KEEP_ERROR(r, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
+                   weights_name(r->w), r->c->norm_eps, rule->theta);
 }
 
 // transformers' rules for what cosines and sines are multiplied with.
-static kvb_status read_rope_attention(rope_rule *r, const model_config *c, const weights *w, kvb_error *err)
+static void read_rope_attention(config_reader *r)
 {
-    double given = 0, mscale = 0, mscale_all = 0, log_factor = r->factor > 1 ? log(r->factor) : 0;
-    kvb_status status = read_number(w, WEIGHT_ROPE_ATTENTION, 0, &given, err);
+    rope_rule *rule = &r->c->rope;
+    bool gguf = weights_is_gguf(r->w), yarn = rule->kind == ROPE_YARN;
+    double log_factor = rule->factor > 1 ? log(rule->factor) : 0, stretch = r->c->context_length / rule->original;
+    double given = read_number(r, WEIGHT_ROPE_ATTENTION, 0);
     // GGUF has the second alone, and takes the first to be 1.
-    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE, weights_is_gguf(w), &mscale, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE_ALL, 0, &mscale_all, err);
-    r->attention = 1;
-    if (r->kind == ROPE_YARN && mscale > 0 && mscale_all > 0)
-        r->attention = (0.1 * mscale * log_factor + 1) / (0.1 * mscale_all * log_factor + 1);
-    else if (r->kind == ROPE_YARN) r->attention = 0.1 * log_factor + 1;
-    double stretch = c->context_length / r->original;
-    if (r->kind == ROPE_LONG && stretch > 1) r->attention = sqrt(1 + log(stretch) / log(r->original));
-    if ((r->kind == ROPE_YARN || r->kind == ROPE_LONG) && given > 0 && !weights_is_gguf(w)) r->attention = given;
-    return status;
+    double mscale = read_number(r, WEIGHT_ROPE_MSCALE, gguf), mscale_all = read_number(r, WEIGHT_ROPE_MSCALE_ALL, 0);
+    rule->attention = 1;
+    if (yarn && mscale > 0 && mscale_all > 0)
+        rule->attention = (0.1 * mscale * log_factor + 1) / (0.1 * mscale_all * log_factor + 1);
+    else if (yarn) rule->attention = 0.1 * log_factor + 1;
+    if (rule->kind == ROPE_LONG && stretch > 1) rule->attention = sqrt(1 + log(stretch) / log(rule->original));
+    if ((yarn || rule->kind == ROPE_LONG) && given > 0 && !gguf) rule->attention = given;
 }
 
-static kvb_status read_factor_list(float *out, const weights *w, weight_key key, uint32_t n, kvb_error *err)
+static void read_factor_list(config_reader *r, float *out, weight_key key)
 {
     char name[96];
     double list[ROPE_MAX_PAIRS];
-    size_t found;
-    kvb_status status = weights_list(w, key, list, ROPE_MAX_PAIRS, &found, err);
-    for (size_t i = 0; status == KVB_OK && i < found; i++) {
+    size_t found = 0, n = r->c->rope_dim / 2;
+    if (r->status == KVB_OK) r->status = weights_list(r->w, key, list, ROPE_MAX_PAIRS, &found, r->err);
+    for (size_t i = 0; r->status == KVB_OK && i < found; i++) {
         out[i] = (float)list[i];
         if (!(out[i] > 0)) found = 0;
     }
-    if (status == KVB_OK && found != n)
-        status = kvb_fail(err, KVB_FORMAT, "%s: %s: expected %u positive numbers", weights_name(w),
-                          weights_key_name(w, key, name), n);
-    return status;
+    if (found != n)
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s: expected %zu positive numbers", weights_name(r->w),
+                   weights_key_name(r->w, key, name), n);
 }
 
-// Factors that GGUF keeps as a tensor; *found is false where it has none.
-static kvb_status read_factor_tensor(float *out, weights *w, const char *name, uint32_t n, bool *found, kvb_error *err)
+// Factors that GGUF keeps as a tensor; false where it has none.
+static bool read_factor_tensor(config_reader *r, float *out, const char *name)
 {
     weight_tensor t;
-    *found = weights_find(w, name, &t);
-    if (!*found) return KVB_OK;
-    if (t.rows != 1 || t.columns != n || t.type != GGUF_TENSOR_F32)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu] of %s, expected [1, %u] of F32", t.file,
-                        name, (unsigned long long)t.rows, (unsigned long long)t.columns, t.type_name, n);
+    uint32_t n = r->c->rope_dim / 2;
+    if (!weights_find(r->w, name, &t)) return false;
+    if (t.rows != 1 || t.columns != n || t.type != GGUF_TENSOR_F32) {
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu] of %s, expected [1, %u] of F32", t.file, name,
+                   (unsigned long long)t.rows, (unsigned long long)t.columns, t.type_name, n);
+        return true;
+    }
     memcpy(out, t.data, n * sizeof *out);
     for (uint32_t i = 0; i < n; i++)
         if (!(out[i] > 0) || !isfinite(out[i]))
-            return kvb_fail(err, KVB_FORMAT, "%s: tensor %s: factor %u is %g, expected a positive number", t.file, name,
-                            i, out[i]);
-    return KVB_OK;
+            KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s: factor %u is %g, expected a positive number", t.file, name, i,
+                       out[i]);
+    return true;
 }
 
-static kvb_status read_rope_factors(rope_rule *r, uint32_t pairs, weights *w, kvb_error *err)
+static void read_rope_factors(config_reader *r)
 {
-    bool found = false;
-    kvb_status status = KVB_OK;
-    if (r->kind == ROPE_LONG && !weights_is_gguf(w)) {
-        r->has_factors = true;
-        status = read_factor_list(r->short_factors, w, WEIGHT_ROPE_SHORT, pairs, err);
-        return status == KVB_OK ? read_factor_list(r->long_factors, w, WEIGHT_ROPE_LONG, pairs, err) : status;
+    rope_rule *rule = &r->c->rope;
+    if (weights_is_gguf(r->w)) {
+        rule->has_factors = read_factor_tensor(r, rule->short_factors, "rope_freqs.weight");
+        if (!read_factor_tensor(r, rule->long_factors, "rope_factors_long.weight")) return;
+        rule->kind = ROPE_LONG;
+        rule->has_factors = read_factor_tensor(r, rule->short_factors, "rope_factors_short.weight");
+    } else if (rule->kind == ROPE_LONG) {
+        rule->has_factors = true;
+        read_factor_list(r, rule->short_factors, WEIGHT_ROPE_SHORT);
+        read_factor_list(r, rule->long_factors, WEIGHT_ROPE_LONG);
     }
-    if (!weights_is_gguf(w)) return KVB_OK;
-    status = read_factor_tensor(r->short_factors, w, "rope_freqs.weight", pairs, &r->has_factors, err);
-    if (status == KVB_OK)
-        status = read_factor_tensor(r->long_factors, w, "rope_factors_long.weight", pairs, &found, err);
-    if (status != KVB_OK || !found) return status;
-    r->kind = ROPE_LONG;
-    return read_factor_tensor(r->short_factors, w, "rope_factors_short.weight", pairs, &r->has_factors, err);
 }
 
-static kvb_status read_rope(model_config *c, weights *w, kvb_error *err)
+static void read_rope(config_reader *r)
 {
-    rope_rule *r = &c->rope;
-    kvb_status status = read_rope_kind(r, w, err);
-    if (status == KVB_OK) status = read_rope_numbers(r, c, w, err);
-    if (status != KVB_OK || !(r->theta > 0)) return status;
-    status = read_rope_factors(r, c->rope_dim / 2, w, err);
+    model_config *c = r->c;
+    read_rope_kind(r);
+    read_rope_numbers(r);
+    if (r->status != KVB_OK) return;
+    read_rope_factors(r);
     // Dynamic scaling begins where the first training ended: this is how far it is meant to reach.
-    double reach = r->original * r->factor;
-    if (r->kind == ROPE_DYNAMIC && reach > c->context_length) c->context_length = (uint32_t)fmin(reach, UINT32_MAX);
-    return status == KVB_OK ? read_rope_attention(r, c, w, err) : status;
+    double reach = c->rope.original * c->rope.factor;
+    if (c->rope.kind == ROPE_DYNAMIC && reach > c->context_length)
+        c->context_length = (uint32_t)fmin(reach, UINT32_MAX);
+    read_rope_attention(r);
 }
 
 // ---- The rest ----
@@ -492,125 +458,105 @@ double model_kept_share(const model_config *c, uint64_t entries, uint32_t n_toke
 
 // Which layers have the window: those that the list names, else all but the last of every `period` (0: all), from
 // `first` on.
-static kvb_status read_bounded_layers(model_config *c, const weights *w, const family *f, kvb_error *err)
+static void read_bounded_layers(config_reader *r)
 {
-    double types[MODEL_MAX_LAYERS], first, period;
-    size_t n = 0;
-    char name[96];
-    kvb_status status = weights_list(w, WEIGHT_LAYER_TYPES, types, MODEL_MAX_LAYERS, &n, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_MAX_WINDOW_LAYERS, 0, &first, err);
-    if (status == KVB_OK && !n) status = read_number(w, WEIGHT_WINDOW_PERIOD, f->window_period, &period, err);
-    if (status != KVB_OK) return status;
-    if (n && n != c->n_layers)
-        return kvb_fail(err, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(w),
-                        weights_key_name(w, WEIGHT_LAYER_TYPES, name), n, c->n_layers);
+    model_config *c = r->c;
+    double types[MODEL_MAX_LAYERS];
+    size_t n = read_layers(r, WEIGHT_LAYER_TYPES, types);
+    double first = read_number(r, WEIGHT_MAX_WINDOW_LAYERS, 0),
+           period = n ? 0 : read_number(r, WEIGHT_WINDOW_PERIOD, r->f->window_period);
     for (uint32_t l = 0; l < c->n_layers; l++)
         if (n ? types[l] != 0 : l >= first && !(period >= 1 && fmod(l + 1, period) == 0)) layer_set_add(&c->bounded, l);
-    return KVB_OK;
 }
 
 // A window as long as all that the model was trained for hides nothing.
-static kvb_status read_window(model_config *c, const weights *w, const family *f, kvb_error *err)
+static void read_window(config_reader *r)
 {
-    double window = 0, use = 1;
+    model_config *c = r->c;
     char name[96];
-    kvb_status status = read_number(w, WEIGHT_WINDOW, 0, &window, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_USE_WINDOW, 1, &use, err);
-    if (status != KVB_OK || use == 0 || window == 0) return status;
-    if (window >= c->context_length && !f->rotates_in_windows) return KVB_OK;
+    double window = read_number(r, WEIGHT_WINDOW, 0), use = read_number(r, WEIGHT_USE_WINDOW, 1);
+    if (use == 0 || window == 0 || (window >= c->context_length && !r->f->rotates_in_windows)) return;
     if (!(window >= 1) || window != floor(window))
-        return kvb_fail(err, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(w),
-                        weights_key_name(w, WEIGHT_WINDOW, name), window);
-    if (!f->has_window)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: a sliding window of %.10g positions, which models of the %s family do "
-                        "not have",
-                        weights_name(w), window, c->architecture);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(r->w),
+                   weights_key_name(r->w, WEIGHT_WINDOW, name), window);
+    if (!r->f->has_window)
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: a sliding window of %.10g positions, which models of the %s family do not have",
+                   weights_name(r->w), window, c->architecture);
+    if (r->status != KVB_OK) return;
     c->window = window < UINT32_MAX ? (uint32_t)window : UINT32_MAX;
-    status = read_bounded_layers(c, w, f, err);
-    for (uint32_t l = 0; f->rotates_in_windows && l < c->n_layers; l++)
+    read_bounded_layers(r);
+    for (uint32_t l = 0; r->f->rotates_in_windows && l < c->n_layers; l++)
         if (!model_layer_bounded(c, l)) layer_set_add(&c->unrotated, l);
-    return status;
 }
 
 // Which layers have experts: all but those that are listed, and of every `step` the last one.
-static kvb_status read_sparse_layers(model_config *c, const weights *w, kvb_error *err)
+static void read_sparse_layers(config_reader *r)
 {
-    double dense[MODEL_MAX_LAYERS], step;
+    double dense[MODEL_MAX_LAYERS], step = read_number(r, WEIGHT_EXPERT_STEP, 1);
     size_t n = 0;
-    kvb_status status = weights_list(w, WEIGHT_DENSE_LAYERS, dense, MODEL_MAX_LAYERS, &n, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_EXPERT_STEP, 1, &step, err);
-    for (uint32_t l = 0; status == KVB_OK && l < c->n_layers; l++) {
+    if (r->status == KVB_OK) r->status = weights_list(r->w, WEIGHT_DENSE_LAYERS, dense, MODEL_MAX_LAYERS, &n, r->err);
+    for (uint32_t l = 0; l < r->c->n_layers; l++) {
         bool listed = false;
         for (size_t i = 0; i < n; i++) listed = listed || dense[i] == l;
-        if (!listed && fmod(l + 1, step) == 0) layer_set_add(&c->sparse, l);
+        if (!listed && fmod(l + 1, step) == 0) layer_set_add(&r->c->sparse, l);
     }
-    return status;
 }
 
-static kvb_status read_experts(model_config *c, const weights *w, const family *f, kvb_error *err)
+static void read_experts(config_reader *r)
 {
-    double experts, local, normed;
-    kvb_status status = read_number(w, WEIGHT_EXPERTS, 0, &experts, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_LOCAL_EXPERTS, 0, &local, err);
-    if (status != KVB_OK) return status;
+    model_config *c = r->c;
+    double experts = read_number(r, WEIGHT_EXPERTS, 0), local = read_number(r, WEIGHT_LOCAL_EXPERTS, 0);
     // GGUF files of Mixtral are llama's.
-    if (experts > 0 && weights_is_gguf(w) && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
+    if (experts > 0 && weights_is_gguf(r->w) && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
     if (!(c->switches & EXPERTS)) {
-        if (experts + local == 0) return KVB_OK;
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
-                        weights_name(w), experts + local, c->architecture);
+        if (experts + local != 0)
+            KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
+                       weights_name(r->w), experts + local, c->architecture);
+        return;
     }
-    status = read_size(w, local > 0 ? WEIGHT_LOCAL_EXPERTS : WEIGHT_EXPERTS, 0, MAX_EXPERTS, &c->n_experts, err);
-    if (status == KVB_OK) status = read_size(w, WEIGHT_EXPERTS_USED, 0, c->n_experts, &c->n_used, err);
-    if (status == KVB_OK) status = read_size(w, WEIGHT_EXPERT_WIDTH, c->ffn_width, MAX_WIDTH, &c->expert_width, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_EXPERT_NORM, f->experts_normed, &normed, err);
-    c->experts_normed = normed != 0;
-    return status == KVB_OK ? read_sparse_layers(c, w, err) : status;
+    c->n_experts = read_size(r, local > 0 ? WEIGHT_LOCAL_EXPERTS : WEIGHT_EXPERTS, 0, MAX_EXPERTS);
+    c->n_used = read_size(r, WEIGHT_EXPERTS_USED, 0, c->n_experts);
+    c->expert_width = read_size(r, WEIGHT_EXPERT_WIDTH, c->ffn_width, MAX_WIDTH);
+    c->experts_normed = read_number(r, WEIGHT_EXPERT_NORM, r->f->experts_normed) != 0;
+    read_sparse_layers(r);
 }
 
-static kvb_status read_vocabulary(model_config *c, weights *w, kvb_error *err)
+static void read_vocabulary(config_reader *r)
 {
-    weight_tensor t;
-    const char *name = weights_is_gguf(w) ? "token_embd.weight" : "model.embed_tokens.weight";
-    if (!weights_has_tensors(w)) return read_size(w, WEIGHT_VOCABULARY, 0, MAX_VOCABULARY, &c->vocabulary, err);
-    if (!weights_find(w, name, &t))
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(w), name,
-                        c->width);
-    if (t.columns != c->width || t.rows == 0 || t.rows > MAX_VOCABULARY)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [1 to %d, %u]", t.file, name,
-                        (unsigned long long)t.rows, (unsigned long long)t.columns, MAX_VOCABULARY, c->width);
-    c->vocabulary = (uint32_t)t.rows;
-    return KVB_OK;
+    weight_tensor t = {.rows = 0};
+    const char *name = weights_is_gguf(r->w) ? "token_embd.weight" : "model.embed_tokens.weight";
+    if (!weights_has_tensors(r->w)) {
+        r->c->vocabulary = read_size(r, WEIGHT_VOCABULARY, 0, MAX_VOCABULARY);
+        return;
+    }
+    if (!weights_find(r->w, name, &t))
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(r->w), name,
+                   r->c->width);
+    else if (t.columns != r->c->width || t.rows == 0 || t.rows > MAX_VOCABULARY)
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [1 to %d, %u]", t.file, name,
+                   (unsigned long long)t.rows, (unsigned long long)t.columns, MAX_VOCABULARY, r->c->width);
+    r->c->vocabulary = (uint32_t)t.rows;
 }
 
 kvb_status model_read_config(model_config *c, const struct family **out, struct weights *w, kvb_error *err)
 {
-    const family *f;
-    double eps;
+    config_reader r = {.c = c, .w = w, .err = err};
     memset(c, 0, sizeof *c);
-    kvb_status status = family_find(&f, w, err);
-    if (status != KVB_OK) return status;
-    *out = f;
+    r.status = family_find(&r.f, w, err);
+    if (r.status != KVB_OK) return r.status;
+    *out = r.f;
     snprintf(c->architecture, sizeof c->architecture, "%s", weights_architecture(w));
-    c->switches = f->switches;
-    c->act = f->act;
+    c->switches = r.f->switches;
+    c->act = r.f->act;
     c->embedding_scale = c->residual_scale = c->logit_scale = c->query_scale = 1;
-    status = read_sizes(c, w, err);
-    if (status == KVB_OK) status = read_heads(c, w, f, err);
-    if (status == KVB_OK)
-        status = read_number(w, f->switches & LAYER_NORM ? WEIGHT_LAYER_NORM_EPS : WEIGHT_NORM_EPS, -1, &eps, err);
-    if (status == KVB_OK) status = read_rope(c, w, err);
-    if (status != KVB_OK) return status;
-    c->norm_eps = (float)eps;
-    if (!(c->norm_eps >= 0) || !(c->rope.theta > 0))
-        return kvb_fail(err, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
-                        weights_name(w), c->norm_eps, c->rope.theta);
-    status = read_window(c, w, f, err);
-    if (status == KVB_OK) status = read_experts(c, w, f, err);
-    if (status == KVB_OK) status = read_vocabulary(c, w, err);
-    if (status == KVB_OK) status = weights_text(w, WEIGHT_NAME, c->name, sizeof c->name, err);
-    if (status == KVB_OK && !c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", weights_name(w));
-    if (status == KVB_OK && f->read) status = f->read(c, w, err);
-    return status;
+    read_sizes(&r);
+    if (r.status == KVB_OK) read_rope(&r);
+    if (r.status == KVB_OK) read_window(&r);
+    if (r.status == KVB_OK) read_experts(&r);
+    read_vocabulary(&r);
+    if (r.status == KVB_OK) r.status = weights_text(w, WEIGHT_NAME, c->name, sizeof c->name, err);
+    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", weights_name(w));
+    if (r.status == KVB_OK && r.f->read) r.f->read(&r);
+    return r.status;
 }

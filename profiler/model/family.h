@@ -12,6 +12,8 @@ typedef enum expert_layout {
     EXPERTS_TRANSPOSED, // gpt-oss: gate and up in turn, [E, D, 2 F], down [E, F, D]; or rows in blocks of MXFP4
 } expert_layout;
 
+struct config_reader;
+
 typedef struct family {
     const char *gguf;       // general.architecture; NULL: not from GGUF
     const char *model_type; // of config.json
@@ -32,7 +34,7 @@ typedef struct family {
         const char *gguf, *hf;
     } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
     // After all else was read; NULL: there is nothing more.
-    kvb_status (*read)(model_config *c, weights *w, kvb_error *err);
+    void (*read)(struct config_reader *r);
 } family;
 
 // The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.

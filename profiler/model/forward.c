@@ -200,7 +200,12 @@ static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
     if (!f->plan.output) return (dev){NULL};
     f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), kv, first,
                         n, model_attention(f->m, layer));
-    f->b->moments(f->pass.on, f->centre, (dev){NULL}, f->pass.attended, (dev){NULL}, n, c->n_heads, c->head_dim, false);
+    const float *rows = f->b->host_view(f->pass.on, f->pass.attended); // only backends in host memory sum importance
+    for (size_t i = 0, width = (size_t)c->n_heads * c->head_dim; i < width; i++) {
+        double sum = 0;
+        for (uint32_t r = 0; r < n; r++) sum += rows[r * width + i];
+        f->centre.address[i] = (float)(sum / n);
+    }
     return f->centre;
 }
 

@@ -1,10 +1,12 @@
 #include "profiler/model/layer.h"
-#include "profiler/model/experts.h"
+#include "formats/need.h"
 #include "profiler/model/rope.h"
 #include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { LOGIT_ROWS = 64, N_BUFFERS = 8 };
+enum { LOGIT_ROWS = 64, N_BUFFERS = 11 };
 
 // One table for the estimate, the allocation and the release.
 typedef struct buffer {
@@ -21,7 +23,8 @@ static bool has_branch(const model_config *c)
 static void list_buffers(buffer out[N_BUFFERS], layer_pass *p, const model_config *c, uint64_t rows)
 {
     uint64_t queries = (uint64_t)c->n_heads * c->head_dim, keys = (uint64_t)c->n_kv_heads * c->head_dim,
-             ffn = c->ffn_width > c->expert_width ? c->ffn_width : c->expert_width;
+             ffn = c->ffn_width > c->expert_width ? c->ffn_width : c->expert_width,
+             chosen = c->n_experts ? rows * c->width : 0;
     const buffer all[N_BUFFERS] = {{&p->normed, rows * c->width},
                                    {&p->keys, rows * keys},
                                    {&p->values, rows * keys},
@@ -29,6 +32,9 @@ static void list_buffers(buffer out[N_BUFFERS], layer_pass *p, const model_confi
                                    {&p->gate, rows * ffn},
                                    {&p->up, rows * ffn},
                                    {&p->branch, has_branch(c) ? rows * c->width : 1},
+                                   {&p->router_scores, rows * c->n_experts},
+                                   {&p->taken, chosen},
+                                   {&p->made, chosen},
                                    {&p->logits, (uint64_t)LOGIT_ROWS * c->vocabulary}};
     memcpy(out, all, sizeof all);
 }
@@ -41,7 +47,7 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
         (uint64_t)positions * m->config.rope_dim * (1 + (m->config.local_theta > 0) + (m->config.rope.growth > 0));
     list_buffers(buffers, &none, &m->config, max_rows);
     for (int i = 0; i < N_BUFFERS; i++) floats += buffers[i].floats;
-    return floats * sizeof(float) + experts_pass_bytes(&m->config, max_rows);
+    return floats * sizeof(float);
 }
 
 backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows)
@@ -66,7 +72,7 @@ static dev local_table(const layer_pass *p)
     const rope_rule rule = {.kind = ROPE_DEFAULT, .theta = c->local_theta};
     float frequency[ROPE_MAX_PAIRS];
     rope_frequencies(frequency, &rule, c->rope_dim, 0);
-    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, 1);
+    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, (rope_size){.attention = 1});
 }
 
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
@@ -79,14 +85,18 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     list_buffers(buffers, p, c, limits->rows);
     bool good = true;
     for (int i = 0; i < N_BUFFERS && good; i++)
-        good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
-    if (good) p->cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions, c->rope.attention);
+        if (buffers[i].floats)
+            good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
+    if (good)
+        p->cos_sin =
+            rope_table(m->device, p->frequency, c->rope_dim, positions, (rope_size){.attention = c->rope.attention});
     if (good && c->rope.growth > 0) {
-        p->query_cos_sin = rope_query_table(m->device, p->frequency, &c->rope, c->rope_dim, positions);
+        p->query_cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions,
+                                      (rope_size){c->rope.attention, c->rope.growth, c->rope.original});
         good = p->query_cos_sin.address != NULL;
     }
     if (good && c->local_theta > 0) good = (p->local_cos_sin = local_table(p)).address != NULL;
-    good = good && p->cos_sin.address && (!c->n_experts || experts_pass_open(&p->experts, m, limits->rows));
+    good = good && p->cos_sin.address;
     kvb_status status =
         good ? p->b->open(&p->on, p->b, limits, err)
              : kvb_fail(err, KVB_MEMORY, "activations: no memory on backend %s for %u rows at a time and %u positions",
@@ -102,7 +112,6 @@ void layer_pass_close(layer_pass *p)
     if (!m) return;
     list_buffers(buffers, p, &m->config, 0);
     for (int i = 0; i < N_BUFFERS; i++) p->b->release(m->device, *buffers[i].at);
-    experts_pass_close(p->experts, m);
     p->b->release(m->device, p->cos_sin);
     p->b->release(m->device, p->query_cos_sin);
     p->b->release(m->device, p->local_cos_sin);
@@ -118,7 +127,8 @@ kvb_status layer_begin_context(layer_pass *p, uint32_t n_tokens, kvb_error *err)
     rope_frequencies(frequency, &c->rope, c->rope_dim, n_tokens);
     if (memcmp(frequency, p->frequency, c->rope_dim / 2 * sizeof *frequency) == 0) return KVB_OK;
     memcpy(p->frequency, frequency, c->rope_dim / 2 * sizeof *frequency);
-    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, c->rope.attention)) return KVB_OK;
+    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, (rope_size){.attention = c->rope.attention}))
+        return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "rotary table: no memory for %u positions", p->positions);
 }
 
@@ -222,6 +232,85 @@ static void add_branch(const layer_pass *p, dev x, dev from, dev_matrix w, dev b
     finish_branch(p, x, norm, n);
 }
 
+// ---- Experts: a router chooses a few of them for every row, and the row gets what they make of it ----
+
+static bool is_among(const uint32_t *numbers, uint32_t n, uint32_t number)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (numbers[i] == number) return true;
+    return false;
+}
+
+void experts_choose(const float *logits, uint32_t n, uint32_t used, bool normed, uint32_t *numbers, float *weights)
+{
+    double top = -INFINITY, all = 0, chosen = 0;
+    for (uint32_t i = 0; i < n; i++) top = logits[i] > top ? logits[i] : top;
+    for (uint32_t i = 0; i < n; i++) all += exp(logits[i] - top);
+    for (uint32_t u = 0; u < used; u++) {
+        uint32_t best = UINT32_MAX; // what is no number is never better, and each expert is taken once all the same
+        for (uint32_t i = 0; i < n; i++)
+            if (!is_among(numbers, u, i) && (best == UINT32_MAX || logits[i] > logits[best])) best = i;
+        numbers[u] = best;
+        weights[u] = (float)exp(logits[best] - top);
+        chosen += weights[u];
+    }
+    for (uint32_t u = 0; u < used; u++) weights[u] = (float)(weights[u] / (normed ? chosen : all));
+}
+
+// What one expert makes of the n rows that were taken.
+static void run_expert(const layer_pass *p, const model_layer *w, uint32_t number, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    const dev_matrix *own = w->experts + 3 * (size_t)number;
+    uint32_t F = c->expert_width;
+    const projection to[] = {{p->gate, own[0]}, {p->up, own[1]}};
+    dev bias = {NULL};
+    if (w->expert_bias.address) bias = dev_at(w->expert_bias, number * (2 * (size_t)F + c->width));
+    b->project(p->on, to, 2, p->taken, n);
+    if (bias.address) {
+        b->add_row(p->on, p->gate, bias, n, F);
+        b->add_row(p->on, p->up, dev_at(bias, F), n, F);
+    }
+    b->glu(p->on, p->gate, p->up, c->act, (size_t)n * F);
+    b->matmul(p->on, p->made, p->gate, own[2], n, false);
+    if (bias.address) b->add_row(p->on, p->made, dev_at(bias, 2 * (size_t)F), n, c->width);
+}
+
+// y [n, D] = what the experts make of the normed rows x [n, D]. The host chooses. A row's bits do not depend on the
+// other rows.
+static void apply_experts(const layer_pass *p, const model_layer *w, dev y, dev x, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    size_t E = c->n_experts, used = c->n_used;
+    float *logits = need_more(NULL, n * E, sizeof *logits, "scores of experts"),
+          *shares = need_more(NULL, n * used, sizeof *shares, "experts of rows"),
+          *own = need_more(NULL, n, sizeof *own, "rows of an expert");
+    uint32_t *numbers = need_more(NULL, n * used, sizeof *numbers, "experts of rows"),
+             *rows = need_more(NULL, n, sizeof *rows, "rows of an expert");
+    b->matmul(p->on, p->router_scores, x, w->router, n, false);
+    if (w->router_bias.address) b->add_row(p->on, p->router_scores, w->router_bias, n, c->n_experts);
+    b->download(p->on, logits, p->router_scores, n * E);
+    for (uint32_t i = 0; i < n; i++)
+        experts_choose(logits + i * E, c->n_experts, c->n_used, c->experts_normed, numbers + i * used,
+                       shares + i * used);
+    b->clear(p->on, y, (size_t)n * c->width);
+    for (uint32_t number = 0; number < c->n_experts; number++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < n * c->n_used; i++)
+            if (numbers[i] == number) {
+                rows[count] = i / c->n_used;
+                own[count++] = shares[i];
+            }
+        if (!count) continue;
+        b->take_rows(p->on, p->taken, x, rows, count, c->width);
+        run_expert(p, w, number, count);
+        b->add_rows(p->on, y, p->made, rows, own, count, c->width);
+    }
+    free(logits), free(shares), free(own), free(numbers), free(rows);
+}
+
 static void feed_forward(const layer_pass *p, const model_layer *w, dev x, uint32_t n)
 {
     const backend *b = p->b;
@@ -230,7 +319,7 @@ static void feed_forward(const layer_pass *p, const model_layer *w, dev x, uint3
     bool normed = !(c->switches & NO_PRE_NORMS);
     if (normed) norm_rows(p, p->normed, x, c->switches & PARALLEL ? w->attn_norm : w->ffn_norm, n);
     if (w->experts) {
-        experts_apply(p, w, p->branch, normed ? p->normed : x, n);
+        apply_experts(p, w, p->branch, normed ? p->normed : x, n);
         finish_branch(p, x, w->ffn_post, n);
         return;
     }

@@ -27,9 +27,10 @@ typedef struct layer_pass {
     dev keys, values;                // [rows, G*d] of layer_project, keys after RoPE
     dev attended;                    // [rows, H*d] what the caller's attention leaves for layer_finish
     dev gate, up;                    // [rows, F] of the feed-forward
-    dev branch; // [rows, D] what attention or feed-forward adds, where that is normed or scaled first; else one
-    struct experts_pass *experts; // where the model has any (experts.h); else NULL
-    dev logits;                   // [64, vocabulary]
+    dev branch;        // [rows, D] what attention or feed-forward adds, where that is normed or scaled first; else one
+    dev router_scores; // [rows, E], where the model has experts; else {NULL}
+    dev taken, made;   // [rows, D] rows of one expert, and what it makes of them; the same
+    dev logits;        // [64, vocabulary]
 } layer_pass;
 
 // What a pass asks of a backend: contexts of up to `tokens` and tails of up to `tail` for attention on the device,
@@ -81,3 +82,7 @@ void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, 
 // Every pass ends here: has the device done all that was asked? What it was that failed, else; then nothing that the
 // pass has written is of use.
 kvb_status layer_end(const layer_pass *p, kvb_error *err);
+
+// The `used` largest of logits [n], equal ones by number, and their weights: the softmax of all n, or, normed, of these
+// alone. used <= n.
+void experts_choose(const float *logits, uint32_t n, uint32_t used, bool normed, uint32_t *numbers, float *weights);

@@ -13,7 +13,7 @@ double view_scale(const layer_view *v)
 void layer_views_close(layer_views *v)
 {
     if (!v->on) return;
-    const dev all[] = {v->column_sums, v->row_log, v->output_norms, v->reduced.memory};
+    const dev all[] = {v->column_sums, v->row_log, v->output_norms};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) v->on->b->release(v->on, all[i]);
     for (int i = 0; i < LAYER_VIEWS; i++) free(v->host[i]);
     free(v->sinks);
@@ -40,7 +40,7 @@ static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *k
 }
 
 // Points the view's items to host memory.
-static void bring_items(layer_views *v, layer_view *view, const layer_device *at, unsigned needs)
+static void bring_items(layer_views *v, layer_view *view, const prefix_kv *kv, dev q_raw, dev q, unsigned needs)
 {
     const backend *b = v->on->b;
     size_t queries = (size_t)view->n_heads * view->head_dim, keys = (size_t)view->n_kv_heads * view->head_dim;
@@ -49,10 +49,10 @@ static void bring_items(layer_views *v, layer_view *view, const layer_device *at
         dev from;
         size_t floats; // per token
         const float **to;
-    } items[LAYER_VIEWS] = {{VIEW_Q_RAW, at->q_raw, queries, &view->q_raw},
-                            {VIEW_Q, at->q, queries, &view->q},
-                            {VIEW_K, at->kv.k, keys, &view->k},
-                            {VIEW_V, at->kv.v, keys, &view->v},
+    } items[LAYER_VIEWS] = {{VIEW_Q_RAW, q_raw, queries, &view->q_raw},
+                            {VIEW_Q, q, queries, &view->q},
+                            {VIEW_K, kv->k, keys, &view->k},
+                            {VIEW_V, kv->v, keys, &view->v},
                             {VIEW_COLUMN_SUMS, v->column_sums, view->n_heads, &view->column_sums},
                             {VIEW_OUTPUT_NORMS, v->output_norms, view->n_heads, &view->output_norms}};
     for (int i = 0; i < LAYER_VIEWS; i++) {
@@ -95,17 +95,12 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
         view.query_mean = observer->stored_mean + layer * queries;
         view.query_covariance = observer->stored_covariance + layer * queries * c->head_dim;
     }
-    const layer_device device = {v->on, model_attention(v->m, layer), *kv, q_raw, q, &v->reduced};
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
-    if (!v->on->b->host_view(v->on, kv->k)) {
-        view.device = &device;
-        needs &= ~observer->spared;
-    }
     double start = omp_get_wtime();
     kvb_status status = make_extras(v, layer, kv, q, needs, err);
     if (status != KVB_OK) return status;
-    bring_items(v, &view, &device, needs);
-    bring_score_rules(v, &view, device.shape);
+    bring_items(v, &view, kv, q_raw, q, needs);
+    bring_score_rules(v, &view, model_attention(v->m, layer));
     view.extra_seconds = omp_get_wtime() - start;
     return observer->see(observer->context, &view, err);
 }

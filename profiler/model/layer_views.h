@@ -1,8 +1,8 @@
 // What a layer shows to an observer (observe.h), made of the forward pass's memory: host copies where the device does
 // not share its own, and what observers may ask for beside the activations.
 #pragma once
-#include "profiler/model/layer_device.h"
 #include "profiler/model/model.h"
+#include "profiler/model/observe.h"
 
 enum { LAYER_VIEWS = 6 }; // of view_item
 
@@ -15,7 +15,6 @@ typedef struct layer_views {
     dev output_norms;         // [H, T]
     float *host[LAYER_VIEWS]; // copies
     float *sinks;             // [H] copy
-    device_scratch reduced;   // of what observers ask the device for
 } layer_views;
 
 void layer_views_close(layer_views *v);

@@ -1,6 +1,7 @@
 #include "profiler/model/model.h"
 #include "formats/need.h"
 #include "profiler/model/model_tensors.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 #pragma once
 #include "profiler/model/model_config.h"
 #include "profiler/weights/tensor_list.h"
-#include "profiler/weights/weights_origin.h"
 
 // Fields and shapes as tensor_list.h has them; {NULL} where the family has no such tensor.
 typedef struct model_layer {
@@ -31,6 +30,8 @@ typedef struct weight_room {
     uint64_t file;           // that are read for each pass then
 } weight_room;
 
+typedef struct weights_watch weights_watch;
+
 // What may be wished of model_open; zero: nothing.
 typedef struct model_options {
     uint32_t n_layers; // the first ones only, for studies of time and memory: what comes out is no language model.
@@ -56,7 +57,6 @@ typedef struct model {
     weight_room *rooms;   // [1 + L]
     uint32_t n_held;      // groups that are held in memory, the first ones; the others are read in place
     uint32_t most_terms;  // the widest row of any matrix
-    uint32_t expert_type; // gguf_tensor_type of the experts' matrices, where the model has any
     bool has_halves;      // a matrix is of BF16, and held so
 } model;
 

@@ -1,30 +1,184 @@
-// The tensors of a model: which it has and what they take of memory, found in one walk; and loading them. What is said
-// of a layer's experts, which each container keeps in its own way (expert_layout of family.h), stands in front.
+// The tensors of a model: tensor_list.h with the model's own sizes; which of them it has and what they take of memory,
+// found in one walk; and loading them.
 #include "profiler/model/model_tensors.h"
 #include "formats/need.h"
 #include "profiler/model/oracle.h"
-#include "profiler/model/tensor_entries.h"
 #include "profiler/weights/dequant.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define COUNT_TENSOR(...) +1
+enum { N_MATRICES = 0 LAYER_MATRICES(COUNT_TENSOR), N_VECTORS = 0 LAYER_VECTORS(COUNT_TENSOR) };
+#undef COUNT_TENSOR
+
+typedef struct tensor_entry {
+    tensor_role role;
+    size_t field; // offset in struct model_layer
+    uint32_t rows, columns;
+    bool there;
+    tensor_role fused; // whose rows these are from `first` on; `role` itself where it has a tensor of its own
+    uint32_t first, fused_rows;
+} tensor_entry;
+
+#define SIZES(c)                                                                                                  \
+    const uint32_t width = (c)->width, ffn = (c)->ffn_width, head = (c)->head_dim, queries = (c)->n_heads * head, \
+                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, kv_heads = (c)->n_kv_heads,               \
+                   experts = (c)->n_experts;                                                                      \
+    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)kv_heads, (void)experts
+
+static bool has(const model_config *c, unsigned with, unsigned without)
+{
+    return (c->switches & with) == with && !(c->switches & without);
+}
+
+// A line of tensor_list.h as an entry of the model `c`, between SIZES(c) and its end.
+#define ENTRY(role, field, gguf, hf, rows, columns, with, without) \
+    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
+
+static void entries_matrices(tensor_entry out[N_MATRICES], const model_config *c)
+{
+    SIZES(c);
+    const tensor_entry all[N_MATRICES] = {LAYER_MATRICES(ENTRY)};
+    memcpy(out, all, sizeof all);
+    const struct {
+        unsigned with;
+        tensor_role fused, part;
+        uint32_t first, rows;
+    } parts[] = {{FUSED_QKV, TENSOR_WQKV, TENSOR_WQ, 0, queries + 2 * keys},
+                 {FUSED_QKV, TENSOR_WQKV, TENSOR_WK, queries, queries + 2 * keys},
+                 {FUSED_QKV, TENSOR_WQKV, TENSOR_WV, queries + keys, queries + 2 * keys},
+                 {FUSED_GATE_UP, TENSOR_GATE_UP, TENSOR_GATE, 0, 2 * ffn},
+                 {FUSED_GATE_UP, TENSOR_GATE_UP, TENSOR_UP, ffn, 2 * ffn}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int m = 0; m < N_MATRICES; m++)
+            if (out[m].role == parts[i].part && has(c, parts[i].with, 0)) {
+                out[m].there = true;
+                out[m].fused = parts[i].fused;
+                out[m].first = parts[i].first;
+                out[m].fused_rows = parts[i].rows;
+            }
+}
+
+static void entries_vectors(tensor_entry out[N_VECTORS], const model_config *c)
+{
+    SIZES(c);
+    const tensor_entry all[N_VECTORS] = {LAYER_VECTORS(ENTRY)};
+    memcpy(out, all, sizeof all);
+}
+
+// Has this layer that tensor? Layers with experts have a router in the place of a feed-forward.
+static bool entry_in_layer(const tensor_entry *e, const model_config *c, uint32_t layer)
+{
+    bool router = e->role == TENSOR_ROUTER || e->role == TENSOR_ROUTER_BIAS,
+         dense = e->role == TENSOR_GATE || e->role == TENSOR_UP || e->role == TENSOR_DOWN;
+    bool sparse = layer_set_has(&c->sparse, layer);
+    return e->there && !(dense && sparse) && !(router && !sparse);
+}
+
+// ---- Finding ----
+
+// A walk over all tensors, with host buffers for what is computed from weights. The first error stays, and what is
+// asked for after it does nothing.
+typedef struct tensor_walk {
+    model *m;
+    weights *w;
+    float *values, *roots;
+    kvb_error *err;
+    kvb_status status;
+} tensor_walk;
+
+// Errors name file and tensor: KVB_FORMAT (missing, another shape), KVB_UNSUPPORTED (a type that cannot be read).
+static void check_shape(tensor_walk *k, weight_tensor *t, uint64_t rows, uint64_t columns, bool may_be_fp8)
+{
+    kvb_error inner = {0};
+    if (t->rows != rows || t->columns != columns || t->n_dims > 2)
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file, t->name,
+                   (unsigned long long)t->rows, (unsigned long long)t->columns, (unsigned long long)rows,
+                   (unsigned long long)columns);
+    else if (t->type == STORED_F8_E4M3 && may_be_fp8) k->status = weights_find_scales(k->w, t, k->err);
+    else if (dequant_rows(t->type, t->data, 0, NULL, &inner) != KVB_OK)
+        KEEP_ERROR(k, inner.status, "%s: tensor %s: type %s cannot be read", t->file, t->name, t->type_name);
+}
+
+static void find_tensor(tensor_walk *k, weight_tensor *out, const char *name, uint64_t rows, uint64_t columns)
+{
+    if (k->status != KVB_OK) return;
+    if (weights_find(k->w, name, out)) check_shape(k, out, rows, columns, true);
+    else
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(k->w), name,
+                   (unsigned long long)rows, (unsigned long long)columns);
+}
+
+static void find_entry(tensor_walk *k, weight_tensor *out, const tensor_entry *e, uint32_t layer)
+{
+    char name[128];
+    family_tensor_name(k->m->family, e->fused, weights_is_gguf(k->w), layer, name);
+    find_tensor(k, out, name, e->fused_rows, e->columns);
+}
+
+static void find_norm(tensor_walk *k, weight_tensor *out)
+{
+    find_tensor(k, out, weights_is_gguf(k->w) ? "output_norm.weight" : "model.norm.weight", 1, k->m->config.width);
+}
+
+static void find_embedding(tensor_walk *k, weight_tensor *out)
+{
+    const char *name = weights_is_gguf(k->w) ? "token_embd.weight" : "model.embed_tokens.weight";
+    find_tensor(k, out, name, k->m->config.vocabulary, k->m->config.width);
+}
+
+// The output matrix; true where the embedding is used in its place, and of a config without weights where that would be
+// so.
+static bool find_head(tensor_walk *k, weight_tensor *out)
+{
+    const model_config *c = &k->m->config;
+    const char *name = weights_is_gguf(k->w) ? "output.weight" : "lm_head.weight";
+    double says_tied = -1;
+    bool said = false;
+    if (k->status == KVB_OK) k->status = weights_number(k->w, WEIGHT_TIED, &says_tied, &said, k->err);
+    if (k->status != KVB_OK) return false;
+    if (!weights_has_tensors(k->w)) return said ? says_tied != 0 : k->m->family->ties;
+    bool tied = !weights_find(k->w, name, out) || (said && says_tied != 0);
+    if (!tied) check_shape(k, out, c->vocabulary, c->width, true);
+    else if (said && says_tied == 0)
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(k->w), name,
+                   c->vocabulary, c->width);
+    return tied;
+}
+
+// Rows first .. first+rows-1 of a tensor that was found.
+static stored_matrix rows_of_tensor(const weight_tensor *t, uint32_t first, uint32_t rows)
+{
+    stored_matrix w = {.type = t->type,
+                       .data = t->data + first * t->row_bytes,
+                       .out = rows,
+                       .in = (uint32_t)t->columns,
+                       .scales = t->scales};
+    w.scales.first = first;
+    return w;
+}
+
 // ---- What a matrix takes ----
 
-unsigned model_hold(const model *m, uint32_t group, bool rows)
+// How the matrices of a group are loaded, as matrix_hold. `rows`: they are asked for.
+static unsigned model_hold(const model *m, uint32_t group, bool rows)
 {
     return HOLD_MAPPED | (rows ? HOLD_ROWS : 0) | (group >= m->n_held ? HOLD_IN_PLACE : 0) |
            (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
 }
 
-unsigned model_hold_embedding(const model *m, bool tied)
+// The same of the embedding: where another matrix makes the logits only its rows are read, which stay in the file.
+static unsigned hold_embedding(const model *m, bool tied)
 {
     return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
 }
 
-void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps)
+// Adds a matrix of a group to m->rooms; w->data is not read. `maps`: it stands in the file as it is multiplied, so that
+// it may be read there.
+static void count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps)
 {
     const backend *b = m->device->b;
     weight_room *to = &m->rooms[group];
@@ -39,7 +193,7 @@ void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool r
     m->has_halves = m->has_halves || (w->type == GGUF_TENSOR_BF16 && m->form != WEIGHTS_WIDE);
 }
 
-// ---- Experts ----
+// ---- Experts, which each container keeps in its own way (expert_layout of family.h) ----
 
 enum { GATE, UP, DOWN, MATRICES, MX_VALUES = 32, MX_BYTES = 16 };
 
@@ -53,9 +207,9 @@ static uint32_t columns_of(const model_config *c, int which)
     return which == DOWN ? c->expert_width : c->width;
 }
 
-static expert_layout layout_of(const family *f, const weights *w)
+static expert_layout layout_of(const tensor_walk *k)
 {
-    return weights_is_gguf(w) ? EXPERTS_STACKED : f->experts;
+    return weights_is_gguf(k->w) ? EXPERTS_STACKED : k->m->family->experts;
 }
 
 static void layer_name(char out[128], const weights *w, uint32_t layer, const char *name)
@@ -64,34 +218,37 @@ static void layer_name(char out[128], const weights *w, uint32_t layer, const ch
 }
 
 // A tensor whose first dimension counts experts: the others are [rows, columns].
-static kvb_status find_stack(weight_tensor *out, const model_config *c, weights *w, uint32_t layer, const char *name,
-                             uint64_t rows, uint64_t columns, kvb_error *err)
+static void find_stack(tensor_walk *k, weight_tensor *out, uint32_t layer, const char *name, uint64_t rows,
+                       uint64_t columns)
 {
+    uint32_t n = k->m->config.n_experts;
     char full[128];
-    layer_name(full, w, layer, name);
-    if (!weights_find(w, full, out))
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %llu, %llu]", weights_name(w), full,
-                        c->n_experts, (unsigned long long)rows, (unsigned long long)columns);
+    layer_name(full, k->w, layer, name);
+    if (k->status != KVB_OK) return;
+    if (!weights_find(k->w, full, out)) {
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %llu, %llu]", weights_name(k->w), full, n,
+                   (unsigned long long)rows, (unsigned long long)columns);
+        return;
+    }
     weight_tensor flat = *out;
     flat.n_dims = 2;
-    return tensor_check_shape(&flat, c->n_experts * rows, columns, err);
+    check_shape(k, &flat, n * rows, columns, false);
 }
 
-// The matrix `which` of expert e; of EXPERTS_STACKED the tensor holds all experts' and *first is where its rows begin.
-static kvb_status find_rows(weight_tensor *out, uint32_t *first, const model_config *c, const family *f, weights *w,
-                            uint32_t layer, uint32_t e, int which, kvb_error *err)
+// The matrix `which` of expert e; of EXPERTS_STACKED the tensor holds all experts'. Returns where its rows begin.
+static uint32_t find_rows(tensor_walk *k, weight_tensor *out, uint32_t layer, uint32_t e, int which)
 {
     static const char *const stacks[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"};
-    uint32_t rows = rows_of(c, which), columns = columns_of(c, which);
-    if (layout_of(f, w) == EXPERTS_STACKED) {
-        *first = e * rows;
-        return find_stack(out, c, w, layer, stacks[which], rows, columns, err);
+    uint32_t rows = rows_of(&k->m->config, which), columns = columns_of(&k->m->config, which);
+    if (layout_of(k) == EXPERTS_STACKED) {
+        find_stack(k, out, layer, stacks[which], rows, columns);
+        return e * rows;
     }
+    const char *const *names = k->m->family->expert_names;
     char full[128];
-    *first = 0;
-    snprintf(full, sizeof full, "model.layers.%u.%s.%u.%s", layer, f->expert_names[MATRICES], e,
-             f->expert_names[which]);
-    return tensor_find(out, w, full, rows, columns, err);
+    snprintf(full, sizeof full, "model.layers.%u.%s.%u.%s", layer, names[MATRICES], e, names[which]);
+    find_tensor(k, out, full, rows, columns);
+    return 0;
 }
 
 // ---- gpt-oss ----
@@ -103,43 +260,40 @@ typedef struct oss_tensors {
     bool is_blocks;
 } oss_tensors;
 
-static kvb_status find_bytes(weight_tensor *out, const model_config *c, weights *w, uint32_t layer, const char *name,
-                             uint64_t rows, uint32_t columns, kvb_error *err)
+static void find_bytes(tensor_walk *k, weight_tensor *out, uint32_t layer, const char *name, uint64_t rows,
+                       uint64_t columns)
 {
     char full[128];
-    layer_name(full, w, layer, name);
-    if (!weights_find(w, full, out) || strcmp(out->type_name, "U8") != 0 || out->rows != c->n_experts * rows ||
+    layer_name(full, k->w, layer, name);
+    rows *= k->m->config.n_experts;
+    if (!weights_find(k->w, full, out) || strcmp(out->type_name, "U8") != 0 || out->rows != rows ||
         out->columns != columns)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s: expected %llu rows of %u bytes (U8)", weights_name(w), full,
-                        (unsigned long long)(c->n_experts * rows), columns);
-    return KVB_OK;
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: expected %llu rows of %llu bytes (U8)", weights_name(k->w), full,
+                   (unsigned long long)rows, (unsigned long long)columns);
 }
 
-static kvb_status find_oss(oss_tensors *t, const model_config *c, weights *w, uint32_t layer, kvb_error *err)
+static void find_oss(tensor_walk *k, oss_tensors *t, uint32_t layer)
 {
-    static const char *const names[2] = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
-    uint64_t F = c->expert_width, D = c->width, rows[2] = {2 * F, D}, terms[2] = {D, F};
-    kvb_status status = KVB_OK;
-    char name[96], full[128];
-    snprintf(name, sizeof name, "%s_blocks", names[0]);
-    layer_name(full, w, layer, name);
-    t->is_blocks = weights_find(w, full, &t->blocks[0]);
+    static const char *const names[2][4] = {{"mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias",
+                                             "mlp.experts.gate_up_proj_blocks", "mlp.experts.gate_up_proj_scales"},
+                                            {"mlp.experts.down_proj", "mlp.experts.down_proj_bias",
+                                             "mlp.experts.down_proj_blocks", "mlp.experts.down_proj_scales"}};
+    uint64_t F = k->m->config.expert_width, D = k->m->config.width, rows[2] = {2 * F, D}, terms[2] = {D, F};
+    char full[128];
+    layer_name(full, k->w, layer, names[0][2]);
+    t->is_blocks = weights_find(k->w, full, &t->blocks[0]);
     if (t->is_blocks && (F % MX_VALUES || D % MX_VALUES))
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s: experts of %llu x %llu, expected multiples of %d",
-                        weights_name(w), full, (unsigned long long)F, (unsigned long long)D, MX_VALUES);
-    for (int i = 0; status == KVB_OK && i < 2; i++) {
-        snprintf(name, sizeof name, "%s_bias", names[i]);
-        status = find_stack(&t->bias[i], c, w, layer, name, 1, rows[i], err);
-        if (status == KVB_OK && !t->is_blocks)
-            status = find_stack(&t->matrix[i], c, w, layer, names[i], terms[i], rows[i], err);
-        if (status != KVB_OK || !t->is_blocks) continue;
-        snprintf(name, sizeof name, "%s_blocks", names[i]);
-        status = find_bytes(&t->blocks[i], c, w, layer, name, rows[i] * (terms[i] / MX_VALUES), MX_BYTES, err);
-        snprintf(name, sizeof name, "%s_scales", names[i]);
-        if (status == KVB_OK)
-            status = find_bytes(&t->scales[i], c, w, layer, name, rows[i], (uint32_t)(terms[i] / MX_VALUES), err);
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: experts of %llu x %llu, expected multiples of %d", weights_name(k->w),
+                   full, (unsigned long long)F, (unsigned long long)D, MX_VALUES);
+    for (int i = 0; i < 2; i++) {
+        find_stack(k, &t->bias[i], layer, names[i][1], 1, rows[i]);
+        if (!t->is_blocks) {
+            find_stack(k, &t->matrix[i], layer, names[i][0], terms[i], rows[i]);
+            continue;
+        }
+        find_bytes(k, &t->blocks[i], layer, names[i][2], rows[i] * (terms[i] / MX_VALUES), MX_BYTES);
+        find_bytes(k, &t->scales[i], layer, names[i][3], rows[i], terms[i] / MX_VALUES);
     }
-    return status;
 }
 
 // Row `row` of expert e as GGUF's blocks of MXFP4: a scale, then two halves of 16 values in the low and high bits. Here
@@ -156,86 +310,68 @@ static void oss_block_row(const oss_tensors *t, int i, size_t row, size_t terms,
     }
 }
 
-// All of expert e's [terms, rows] in float32.
-static kvb_status oss_values(float *to, const weight_tensor *t, size_t e, size_t terms, kvb_error *err)
+// Rows first .. first+n-1 of a tensor of any plain type in float32.
+static void widen_rows(tensor_walk *k, float *to, const weight_tensor *t, size_t first, size_t n)
 {
-    kvb_status status = KVB_OK;
-    for (size_t k = 0; status == KVB_OK && k < terms; k++)
-        status = dequant_rows(t->type, t->data + (e * terms + k) * t->row_bytes, t->columns, to + k * t->columns, err);
-    return status;
+    for (size_t i = 0; k->status == KVB_OK && i < n; i++)
+        k->status =
+            dequant_rows(t->type, t->data + (first + i) * t->row_bytes, t->columns, to + i * t->columns, k->err);
 }
 
-static kvb_status load_oss(dev_matrix *out, const model *m, uint32_t layer, const oss_tensors *t, uint32_t e, int which,
-                           kvb_error *err)
+static void load_oss(tensor_walk *k, dev_matrix *out, uint32_t layer, const oss_tensors *t, uint32_t e, int which)
 {
-    const model_config *c = &m->config;
-    size_t rows = rows_of(c, which), terms = columns_of(c, which), step = which == DOWN ? 1 : 2;
+    const model *m = k->m;
+    size_t rows = rows_of(&m->config, which), terms = columns_of(&m->config, which), step = which == DOWN ? 1 : 2;
     int i = which == DOWN;
     size_t all = i ? rows : 2 * rows, row_bytes = terms / MX_VALUES * (1 + MX_BYTES);
     float *values = t->is_blocks ? NULL : need_more(NULL, 2 * terms * all, sizeof *values, "values of an expert");
     unsigned char *blocks = t->is_blocks ? need_more(NULL, rows, row_bytes, "rows of an expert") : NULL;
-    kvb_status status = KVB_OK;
-    if (values) status = oss_values(values, &t->matrix[i], e, terms, err);
+    if (values) widen_rows(k, values, &t->matrix[i], e * terms, terms);
     stored_matrix stored = {.type = GGUF_TENSOR_MXFP4, .data = blocks, .out = (uint32_t)rows, .in = (uint32_t)terms};
-    for (size_t r = 0; status == KVB_OK && r < rows; r++) {
+    for (size_t r = 0; k->status == KVB_OK && r < rows; r++) {
         size_t from = step * r + (which == UP);
         if (blocks) oss_block_row(t, i, e * all + from, terms, blocks + r * row_bytes);
-        for (size_t k = 0; values && k < terms; k++) values[terms * all + r * terms + k] = values[k * all + from];
+        for (size_t j = 0; values && j < terms; j++) values[terms * all + r * terms + j] = values[j * all + from];
     }
     if (values) stored = stored_floats(values + terms * all, (uint32_t)rows, (uint32_t)terms);
     unsigned hold = model_hold(m, layer + 1, false) & ~(unsigned)(HOLD_MAPPED | HOLD_IN_PLACE); // these are copies
-    if (status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, hold);
+    if (k->status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, hold);
     free(values);
     free(blocks);
-    return status;
 }
 
 // ---- Biases ----
 
-static kvb_status find_biases(weight_tensor out[MATRICES], const model_config *c, const family *f, weights *w,
-                              uint32_t layer, kvb_error *err)
+// oss_tensors has those of gpt-oss's folders.
+static void find_biases(tensor_walk *k, weight_tensor out[MATRICES], uint32_t layer)
 {
     static const char *const stacks[] = {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"};
-    kvb_status status = KVB_OK;
-    if (layout_of(f, w) != EXPERTS_STACKED) return KVB_OK; // oss_tensors has them
-    for (int i = 0; status == KVB_OK && i < MATRICES; i++)
-        status = find_stack(&out[i], c, w, layer, stacks[i], 1, rows_of(c, i), err);
-    return status;
+    for (int i = 0; layout_of(k) == EXPERTS_STACKED && i < MATRICES; i++)
+        find_stack(k, &out[i], layer, stacks[i], 1, rows_of(&k->m->config, i));
 }
 
-static kvb_status bias_row(float *to, const weight_tensor *t, uint32_t e, kvb_error *err)
+static void load_biases(tensor_walk *k, model_layer *to, uint32_t layer, const oss_tensors *oss)
 {
-    return dequant_rows(t->type, t->data + e * t->row_bytes, t->columns, to, err);
-}
-
-static kvb_status load_biases(model_layer *to, const model *m, const family *f, weights *w, uint32_t layer,
-                              const oss_tensors *oss, kvb_error *err)
-{
-    const model_config *c = &m->config;
+    const model_config *c = &k->m->config;
+    const backend *b = k->m->device->b;
     weight_tensor stacks[MATRICES];
     size_t F = c->expert_width, each = 2 * F + c->width;
     float *values = need_more(NULL, c->n_experts * each + 2 * F, sizeof *values, "biases of experts");
     float *pairs = values + c->n_experts * each;
-    kvb_status status = find_biases(stacks, c, f, w, layer, err);
-    for (uint32_t e = 0; status == KVB_OK && e < c->n_experts; e++) {
+    bool stacked = layout_of(k) == EXPERTS_STACKED;
+    find_biases(k, stacks, layer);
+    for (uint32_t e = 0; k->status == KVB_OK && e < c->n_experts; e++) {
         float *at = values + e * each;
-        if (layout_of(f, w) == EXPERTS_STACKED) {
-            for (int i = 0; status == KVB_OK && i < MATRICES; i++)
-                status = bias_row(at + (size_t)i * F, &stacks[i], e, err);
-            continue;
-        }
-        status = bias_row(pairs, &oss->bias[0], e, err);
-        for (size_t k = 0; k < F; k++) at[k] = pairs[2 * k], at[F + k] = pairs[2 * k + 1];
-        if (status == KVB_OK) status = bias_row(at + 2 * F, &oss->bias[1], e, err);
+        for (int i = 0; stacked && i < MATRICES; i++) widen_rows(k, at + (size_t)i * F, &stacks[i], e, 1);
+        if (stacked) continue;
+        widen_rows(k, pairs, &oss->bias[0], e, 1);
+        for (size_t i = 0; i < F; i++) at[i] = pairs[2 * i], at[F + i] = pairs[2 * i + 1];
+        widen_rows(k, at + 2 * F, &oss->bias[1], e, 1);
     }
-    if (status == KVB_OK) {
-        to->expert_bias = m->device->b->alloc(m->device, c->n_experts * each);
-        if (!to->expert_bias.address)
-            status = kvb_fail(err, KVB_MEMORY, "no memory for the biases of %u experts", c->n_experts);
-        else m->device->b->upload(m->device, to->expert_bias, values, c->n_experts * each);
-    }
+    if (k->status == KVB_OK) to->expert_bias = b->alloc(k->m->device, c->n_experts * each);
+    if (to->expert_bias.address) b->upload(k->m->device, to->expert_bias, values, c->n_experts * each);
+    else KEEP_ERROR(k, KVB_MEMORY, "no memory for the biases of %u experts", c->n_experts);
     free(values);
-    return status;
 }
 
 // ---- All experts ----
@@ -248,65 +384,58 @@ static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICE
     for (uint32_t e = 0; e < c->n_experts; e++)
         for (int i = 0; i < MATRICES; i++) {
             const stored_matrix one = {.type = types[i], .out = rows_of(c, i), .in = columns_of(c, i)};
-            model_count_matrix(m, layer + 1, &one, false, maps);
+            count_matrix(m, layer + 1, &one, false, maps);
         }
 }
 
-static kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error *err)
+static void claim_experts(tensor_walk *k, uint32_t layer)
 {
-    const model_config *c = &m->config;
-    const family *f = m->family;
+    const model_config *c = &k->m->config;
     weight_tensor t, biases[MATRICES];
     oss_tensors oss;
-    uint32_t first, plain = weights_layer_type(w), types[MATRICES] = {plain, plain, plain};
-    bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
-    kvb_status status = KVB_OK;
+    uint32_t plain = weights_layer_type(k->w), types[MATRICES] = {plain, plain, plain};
+    bool transposed = layout_of(k) == EXPERTS_TRANSPOSED, has = weights_has_tensors(k->w);
     if (transposed) {
-        oss.is_blocks = weights_experts_are_mxfp4(w);
-        if (weights_has_tensors(w)) status = find_oss(&oss, c, w, layer, err);
+        oss.is_blocks = weights_experts_are_mxfp4(k->w);
+        if (has) find_oss(k, &oss, layer);
         for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
-    } else if (weights_has_tensors(w)) {
-        if (c->switches & EXPERT_BIAS) status = find_biases(biases, c, f, w, layer, err);
-        for (uint32_t e = 0; e < c->n_experts; e++)
-            for (int i = 0; status == KVB_OK && i < MATRICES; i++) {
-                status = find_rows(&t, &first, c, f, w, layer, e, i, err);
-                types[i] = t.type;
-            }
-    }
-    m->expert_type = types[0];
-    if (status == KVB_OK) count_experts(m, layer, types, !transposed);
-    return status;
-}
-
-static kvb_status experts_load(model_layer *to, const model *m, weights *w, uint32_t layer, kvb_error *err)
-{
-    const model_config *c = &m->config;
-    const family *f = m->family;
-    backend_device *on = m->device;
-    oss_tensors oss = {.is_blocks = false};
-    bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
-    kvb_status status = transposed ? find_oss(&oss, c, w, layer, err) : KVB_OK;
-    to->experts = need(MATRICES * (size_t)c->n_experts, sizeof *to->experts, "matrices of experts");
-    for (uint32_t i = 0; status == KVB_OK && i < MATRICES * c->n_experts; i++) {
-        dev_matrix *one = &to->experts[i];
-        weight_tensor t;
-        uint32_t first = 0;
-        if (transposed) status = load_oss(one, m, layer, &oss, i / MATRICES, (int)(i % MATRICES), err);
-        else status = find_rows(&t, &first, c, f, w, layer, i / MATRICES, (int)(i % MATRICES), err);
-        if (status == KVB_OK && !transposed) {
-            const stored_matrix rows = tensor_rows(&t, first, rows_of(c, (int)(i % MATRICES)));
-            *one = on->b->matrix_load(on, &rows, model_hold(m, layer + 1, false));
+    } else if (has) {
+        if (c->switches & EXPERT_BIAS) find_biases(k, biases, layer);
+        for (uint32_t i = 0; k->status == KVB_OK && i < MATRICES * c->n_experts; i++) {
+            find_rows(k, &t, layer, i / MATRICES, (int)(i % MATRICES));
+            types[i % MATRICES] = t.type;
         }
-        if (status == KVB_OK && !one->address && !one->packed)
-            status =
-                kvb_fail(err, KVB_NUMERIC, "%s: expert %u of layer %u: a value is not finite, or there is no memory",
-                         weights_name(w), i / MATRICES, layer);
     }
-    if (status == KVB_OK && c->switches & EXPERT_BIAS) status = load_biases(to, m, f, w, layer, &oss, err);
-    return status;
+    if (k->status == KVB_OK) count_experts(k->m, layer, types, !transposed);
 }
 
-static void experts_free(model_layer *l, const model *m)
+static void load_experts(tensor_walk *k, model_layer *to, uint32_t layer)
+{
+    const model_config *c = &k->m->config;
+    backend_device *on = k->m->device;
+    oss_tensors oss = {.is_blocks = false};
+    bool transposed = layout_of(k) == EXPERTS_TRANSPOSED;
+    if (transposed) find_oss(k, &oss, layer);
+    to->experts = need(MATRICES * (size_t)c->n_experts, sizeof *to->experts, "matrices of experts");
+    for (uint32_t i = 0; k->status == KVB_OK && i < MATRICES * c->n_experts; i++) {
+        dev_matrix *one = &to->experts[i];
+        int which = (int)(i % MATRICES);
+        weight_tensor t = {.n_dims = 0};
+        if (transposed) {
+            load_oss(k, one, layer, &oss, i / MATRICES, which);
+        } else {
+            uint32_t first = find_rows(k, &t, layer, i / MATRICES, which);
+            const stored_matrix rows = rows_of_tensor(&t, first, rows_of(c, which));
+            if (k->status == KVB_OK) *one = on->b->matrix_load(on, &rows, model_hold(k->m, layer + 1, false));
+        }
+        if (!one->address && !one->packed)
+            KEEP_ERROR(k, KVB_NUMERIC, "%s: expert %u of layer %u: a value is not finite, or there is no memory",
+                       weights_name(k->w), i / MATRICES, layer);
+    }
+    if (k->status == KVB_OK && c->switches & EXPERT_BIAS) load_biases(k, to, layer, &oss);
+}
+
+static void free_experts(model_layer *l, const model *m)
 {
     backend_device *on = m->device;
     for (uint32_t i = 0; l->experts && i < MATRICES * m->config.n_experts; i++)
@@ -318,70 +447,66 @@ static void experts_free(model_layer *l, const model *m)
 // ---- Claiming ----
 
 // The layer's own matrices and vectors, and what the oracle keeps of them.
-static kvb_status claim_layer(model *m, weights *w, uint32_t layer, kvb_error *err)
+static void claim_layer(tensor_walk *k, uint32_t layer)
 {
+    model *m = k->m;
     const model_config *c = &m->config;
     tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
     weight_tensor t;
-    kvb_status status = KVB_OK;
+    bool has = weights_has_tensors(k->w);
     entries_matrices(matrices, c);
     entries_vectors(vectors, c);
-    for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
+    for (int i = 0; k->status == KVB_OK && i < N_MATRICES; i++) {
         const tensor_entry *e = &matrices[i];
         if (!entry_in_layer(e, c, layer)) continue;
-        t.type = e->role == TENSOR_ROUTER ? weights_default_type(w) : weights_layer_type(w);
-        if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, e, layer, err);
+        t.type = e->role == TENSOR_ROUTER ? weights_default_type(k->w) : weights_layer_type(k->w);
+        if (has) find_entry(k, &t, e, layer);
         const stored_matrix stored = {.type = t.type, .out = e->rows, .in = e->columns};
-        if (status == KVB_OK) model_count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);
+        if (k->status == KVB_OK) count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);
     }
     uint64_t floats = (uint64_t)c->n_heads * c->head_dim * c->head_dim; // value_root
-    for (int i = 0; status == KVB_OK && i < N_VECTORS; i++) {
+    for (int i = 0; i < N_VECTORS; i++) {
         if (!entry_in_layer(&vectors[i], c, layer)) continue;
         floats += (uint64_t)vectors[i].rows * vectors[i].columns;
-        if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, &vectors[i], layer, err);
+        if (has) find_entry(k, &t, &vectors[i], layer);
     }
     m->rooms[layer + 1].held += floats * sizeof(float);
     m->rooms[layer + 1].in_place += floats * sizeof(float);
-    return status == KVB_OK && layer_set_has(&c->sparse, layer) ? experts_claim(m, w, layer, err) : status;
+    if (k->status == KVB_OK && layer_set_has(&c->sparse, layer)) claim_experts(k, layer);
 }
 
-static kvb_status find_norm(const model *m, weights *w, kvb_error *err)
+static void claim_ends(tensor_walk *k)
 {
-    weight_tensor t;
-    return tensor_find(&t, w, tensor_norm_name(w), 1, m->config.width, err);
-}
-
-static kvb_status claim_ends(model *m, weights *w, kvb_error *err)
-{
-    const model_config *c = &m->config;
-    weight_tensor t = {.type = weights_default_type(w)}, head = t;
-    bool tied, has = weights_has_tensors(w);
-    kvb_status status = tensor_find_head(&head, &tied, c, m->family, w, err);
-    if (status == KVB_OK && has) status = tensor_find(&t, w, tensor_embedding_name(w), c->vocabulary, c->width, err);
-    stored_matrix stored = {.type = t.type, .out = c->vocabulary, .in = c->width};
-    if (status == KVB_OK && tied) model_count_matrix(m, 0, &stored, true, true);
-    if (status != KVB_OK || tied) return status == KVB_OK && has ? find_norm(m, w, err) : status;
-    uint64_t rows = m->device->b->matrix_bytes(m->device, &stored, model_hold_embedding(m, false));
-    m->rooms[0] = (weight_room){rows, rows, 0};
-    stored.type = head.type;
-    model_count_matrix(m, 0, &stored, false, true);
-    return has ? find_norm(m, w, err) : KVB_OK;
+    model *m = k->m;
+    weight_tensor t = {.type = weights_default_type(k->w)}, head = t, norm;
+    bool has = weights_has_tensors(k->w), tied = find_head(k, &head);
+    if (has) find_embedding(k, &t);
+    if (has) find_norm(k, &norm);
+    if (k->status != KVB_OK) return;
+    stored_matrix stored = {.type = t.type, .out = m->config.vocabulary, .in = m->config.width};
+    if (!tied) {
+        uint64_t rows = m->device->b->matrix_bytes(m->device, &stored, hold_embedding(m, false));
+        m->rooms[0] = (weight_room){rows, rows, 0};
+        stored.type = head.type;
+    }
+    count_matrix(m, 0, &stored, tied, true);
 }
 
 kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err)
 {
     const model_config *c = &m->config;
+    tensor_walk k = {.m = m, .w = w, .err = err};
     m->rooms = need(c->n_layers + 1, sizeof *m->rooms, "groups of weights");
     m->n_held = c->n_layers + 1;
-    kvb_status status = claim_ends(m, w, err);
-    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) status = claim_layer(m, w, layer, err);
-    const char *left = status == KVB_OK ? weights_unclaimed(w) : NULL;
+    claim_ends(&k);
+    for (uint32_t layer = 0; k.status == KVB_OK && layer < c->n_layers; layer++) claim_layer(&k, layer);
+    const char *left = k.status == KVB_OK ? weights_unclaimed(w) : NULL;
     if (left)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: tensor '%.100s' is not part of the %s architecture with %u layers; leaving it out would "
-                        "change the numbers",
-                        weights_name(w), left, c->architecture, c->n_layers);
-    return status;
+        KEEP_ERROR(&k, KVB_UNSUPPORTED,
+                   "%s: tensor '%.100s' is not part of the %s architecture with %u layers; leaving it out would change "
+                   "the numbers",
+                   weights_name(w), left, c->architecture, c->n_layers);
+    return k.status;
 }
 
 uint64_t model_weight_bytes(const model *m, uint32_t n_held)
@@ -422,55 +547,45 @@ uint32_t model_context_rows(const model *m)
 
 // ---- Loading ----
 
-// What loading needs beside the model: the source, and host buffers for what is computed from weights.
-typedef struct loader {
-    model *m;
-    const family *f;
-    weights *w;
-    float *values, *roots;
-} loader;
-
-// The first of the n values, from value `before` of the tensor on, that is not finite.
-static kvb_status fail_not_finite(const float *x, size_t n, size_t before, const weight_tensor *t, kvb_error *err)
-{
-    size_t i = 0;
-    while (i + 1 < n && isfinite(x[i])) i++;
-    return kvb_fail(err, KVB_NUMERIC,
-                    "%s: tensor %s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
-                    t->file, t->name, before + i, (size_t)(t->rows * t->columns));
-}
-
 // Rows first .. first+rows-1 in float32, checked.
-static kvb_status read_rows(float *out, const weight_tensor *t, uint32_t first, uint32_t rows, kvb_error *err)
+static void read_rows(tensor_walk *k, float *out, const weight_tensor *t, uint32_t first, uint32_t rows)
 {
-    stored_matrix w = tensor_rows(t, first, rows);
-    if (stored_rows(&w, 0, rows, out)) return KVB_OK;
-    return fail_not_finite(out, rows * t->columns, first * t->columns, t, err);
+    if (k->status != KVB_OK) return;
+    stored_matrix w = rows_of_tensor(t, first, rows);
+    if (stored_rows(&w, 0, rows, out)) return;
+    size_t i = 0, n = rows * t->columns;
+    while (i + 1 < n && isfinite(out[i])) i++;
+    KEEP_ERROR(k, KVB_NUMERIC,
+               "%s: tensor %s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
+               t->file, t->name, first * t->columns + i, (size_t)(t->rows * t->columns));
 }
 
-static kvb_status load_matrix(dev_matrix *out, loader *in, const weight_tensor *t, uint32_t first, uint32_t rows,
-                              uint32_t paired, unsigned hold, kvb_error *err)
+static void load_matrix(tensor_walk *k, dev_matrix *out, const weight_tensor *t, uint32_t first, uint32_t rows,
+                        uint32_t paired, unsigned hold)
 {
-    backend_device *on = in->m->device;
-    stored_matrix w = tensor_rows(t, first, rows);
-    w.paired = paired, w.turned = in->m->config.rope_dim;
+    backend_device *on = k->m->device;
+    if (k->status != KVB_OK) return;
+    stored_matrix w = rows_of_tensor(t, first, rows);
+    w.paired = paired, w.turned = k->m->config.rope_dim;
     *out = on->b->matrix_load(on, &w, hold);
-    if (out->address || out->packed) return KVB_OK;
-    for (uint32_t r = 0; r < rows; r++) {
-        kvb_status status = read_rows(in->values, t, first + r, 1, err);
-        if (status != KVB_OK) return status;
-    }
-    return kvb_fail(err, KVB_MEMORY, "%s: no memory for tensor %s on backend %s", t->file, t->name, on->b->name);
+    if (out->address || out->packed) return;
+    for (uint32_t r = 0; r < rows; r++) read_rows(k, k->values, t, first + r, 1); // which says what is not finite
+    KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for tensor %s on backend %s", t->file, t->name, on->b->name);
 }
 
-static kvb_status upload(dev *out, loader *in, const float *values, size_t n, const char *name, kvb_error *err)
+static void upload(tensor_walk *k, dev *out, const float *values, size_t n, const char *name)
 {
-    backend_device *on = in->m->device;
+    backend_device *on = k->m->device;
+    if (k->status != KVB_OK) return;
     *out = on->b->alloc(on, n);
-    if (!out->address)
-        return kvb_fail(err, KVB_MEMORY, "%s: no memory for %s on backend %s", weights_name(in->w), name, on->b->name);
-    on->b->upload(on, *out, values, n);
-    return KVB_OK;
+    if (out->address) on->b->upload(on, *out, values, n);
+    else KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for %s on backend %s", weights_name(k->w), name, on->b->name);
+}
+
+// What the container's norms lack of what they are multiplied with here.
+static float norm_offset(const tensor_walk *k)
+{
+    return k->m->family->hf_norm_adds_one && !weights_is_gguf(k->w) ? 1 : 0;
 }
 
 static bool is_norm(tensor_role role)
@@ -480,9 +595,9 @@ static bool is_norm(tensor_role role)
            role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM;
 }
 
-static bool stands_in_pairs(const loader *in, tensor_role role)
+static bool stands_in_pairs(const tensor_walk *k, tensor_role role)
 {
-    bool pairs = weights_is_gguf(in->w) ? in->f->gguf_pairs : in->f->hf_pairs;
+    bool pairs = weights_is_gguf(k->w) ? k->m->family->gguf_pairs : k->m->family->hf_pairs;
     return pairs &&
            (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
             role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM);
@@ -501,41 +616,36 @@ static void unpair(float *values, uint32_t n, uint32_t d, uint32_t turned, float
     }
 }
 
-static kvb_status load_vector(dev *out, loader *in, const tensor_entry *e, uint32_t layer, kvb_error *err)
+static void load_vector(tensor_walk *k, dev *out, const tensor_entry *e, uint32_t layer)
 {
     weight_tensor t;
-    kvb_status status = entry_find(&t, in->w, in->f, e, layer, err);
-    if (status == KVB_OK) status = read_rows(in->values, &t, 0, e->rows, err);
-    if (status != KVB_OK) return status;
     uint32_t n = e->rows * e->columns;
-    bool add_one = is_norm(e->role) && in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
-    for (uint32_t i = 0; add_one && i < n; i++) in->values[i] += 1;
-    if (stands_in_pairs(in, e->role))
-        unpair(in->values, n, in->m->config.head_dim, in->m->config.rope_dim, in->values + n);
-    return upload(out, in, in->values, n, t.name, err);
+    find_entry(k, &t, e, layer);
+    read_rows(k, k->values, &t, 0, e->rows);
+    for (uint32_t i = 0; is_norm(e->role) && i < n; i++) k->values[i] += norm_offset(k);
+    if (stands_in_pairs(k, e->role)) unpair(k->values, n, k->m->config.head_dim, k->m->config.rope_dim, k->values + n);
+    upload(k, out, k->values, n, t.name);
 }
 
 // The oracle's weights of a layer. After a norm of what attention adds, its share is W_O diag(w) v up to the norm's
 // scale, which is the same for all positions of a step and cancels.
-static kvb_status load_value_root(model_layer *to, loader *in, const tensor_entry *wo, const tensor_entry *post,
-                                  uint32_t layer, kvb_error *err)
+static void load_value_root(tensor_walk *k, model_layer *to, const tensor_entry *wo, const tensor_entry *post,
+                            uint32_t layer)
 {
-    const model_config *c = &in->m->config;
+    const model_config *c = &k->m->config;
     weight_tensor t;
-    float *norm = in->values + (size_t)wo->rows * wo->columns;
-    kvb_status status = KVB_OK;
+    float *norm = k->values + (size_t)wo->rows * wo->columns;
     if (post->there) {
-        status = entry_find(&t, in->w, in->f, post, layer, err);
-        if (status == KVB_OK) status = read_rows(norm, &t, 0, 1, err);
+        find_entry(k, &t, post, layer);
+        read_rows(k, norm, &t, 0, 1);
     }
-    if (status == KVB_OK) status = entry_find(&t, in->w, in->f, wo, layer, err);
-    if (status == KVB_OK) status = read_rows(in->values, &t, 0, wo->rows, err);
-    if (status != KVB_OK) return status;
-    float one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w) ? 1 : 0;
+    find_entry(k, &t, wo, layer);
+    read_rows(k, k->values, &t, 0, wo->rows);
+    if (k->status != KVB_OK) return;
     for (uint32_t r = 0; post->there && r < wo->rows; r++)
-        for (uint32_t i = 0; i < wo->columns; i++) in->values[(size_t)r * wo->columns + i] *= norm[r] + one;
-    oracle_value_root(in->roots, in->values, wo->rows, c->n_heads, c->head_dim);
-    return upload(&to->value_root, in, in->roots, (size_t)wo->columns * c->head_dim, "value norms", err);
+        for (uint32_t i = 0; i < wo->columns; i++) k->values[(size_t)r * wo->columns + i] *= norm[r] + norm_offset(k);
+    oracle_value_root(k->roots, k->values, wo->rows, c->n_heads, c->head_dim);
+    upload(k, &to->value_root, k->roots, (size_t)wo->columns * c->head_dim, "value norms");
 }
 
 static const tensor_entry *entry_of(const tensor_entry *list, int n, tensor_role role)
@@ -545,75 +655,66 @@ static const tensor_entry *entry_of(const tensor_entry *list, int n, tensor_role
     return NULL;
 }
 
-static kvb_status load_layer(loader *in, uint32_t layer, const tensor_entry *matrices, const tensor_entry *vectors,
-                             kvb_error *err)
+static void load_layer(tensor_walk *k, uint32_t layer)
 {
-    model_layer *to = &in->m->layers[layer];
+    const model_config *c = &k->m->config;
+    model_layer *to = &k->m->layers[layer];
+    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
     weight_tensor t;
-    kvb_status status = KVB_OK;
-    for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
+    entries_matrices(matrices, c);
+    entries_vectors(vectors, c);
+    for (int i = 0; i < N_MATRICES; i++) {
         const tensor_entry *e = &matrices[i];
-        if (!entry_in_layer(e, &in->m->config, layer)) continue;
-        status = entry_find(&t, in->w, in->f, e, layer, err);
-        if (status == KVB_OK) // CriticalKV asks for W_O's rows
-            status = load_matrix((dev_matrix *)((char *)to + e->field), in, &t, e->first, e->rows,
-                                 stands_in_pairs(in, e->role) ? in->m->config.head_dim : 0,
-                                 model_hold(in->m, layer + 1, e->role == TENSOR_WO), err);
+        if (!entry_in_layer(e, c, layer)) continue;
+        find_entry(k, &t, e, layer);
+        load_matrix(k, (dev_matrix *)((char *)to + e->field), &t, e->first, e->rows,
+                    stands_in_pairs(k, e->role) ? c->head_dim : 0,
+                    model_hold(k->m, layer + 1, e->role == TENSOR_WO)); // CriticalKV asks for W_O's rows
     }
-    for (int i = 0; status == KVB_OK && i < N_VECTORS; i++)
-        if (entry_in_layer(&vectors[i], &in->m->config, layer))
-            status = load_vector((dev *)((char *)to + vectors[i].field), in, &vectors[i], layer, err);
-    if (status == KVB_OK)
-        status = load_value_root(to, in, entry_of(matrices, N_MATRICES, TENSOR_WO),
-                                 entry_of(vectors, N_VECTORS, TENSOR_ATTN_POST), layer, err);
-    if (status == KVB_OK && layer_set_has(&in->m->config.sparse, layer))
-        status = experts_load(to, in->m, in->w, layer, err);
-    return status;
+    for (int i = 0; i < N_VECTORS; i++)
+        if (entry_in_layer(&vectors[i], c, layer))
+            load_vector(k, (dev *)((char *)to + vectors[i].field), &vectors[i], layer);
+    load_value_root(k, to, entry_of(matrices, N_MATRICES, TENSOR_WO), entry_of(vectors, N_VECTORS, TENSOR_ATTN_POST),
+                    layer);
+    if (k->status == KVB_OK && layer_set_has(&c->sparse, layer)) load_experts(k, to, layer);
 }
 
 // What stands before and behind the layers.
-static kvb_status load_ends(loader *in, kvb_error *err)
+static void load_ends(tensor_walk *k)
 {
-    model *m = in->m;
+    model *m = k->m;
     const model_config *c = &m->config;
     weight_tensor t, head;
-    kvb_status status = tensor_find_head(&head, &m->head_is_tied, c, in->f, in->w, err);
-    if (status == KVB_OK) status = tensor_find(&t, in->w, tensor_embedding_name(in->w), c->vocabulary, c->width, err);
-    if (status == KVB_OK)
-        status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, model_hold_embedding(m, m->head_is_tied), err);
-    if (status == KVB_OK && m->head_is_tied) m->head = m->embedding;
-    else if (status == KVB_OK)
-        status = load_matrix(&m->head, in, &head, 0, c->vocabulary, 0, model_hold(m, 0, false), err);
-    if (status == KVB_OK) status = tensor_find(&t, in->w, tensor_norm_name(in->w), 1, c->width, err);
-    if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
-    bool add_one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
-    for (uint32_t i = 0; add_one && i < c->width; i++) in->values[i] += 1;
-    return status == KVB_OK ? upload(&m->final_norm, in, in->values, c->width, t.name, err) : status;
+    m->head_is_tied = find_head(k, &head);
+    find_embedding(k, &t);
+    load_matrix(k, &m->embedding, &t, 0, c->vocabulary, 0, hold_embedding(m, m->head_is_tied));
+    if (m->head_is_tied) m->head = m->embedding;
+    else load_matrix(k, &m->head, &head, 0, c->vocabulary, 0, model_hold(m, 0, false));
+    find_norm(k, &t);
+    read_rows(k, k->values, &t, 0, 1);
+    for (uint32_t i = 0; i < c->width; i++) k->values[i] += norm_offset(k);
+    upload(k, &m->final_norm, k->values, c->width, t.name);
 }
 
 kvb_status model_load_tensors(model *m, kvb_error *err)
 {
     const model_config *c = &m->config;
-    weights *w = m->source;
-    loader in = {m, m->family, w, NULL, NULL};
-    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
+    tensor_walk k = {.m = m, .w = m->source, .err = err};
     size_t queries = (size_t)c->n_heads * c->head_dim;
     // W_O and a norm beside it; every vector, with a head beside it, and every row of a matrix is smaller than the
     // rest.
     size_t floats = queries * c->width + queries + 2 * (size_t)c->width + c->ffn_width + c->head_dim + c->n_experts;
-    in.values = need_more(NULL, floats, sizeof *in.values, "values of a tensor");
-    in.roots = need_more(NULL, queries * c->head_dim, sizeof *in.roots, "value norms");
+    k.values = need(floats, sizeof *k.values, "values of a tensor");
+    k.roots = need_more(NULL, queries * c->head_dim, sizeof *k.roots, "value norms");
     m->layers = need(c->n_layers, sizeof *m->layers, "layers");
-    entries_matrices(matrices, c);
-    entries_vectors(vectors, c);
-    kvb_status status = load_ends(&in, err);
-    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
-        status = load_layer(&in, layer, matrices, vectors, err);
-        weights_forget(w);
+    load_ends(&k);
+    for (uint32_t layer = 0; k.status == KVB_OK && layer < c->n_layers; layer++) {
+        load_layer(&k, layer);
+        weights_forget(k.w);
     }
-    free(in.values);
-    free(in.roots);
-    return status;
+    free(k.values);
+    free(k.roots);
+    return k.status;
 }
 
 void model_free_tensors(model *m)
@@ -628,7 +729,7 @@ void model_free_tensors(model *m)
 #undef FREE_MATRIX
 #undef FREE_VECTOR
         on->b->release(on, l->value_root);
-        experts_free(l, m);
+        free_experts(l, m);
     }
     if (!m->head_is_tied) on->b->matrix_release(on, &m->head);
     on->b->matrix_release(on, &m->embedding);

@@ -8,16 +8,6 @@
 // Of a source without tensors that is all. Messages name file and tensor.
 kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err);
 
-// Adds a matrix of a group to m->rooms; w->data is not read. `rows`: they are asked for; `maps`: it stands in the file
-// as it is multiplied, so that it may be read there.
-void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps);
-
-// How the matrices of a group are loaded, as matrix_hold.
-unsigned model_hold(const model *m, uint32_t group, bool rows);
-
-// The same of the embedding: where another matrix makes the logits only its rows are read, which stay in the file.
-unsigned model_hold_embedding(const model *m, bool tied);
-
 // Loads them onto m->device, for the layers that m->config counts.
 kvb_status model_load_tensors(model *m, kvb_error *err);
 

@@ -13,9 +13,6 @@
 // An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer
 // returns.
 //
-// Where the device has a memory of its own, `device` is what scorers may ask for sums instead (layer_device.h); items
-// that the observer can spare then are not brought to the host.
-//
 // After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one
 // per KV head where caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen,
 // `positions` says where the keys stood, and `first_kv_head` which head of the layer it is.
@@ -50,7 +47,6 @@ typedef struct layer_view {
     const float *query_mean,
         *query_covariance; // [H,d], [H,d,d] of this layer, stored (query_statistics.h); NULL: there are none
     double extra_seconds;  // that column_sums and output_norms took
-    const struct layer_device *device;
 } layer_view;
 
 // What products of queries and keys are multiplied with.
@@ -61,7 +57,6 @@ typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
     unsigned needs;                               // view_items, or-ed
-    unsigned spared;                              // of these, what it does without where the view has a device
     const float *stored_mean, *stored_covariance; // [L,H,d], [L,H,d,d]: statistics of other texts' queries that its
                                                   // views are to show; NULL: none
 } layer_observer;

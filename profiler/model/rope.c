@@ -58,59 +58,32 @@ void rope_frequencies(float *out, const rope_rule *rule, uint32_t dim, uint64_t 
     }
 }
 
-// What cosines and sines of a position are multiplied with.
-typedef struct rope_size {
-    double attention, growth, original; // as in rope_rule
-} rope_size;
-
-static void fill_angles(float *table, const float *frequency, uint32_t half, uint32_t positions, rope_size size)
+bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
 {
+    uint32_t half = dim / 2;
+    float *angles = malloc((size_t)positions * dim * sizeof(float) + 1);
+    if (!angles) return false;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < positions; i++) {
         double by = size.attention;
         if (size.growth > 0) by *= 1 + size.growth * log1p(floor(i / size.original));
         for (uint32_t p = 0; p < half; p++) {
             float angle = (float)i * frequency[p];
-            table[((size_t)i * half + p) * 2] = (float)(cos(angle) * by);
-            table[((size_t)i * half + p) * 2 + 1] = (float)(sin(angle) * by);
+            angles[((size_t)i * half + p) * 2] = (float)(cos(angle) * by);
+            angles[((size_t)i * half + p) * 2 + 1] = (float)(sin(angle) * by);
         }
     }
-}
-
-static bool fill_table(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions,
-                       rope_size size)
-{
-    float *angles = malloc((size_t)positions * dim * sizeof(float) + 1);
-    if (!angles) return false;
-    fill_angles(angles, frequency, dim / 2, positions, size);
     on->b->upload(on, table, angles, (size_t)positions * dim);
     free(angles);
     return true;
 }
 
-static dev make_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
+dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
 {
     dev out = on->b->alloc(on, (size_t)positions * dim);
-    if (out.address && !fill_table(on, out, frequency, dim, positions, size)) {
+    if (out.address && !rope_fill(on, out, frequency, dim, positions, size)) {
         on->b->release(on, out);
         out.address = NULL;
     }
     return out;
-}
-
-bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions,
-               double attention)
-{
-    return fill_table(on, table, frequency, dim, positions, (rope_size){attention, 0, 1});
-}
-
-dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, double attention)
-{
-    return make_table(on, frequency, dim, positions, (rope_size){attention, 0, 1});
-}
-
-dev rope_query_table(backend_device *on, const float *frequency, const rope_rule *rule, uint32_t dim,
-                     uint32_t positions)
-{
-    return make_table(on, frequency, dim, positions, (rope_size){rule->attention, rule->growth, rule->original});
 }

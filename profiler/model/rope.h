@@ -28,12 +28,14 @@ typedef struct rope_rule {
 void rope_frequencies(float *out, const rope_rule *rule, uint32_t dim, uint64_t n_tokens);
 bool rope_depends_on_length(const rope_rule *rule);
 
-// The table [positions, dim/2, 2] of cosines and sines, times `attention`, on a device, for backend.rope; the caller
-// releases it. {NULL} when memory is short.
-dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, double attention);
-// The same of queries that grow with their position, `rule->growth`.
-dev rope_query_table(backend_device *on, const float *frequency, const rope_rule *rule, uint32_t dim,
-                     uint32_t positions);
-// Fills such a table anew; without growth.
-bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions,
-               double attention);
+// What cosines and sines of a position are multiplied with: attention * (1 + growth ln(1 + floor(position /
+// original))).
+typedef struct rope_size {
+    double attention, growth, original; // as in rope_rule; growth 0: the same at all positions
+} rope_size;
+
+// The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it. {NULL}
+// when memory is short.
+dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);
+// Fills such a table anew; false: memory is short.
+bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);

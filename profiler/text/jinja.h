@@ -15,9 +15,9 @@ typedef struct jinja_input {
     const char *bos, *eos; // bos_token and eos_token; NULL: not defined
 } jinja_input;
 
-// Any bytes are a template. *out is malloc'd and the caller's to free. Today is 26 July 2024 (chat.h says why). `name`
-// is the model, for messages. KVB_UNSUPPORTED: the template is broken, raises an exception, or needs what is not known
-// here, with its line; or it takes too many steps or too much memory. KVB_MEMORY. On failure *out is NULL.
+// Any bytes are a template. *out is malloc'd and the caller's to free. Today is 26 July 2024 (model_text.h says why).
+// `name` is the model, for messages. KVB_UNSUPPORTED: the template is broken, raises an exception, or needs what is not
+// known here, with its line; or it takes too many steps or too much memory. KVB_MEMORY. On failure *out is NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
 // ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c above it, which runs it ----

@@ -591,85 +591,51 @@ static jinja_node *parse_unary(jinja *j, bool with_filters)
     return with_filters ? parse_filters(j, n) : n;
 }
 
-// ---- Operators, from the tightest to the loosest ----
+// ---- Operators ----
 
-// The operators of a level that stand here, or NULL; `*text` is what the node is called.
-static const char *take_of(jinja *j, const char *const *operators)
+// From the loosest to the tightest; "not" stands in front of what is below it.
+enum { LEVEL_NOT = 2, LEVEL_COMPARISON, N_LEVELS = 7 };
+static const char *const levels[N_LEVELS][8] = {
+    {"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in"}, {"+", "-"}, {"~"}, {"*", "//", "%", "/", "**"}};
+
+// The operator of the level that stands here, or NULL.
+static const char *take_of(jinja *j, int level)
 {
-    for (; *operators; operators++)
-        if (take_operator(j, *operators)) return *operators;
+    for (const char *const *text = levels[level]; *text; text++)
+        if (take(j, is_name(**text, true) ? TOKEN_NAME : TOKEN_OPERATOR, *text)) return *text;
     return NULL;
 }
 
-static jinja_node *parse_product(jinja *j)
+static jinja_node *parse_level(jinja *j, int level)
 {
-    static const char *const operators[] = {"*", "//", "%", "/", "**", NULL};
-    jinja_node *n = parse_unary(j, true);
-    for (const char *text; (text = take_of(j, operators));) n = join(j, NODE_BINARY, text, n, parse_unary(j, true));
-    return n;
-}
-
-static jinja_node *parse_concat(jinja *j)
-{
-    jinja_node *n = parse_product(j);
-    while (take_operator(j, "~")) n = join(j, NODE_BINARY, "~", n, parse_product(j));
-    return n;
-}
-
-static jinja_node *parse_sum(jinja *j)
-{
-    static const char *const operators[] = {"+", "-", NULL};
-    jinja_node *n = parse_concat(j);
-    for (const char *text; (text = take_of(j, operators));) n = join(j, NODE_BINARY, text, n, parse_concat(j));
-    return n;
-}
-
-// Comparisons in a row are refused: hardly anybody writes them in a template.
-static jinja_node *parse_comparison(jinja *j)
-{
-    static const char *const operators[] = {"==", "!=", "<=", ">=", "<", ">", NULL};
-    jinja_node *n = parse_sum(j);
-    for (int found = 0;; found++) {
-        bool outside = at_word(j, "not") && peek(j)[1].kind == TOKEN_NAME && strcmp(peek(j)[1].text, "in") == 0;
+    if (level == N_LEVELS) return parse_unary(j, true);
+    if (level == LEVEL_NOT && take_of(j, level)) {
+        jinja_enter(j);
+        jinja_node *of = parse_level(j, level);
+        j->depth--;
+        return join(j, NODE_NOT, "", of, NULL);
+    }
+    jinja_node *n = parse_level(j, level + 1);
+    for (int found = 0; level != LEVEL_NOT; found++) {
+        bool outside = level == LEVEL_COMPARISON && at_word(j, "not") && peek(j)[1].kind == TOKEN_NAME &&
+                       strcmp(peek(j)[1].text, "in") == 0;
         if (outside) j->at++;
-        const char *text = take(j, TOKEN_NAME, "in") ? "in" : take_of(j, operators);
+        const char *text = take_of(j, level);
         if (!text) break;
-        if (found) jinja_fail(j, "comparisons in a row");
-        n = join(j, NODE_BINARY, text, n, parse_sum(j));
+        // Comparisons in a row are refused: hardly anybody writes them in a template.
+        if (found && level == LEVEL_COMPARISON) jinja_fail(j, "comparisons in a row");
+        n = join(j, NODE_BINARY, text, n, parse_level(j, level + 1));
         if (outside) n = join(j, NODE_NOT, "", n, NULL);
     }
-    return n;
-}
-
-static jinja_node *parse_not(jinja *j)
-{
-    if (!take(j, TOKEN_NAME, "not")) return parse_comparison(j);
-    jinja_enter(j);
-    jinja_node *n = parse_not(j);
-    j->depth--;
-    return join(j, NODE_NOT, "", n, NULL);
-}
-
-static jinja_node *parse_and(jinja *j)
-{
-    jinja_node *n = parse_not(j);
-    while (take(j, TOKEN_NAME, "and")) n = join(j, NODE_BINARY, "and", n, parse_not(j));
-    return n;
-}
-
-static jinja_node *parse_or(jinja *j)
-{
-    jinja_node *n = parse_and(j);
-    while (take(j, TOKEN_NAME, "or")) n = join(j, NODE_BINARY, "or", n, parse_and(j));
     return n;
 }
 
 static jinja_node *parse_expression(jinja *j, bool with_condition)
 {
     jinja_enter(j);
-    jinja_node *n = parse_or(j);
+    jinja_node *n = parse_level(j, 0);
     if (with_condition && take(j, TOKEN_NAME, "if")) {
-        n = join(j, NODE_CONDITION, "", n, parse_or(j));
+        n = join(j, NODE_CONDITION, "", n, parse_level(j, 0));
         if (take(j, TOKEN_NAME, "else")) n->c = parse_expression(j, true);
     }
     j->depth--;

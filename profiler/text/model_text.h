@@ -1,21 +1,37 @@
 // How one model reads and writes text: its tokenizer, the special tokens that its files name, and the chat template
 // that texts are wrapped in. The model itself (model.h) knows token ids only.
 #pragma once
-#include "profiler/text/chat.h"
+#include "profiler/text/tokenizer.h"
+#include <stdbool.h>
 
-// Token ids, -1 where the model's files name none or one that has no row of the embedding.
-typedef struct special_ids {
-    int32_t bos, eos, eot; // eot: end of a chat turn
-    bool add_bos;          // texts begin with bos
-} special_ids;
+// What a chat template puts around a user's message and before the answer. Judged against transformers by
+// tests/peer/compare_chat.py.
+typedef struct chat_frame {
+    const char *kind; // "chatml", "llama3", "mistral", "gemma", "phi3", "phi4", "gpt-oss", or "other"
+    char *front;      // from the begin of the text to the message, without BOS
+    char *back;       // from the message to where the answer begins
+    bool bos;         // BOS stands in front of it all
+    bool trim;        // spaces and line ends at both ends of the message are left out
+} chat_frame;
+
+// For one message of a user without a system message, where an answer is to follow: the default system text of the
+// template is part of `front`. Today is 26 July 2024 (the day that Llama 3's own template has for want of a clock),
+// since a record must not depend on the day. `bos` and `eos` are these tokens' texts, NULL: there are none; `name` is
+// the model, for messages. KVB_UNSUPPORTED: the template is broken, wants what jinja.h does not read, or does not
+// put every message once, and whole, in the same frame. On failure *out is zero.
+kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bos, const char *eos, const char *name,
+                           kvb_error *err);
+// The same with the tokenizer's template and tokens. KVB_UNSUPPORTED also: it has no template.
+kvb_status chat_frame_of(chat_frame *out, const tokenizer *t, const char *name, kvb_error *err);
+void chat_frame_free(chat_frame *f); // leaves it zero
 
 typedef struct model_text {
     char name[512];      // the model's path, for messages
     uint32_t vocabulary; // rows of the embedding: ids are below
     tokenizer *tokens;   // NULL: only token ids are taken (or, for a plan, texts are only counted)
-    special_ids special;
-    chat_frame chat;    // what contexts and questions are wrapped in (model_text_use_chat); kind NULL: nothing
-    bool parse_special; // control tokens are found in texts; the caller's to set
+    special_ids special; // -1 also where one has no row of the embedding
+    chat_frame chat;     // what contexts and questions are wrapped in (model_text_use_chat); kind NULL: nothing
+    bool parse_special;  // control tokens are found in texts; the caller's to set
 } model_text;
 
 // What may be wished of model_text_open; zero: nothing.

@@ -1,6 +1,6 @@
 #include "profiler/text/text_lines.h"
+#include "formats/need.h"
 #include "profiler/text/utf8.h"
-#include "runtime/fail.h"
 #include "runtime/text.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -42,43 +42,38 @@ static bool ends_sentence(const char *text, size_t at, size_t bytes, size_t end)
     return false;
 }
 
-// Adds text[begin, end) without its outer blanks; nothing where only those are there. False: no memory.
-static bool add_line(line_list *to, const char *text, size_t begin, size_t end)
+// Adds text[begin, end) without its outer blanks; nothing where only those are there.
+static void add_line(line_list *to, const char *text, size_t begin, size_t end)
 {
     begin += utf8_spaces_before(text + begin, end - begin);
     end -= utf8_spaces_behind(text + begin, end - begin);
-    if (begin == end) return true;
+    if (begin == end) return;
     if (to->n == to->room) {
-        size_t room = to->room ? 2 * to->room : 64;
-        text_line *larger = reallocarray(to->lines, room, sizeof *larger);
-        if (!larger) return false;
-        to->lines = larger;
-        to->room = room;
+        to->room = to->room ? 2 * to->room : 64;
+        to->lines = need_more(to->lines, to->room, sizeof *to->lines, "lines of a text");
     }
     to->lines[to->n++] = (text_line){begin, end, end};
-    return true;
 }
 
-static bool add_sentences(line_list *to, const char *text, size_t begin, size_t end)
+static void add_sentences(line_list *to, const char *text, size_t begin, size_t end)
 {
     for (size_t at = begin, bytes; at < end; at += bytes) {
         bytes = step(text + at, end - at);
         if (!ends_sentence(text, at, bytes, end)) continue;
-        if (!add_line(to, text, begin, at + bytes)) return false;
+        add_line(to, text, begin, at + bytes);
         begin = at + bytes;
     }
-    return add_line(to, text, begin, end);
+    add_line(to, text, begin, end);
 }
 
-static bool add_all(line_list *to, const char *text, size_t size)
+static void add_all(line_list *to, const char *text, size_t size)
 {
     for (size_t begin = 0, end; begin < size; begin = end + 1) {
         const char *newline = memchr(text + begin, '\n', size - begin);
         end = newline ? (size_t)(newline - text) : size;
         bool whole = count_letters(text + begin, end - begin) <= TEXT_LINE_MAX;
-        if (!(whole ? add_line : add_sentences)(to, text, begin, end)) return false;
+        (whole ? add_line : add_sentences)(to, text, begin, end);
     }
-    return true;
 }
 
 // Where the question stops and the answer begins: behind the word that is begun, unless that is all the rest.
@@ -128,22 +123,19 @@ static bool is_good(const char *text, size_t size, const line_list *sorted, size
     return i + 1 == sorted->n || !begins_like(text, line, line + 1);
 }
 
-kvb_status text_lines_find(text_line **out, size_t *n, const char *text, size_t size, kvb_error *err)
+text_line *text_lines_find(size_t *n, const char *text, size_t size)
 {
     line_list all = {0};
-    *out = NULL;
     *n = 0;
-    bool good = add_all(&all, text, size);
-    *out = good ? malloc((all.n + 1) * sizeof **out) : NULL;
-    if (*out) {
-        for (size_t i = 0; i < all.n; i++) all.lines[i].head = head_end(text, &all.lines[i]);
-        if (all.n) qsort_r(all.lines, all.n, sizeof *all.lines, compare_lines, (void *)(uintptr_t)text);
-        for (size_t i = 0; i < all.n; i++)
-            if (is_good(text, size, &all, i)) (*out)[(*n)++] = all.lines[i];
-        qsort(*out, *n, sizeof **out, compare_places);
-    }
+    add_all(&all, text, size);
+    text_line *found = need(all.n, sizeof *found, "lines of a text");
+    for (size_t i = 0; i < all.n; i++) all.lines[i].head = head_end(text, &all.lines[i]);
+    if (all.n) qsort_r(all.lines, all.n, sizeof *all.lines, compare_lines, (void *)(uintptr_t)text);
+    for (size_t i = 0; i < all.n; i++)
+        if (is_good(text, size, &all, i)) found[(*n)++] = all.lines[i];
+    qsort(found, *n, sizeof *found, compare_places);
     free(all.lines);
-    return *out ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the lines of a text of %zu bytes", size);
+    return found;
 }
 
 bool text_line_is_han(const char *text, size_t size)

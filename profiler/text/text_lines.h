@@ -1,7 +1,6 @@
 // Lines of a text that can be asked for by their beginning: questions whose answer the text itself gives, so that no
 // person or model has to write any.
 #pragma once
-#include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -16,9 +15,9 @@ typedef struct text_line {
 
 // Finds the lines of `text` (UTF-8) that are of good length and begin as no other line does; a line that is too long is
 // taken as its sentences. The beginning is TEXT_LINE_HEAD letters and the rest of the word in which they end. What ends
-// with the text is left out, since the text may have been cut there. *out is malloc'd, in the order of the text,
-// and not NULL even when *n is 0. KVB_MEMORY.
-kvb_status text_lines_find(text_line **out, size_t *n, const char *text, size_t size, kvb_error *err);
+// with the text is left out, since the text may have been cut there. What is returned is malloc'd, in the order of
+// the text, and not NULL even when *n is 0.
+text_line *text_lines_find(size_t *n, const char *text, size_t size);
 
 // Whether half of the text's characters at least are Han characters: then it is asked in Chinese.
 bool text_line_is_han(const char *text, size_t size);

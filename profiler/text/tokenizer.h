@@ -1,6 +1,6 @@
 // Text to token ids and back. Byte-level BPE ("gpt2": smollm, llama-bpe, qwen2, gpt-2, gpt-4o, tekken, dbrx and the
 // names that stand for them) and SentencePiece's BPE with byte fallback ("llama") from the vocabulary inside a GGUF
-// file; from Hugging Face folders see tokenizer_json.h. Judged against their own libraries by
+// file, and those of Hugging Face folders. Judged against their own libraries by
 // tests/peer/train_tokenizers.py.
 //
 // Input that is not UTF-8 is read as Python's bytes.decode('utf-8', errors='replace') does: each maximal part of a
@@ -9,7 +9,7 @@
 //
 // smollm cuts single digits as SmolLM2's own tokenizer.json and llama.cpp do. The tokenizer that transformers makes
 // from a GGUF file leaves that step out and differs where two or more spaces or line ends stand before a digit
-// ("\n\n1."): tokenizer_from_gguf_as(.., "gpt-2", ..) gives those ids. tests/peer/compare_tokens.py compares both.
+// ("\n\n1."): tokenizer_from_gguf(.., "gpt-2", ..) gives those ids. tests/peer/compare_tokens.py compares both.
 //
 // A byte that has no token of its own (SmolLM2 lacks 21 that hardly occur) becomes tokenizer.ggml.unknown_token_id, one
 // for a run of them within a word; when the file names none, it vanishes. Hugging Face's tokenizers do the same.
@@ -27,10 +27,25 @@ typedef struct tokenizer tokenizer;
 
 // Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
 // Errors: KVB_UNSUPPORTED (another kind of tokenizer, an unknown or missing pre-tokenizer; the message lists the
-// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens).
-kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err);
-// The same with another pre-tokenizer than the file names (NULL: the file's).
-kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
+// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens). `pre`: another
+// pre-tokenizer than the file names; NULL: the file's.
+kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
+
+// Those of Hugging Face folders.
+typedef struct json_text {
+    const char *data; // NULL: there is no such file
+    size_t size;
+} json_text;
+
+// A tokenizer from the bytes of tokenizer.json, tokenizer_config.json and generation_config.json (the last two may be
+// missing). `name` is the folder, for messages. Errors: KVB_UNSUPPORTED (a model that is not BPE, a step that is not
+// known), KVB_FORMAT (not JSON, parts that do not fit together). On failure *out is NULL.
+kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text tokens, json_text config,
+                               json_text generation, kvb_error *err);
+
+// The tokenizer of a folder. Errors: as above, and KVB_IO, with what to do where there is no tokenizer.json.
+kvb_status tokenizer_from_folder(tokenizer **out, const char *folder, kvb_error *err);
+
 // The tokenizer of a model: of the GGUF file, or of the folder. `pre` as above; with a folder it is KVB_ARGUMENT.
 kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 void tokenizer_free(tokenizer *t);
@@ -53,14 +68,15 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
 // a part of a character.
 size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *out, size_t cap);
 
-int32_t tokenizer_bos(const tokenizer *t); // -1 when the file has none
-int32_t tokenizer_eos(const tokenizer *t); // -1 when the file has none
-int32_t tokenizer_eot(const tokenizer *t); // end of a chat turn where it is not EOS; -1 when the file has none
-// tokenizer.ggml.add_bos_token; when the file does not say, true for llama-bpe (as in llama.cpp), else false.
-bool tokenizer_add_bos(const tokenizer *t);
+// Token ids, -1 where the model's files name none.
+typedef struct special_ids {
+    int32_t bos, eos, eot; // eot: end of a chat turn where it is not EOS
+    bool add_bos; // texts begin with bos: as the file says; of GGUF that does not, true for llama-bpe, as in llama.cpp
+} special_ids;
+
+special_ids tokenizer_special(const tokenizer *t);
 size_t tokenizer_size(const tokenizer *t); // ids are 0 .. size-1
 const char *tokenizer_pre(const tokenizer *t);
-bool tokenizer_is_control(const tokenizer *t, int32_t id); // false for ids out of range
 // Whether the token ends an answer: EOS, the end of a chat turn, and what generation_config.json lists.
 bool tokenizer_is_end(const tokenizer *t, int32_t id);
 const char *tokenizer_chat_template(const tokenizer *t); // Jinja text, or NULL

@@ -39,8 +39,8 @@ static normal_step *add_normal(tokenizer *t, normal_kind kind)
 static kvb_status read_sentencepiece(tokenizer *t, const gguf_file *f, kvb_error *err)
 {
     bool prefix = true, squeeze = false;
-    kvb_status status = gguf_get_bool_or(f, "tokenizer.ggml.add_space_prefix", true, &prefix, err);
-    if (status == KVB_OK) status = gguf_get_bool_or(f, "tokenizer.ggml.remove_extra_whitespaces", false, &squeeze, err);
+    kvb_status status = gguf_get_bool(f, "tokenizer.ggml.add_space_prefix", &prefix, err);
+    if (status == KVB_OK) status = gguf_get_bool(f, "tokenizer.ggml.remove_extra_whitespaces", &squeeze, err);
     if (status == KVB_OK && squeeze)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%s: tokenizer.ggml.remove_extra_whitespaces: expected false, found true; give token ids "
@@ -57,7 +57,7 @@ static kvb_status read_sentencepiece(tokenizer *t, const gguf_file *f, kvb_error
 static kvb_status read_byte_level(tokenizer *t, const gguf_file *f, const pre_tokenizer *pre, kvb_error *err)
 {
     bool prefix = false;
-    kvb_status status = gguf_get_bool_or(f, "tokenizer.ggml.add_space_prefix", false, &prefix, err);
+    kvb_status status = gguf_get_bool(f, "tokenizer.ggml.add_space_prefix", &prefix, err);
     if (status == KVB_OK && prefix)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: tokenizer.ggml.add_space_prefix: expected false, found true",
                         f->name);
@@ -240,11 +240,10 @@ static kvb_status merges_from_scores(tokenizer *t, const gguf_file *f, kvb_error
 
 static kvb_status read_id(const tokenizer *t, const gguf_file *f, const char *key, int32_t *id, kvb_error *err)
 {
-    uint32_t n;
+    uint32_t n = 0;
     *id = -1;
-    if (!gguf_find(f, key)) return KVB_OK;
     kvb_status status = gguf_get_u32(f, key, &n, err);
-    if (status != KVB_OK) return status;
+    if (status != KVB_OK || !gguf_find(f, key)) return status;
     if (n >= t->v.size)
         return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a token id below %u, found %u; the file is damaged", f->name,
                         key, t->v.size, n);
@@ -254,19 +253,19 @@ static kvb_status read_id(const tokenizer *t, const gguf_file *f, const char *ke
 
 static kvb_status read_special_ids(tokenizer *t, const gguf_file *f, bool default_bos, kvb_error *err)
 {
-    kvb_status status = read_id(t, f, "tokenizer.ggml.bos_token_id", &t->bos, err);
-    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eos_token_id", &t->eos, err);
-    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eot_token_id", &t->eot, err);
+    kvb_status status = read_id(t, f, "tokenizer.ggml.bos_token_id", &t->special.bos, err);
+    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eos_token_id", &t->special.eos, err);
+    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eot_token_id", &t->special.eot, err);
     if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.unknown_token_id", &t->unknown, err);
-    if (status == KVB_OK)
-        status = gguf_get_bool_or(f, "tokenizer.ggml.add_bos_token", default_bos && t->bos >= 0, &t->add_bos, err);
-    if (status == KVB_OK && t->add_bos && t->bos < 0)
+    t->special.add_bos = default_bos && t->special.bos >= 0;
+    if (status == KVB_OK) status = gguf_get_bool(f, "tokenizer.ggml.add_bos_token", &t->special.add_bos, err);
+    if (status == KVB_OK && t->special.add_bos && t->special.bos < 0)
         return kvb_fail(
             err, KVB_FORMAT,
             "%s: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing; the file is damaged",
             f->name);
-    tokenizer_add_end(t, t->eos);
-    tokenizer_add_end(t, t->eot);
+    tokenizer_add_end(t, t->special.eos);
+    tokenizer_add_end(t, t->special.eot);
     return status;
 }
 
@@ -373,7 +372,7 @@ static kvb_status fill(tokenizer *t, const gguf_file *f, const char *pre, kvb_er
     return status == KVB_OK ? hash_tokenizer(t, &ranks, err) : status;
 }
 
-kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err)
+kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err)
 {
     *out = NULL;
     tokenizer *t = tokenizer_new();
@@ -381,9 +380,4 @@ kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const cha
     if (status == KVB_OK) *out = t;
     else tokenizer_free(t);
     return status;
-}
-
-kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err)
-{
-    return tokenizer_from_gguf_as(out, f, NULL, err);
 }

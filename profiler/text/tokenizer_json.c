@@ -3,12 +3,11 @@
 //
 // Steps that are known are carried out as Hugging Face's tokenizers do; one that is not known is refused by name, since
 // a step left out gives other ids without a word.
-#include "profiler/text/tokenizer_json.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/text/tokenizer_parts.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include "runtime/json.h"
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -16,10 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 
+// The first error stays; what is read after it is not used.
 typedef struct json_reader {
     tokenizer *t;
     const char *name; // folder, for messages
     kvb_error *err;
+    kvb_status status;
 } json_reader;
 
 static const cJSON *json_item(const cJSON *object, const char *key)
@@ -45,10 +46,10 @@ static bool json_flag(const cJSON *object, const char *key, bool otherwise)
     return cJSON_IsBool(found) ? cJSON_IsTrue(found) : otherwise;
 }
 
-static kvb_status json_refuse(const json_reader *r, const char *place, const char *expected, const char *found)
+static void json_refuse(json_reader *r, const char *place, const char *expected, const char *found)
 {
-    return kvb_fail(r->err, KVB_UNSUPPORTED, "%s: %s: expected %s, found %.80s; give token ids instead of text",
-                    r->name, place, expected, found ? found : "nothing");
+    KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: %s: expected %s, found %.80s; give token ids instead of text", r->name, place,
+               expected, found ? found : "nothing");
 }
 
 // A token id, or -1 where it is none.
@@ -58,69 +59,82 @@ static int64_t json_id(const cJSON *number)
     return n >= 0 && n < INT32_MAX && n == (double)(int64_t)n ? (int64_t)n : -1;
 }
 
+static void compile(json_reader *r, expression *out, const char *pattern, bool literal, const char *place)
+{
+    char where[320];
+    snprintf(where, sizeof where, "%s: %s", r->name, place);
+    if (r->status == KVB_OK) r->status = expression_compile(out, pattern, strlen(pattern), literal, where, r->err);
+}
+
 // {"String": "..."} or {"Regex": "..."}.
-static kvb_status read_pattern(const json_reader *r, const cJSON *step, const char *place, expression *out)
+static void read_pattern(json_reader *r, const cJSON *step, const char *place, expression *out)
 {
     const cJSON *pattern = json_item(step, "pattern");
     const char *literal = json_string(pattern, "String"), *regex = json_string(pattern, "Regex");
-    if (!literal && !regex) return json_refuse(r, place, "a pattern that is a String or a Regex", NULL);
-    const char *text = literal ? literal : regex;
-    char where[320];
-    snprintf(where, sizeof where, "%s: %s", r->name, place);
-    return expression_compile(out, text, strlen(text), literal != NULL, where, r->err);
+    if (literal || regex) compile(r, out, literal ? literal : regex, literal != NULL, place);
+    else json_refuse(r, place, "a pattern that is a String or a Regex", NULL);
 }
 
 // ---- Steps: normalisation ----
 
-static kvb_status new_normal(const json_reader *r, normal_list *list, normal_kind kind, const char *text,
-                             normal_step **out)
+// NULL: there are too many.
+static normal_step *new_normal(json_reader *r, normal_list *list, normal_kind kind, const char *text)
 {
-    if (list->n == STEPS_MAX) return json_refuse(r, "normalizer", "at most 16 steps", "more");
-    normal_step *step = *out = &list->steps[list->n];
-    *step = (normal_step){.kind = kind};
-    if (text) step->text = need_text("%s", text);
-    step->size = text ? strlen(text) : 0;
-    list->n++;
-    return KVB_OK;
+    if (list->n == STEPS_MAX) {
+        json_refuse(r, "normalizer", "at most 16 steps", "more");
+        return NULL;
+    }
+    normal_step *step = &list->steps[list->n++];
+    *step = (normal_step){.kind = kind, .text = need_text("%s", text), .size = strlen(text)};
+    return step;
 }
 
-static kvb_status read_normal_step(const json_reader *r, const cJSON *step)
+static void read_normal_step(json_reader *r, const cJSON *step)
 {
-    normal_step *out = NULL;
     normal_list *list = &r->t->normal;
-    if (json_is_type(step, "NFC")) return new_normal(r, list, NORMAL_NFC, NULL, &out);
-    if (json_is_type(step, "Prepend") && json_string(step, "prepend"))
-        return new_normal(r, list, NORMAL_PREPEND, json_string(step, "prepend"), &out);
-    if (json_is_type(step, "Replace") && json_string(step, "content")) {
-        kvb_status status = new_normal(r, list, NORMAL_REPLACE, json_string(step, "content"), &out);
-        return status == KVB_OK ? read_pattern(r, step, "normalizer Replace", &out->pattern) : status;
+    const char *prepended = json_string(step, "prepend"), *content = json_string(step, "content");
+    if (json_is_type(step, "NFC")) {
+        new_normal(r, list, NORMAL_NFC, "");
+    } else if (json_is_type(step, "Prepend") && prepended) {
+        new_normal(r, list, NORMAL_PREPEND, prepended);
+    } else if (json_is_type(step, "Replace") && content) {
+        normal_step *out = new_normal(r, list, NORMAL_REPLACE, content);
+        if (out) read_pattern(r, step, "normalizer Replace", &out->pattern);
+    } else {
+        json_refuse(r, "normalizer", "NFC, Prepend, Replace or a Sequence of these", json_string(step, "type"));
     }
-    return json_refuse(r, "normalizer", "NFC, Prepend, Replace or a Sequence of these", json_string(step, "type"));
 }
 
 // A step, or a Sequence of steps under `key`, each through `read`; null and absent are no step.
-static kvb_status each_step(const json_reader *r, const cJSON *step, const char *key,
-                            kvb_status (*read)(const json_reader *, const cJSON *))
+static void each_step(json_reader *r, const cJSON *step, const char *key, void (*read)(json_reader *, const cJSON *))
 {
-    if (!step || cJSON_IsNull(step)) return KVB_OK;
-    if (!json_is_type(step, "Sequence")) return read(r, step);
-    kvb_status status = KVB_OK;
+    if (!step || cJSON_IsNull(step)) return;
+    if (!json_is_type(step, "Sequence")) {
+        read(r, step);
+        return;
+    }
     const cJSON *inner;
-    cJSON_ArrayForEach(inner, json_item(step, key)) if (status == KVB_OK) status = read(r, inner);
-    return status;
+    cJSON_ArrayForEach(inner, json_item(step, key))
+    {
+        read(r, inner);
+    }
 }
 
 // ---- Steps: cutting ----
 
-static kvb_status new_cut(const json_reader *r, cut_step **out)
+// NULL: there are too many.
+static cut_step *new_cut(json_reader *r, cut_behaviour behaviour)
 {
-    if (r->t->n_cuts == STEPS_MAX) return json_refuse(r, "pre_tokenizer", "at most 16 steps", "more");
-    *out = &r->t->cuts[r->t->n_cuts++];
-    **out = (cut_step){.behaviour = CUT_ISOLATED};
-    return KVB_OK;
+    if (r->t->n_cuts == STEPS_MAX) {
+        json_refuse(r, "pre_tokenizer", "at most 16 steps", "more");
+        return NULL;
+    }
+    cut_step *step = &r->t->cuts[r->t->n_cuts++];
+    *step = (cut_step){.behaviour = behaviour};
+    return step;
 }
 
-static kvb_status read_split(const json_reader *r, const cJSON *step)
+static void read_split(json_reader *r, const cJSON *step)
 {
     static const struct {
         const char *name;
@@ -131,84 +145,65 @@ static kvb_status read_split(const json_reader *r, const cJSON *step)
                  {"MergedWithNext", CUT_NEXT},
                  {"Contiguous", CUT_CONTIGUOUS}};
     const char *name = json_string(step, "behavior");
-    cut_step *out = NULL;
     for (size_t i = 0; name && i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i].name) != 0) continue;
-        kvb_status status = new_cut(r, &out);
-        if (status != KVB_OK) return status;
-        out->behaviour = known[i].behaviour;
+        cut_step *out = new_cut(r, known[i].behaviour);
+        if (!out) return;
         out->invert = json_flag(step, "invert", false);
-        return read_pattern(r, step, "pre_tokenizer Split", &out->separator);
+        read_pattern(r, step, "pre_tokenizer Split", &out->separator);
+        return;
     }
-    return json_refuse(r, "pre_tokenizer Split", "a behavior of tokenizers", name);
+    json_refuse(r, "pre_tokenizer Split", "a behavior of tokenizers", name);
 }
 
-static kvb_status new_pattern_cut(const json_reader *r, const char *pattern, cut_behaviour behaviour)
+static void new_pattern_cut(json_reader *r, const char *pattern, bool literal, cut_behaviour behaviour)
 {
-    cut_step *out = NULL;
-    kvb_status status = new_cut(r, &out);
-    if (status != KVB_OK) return status;
-    out->behaviour = behaviour;
-    return expression_compile(&out->separator, pattern, strlen(pattern), false, r->name, r->err);
+    cut_step *out = new_cut(r, behaviour);
+    if (out) compile(r, &out->separator, pattern, literal, "pre_tokenizer");
 }
 
-static kvb_status read_byte_level(const json_reader *r, const cJSON *step)
+static void read_byte_level(json_reader *r, const cJSON *step)
 {
-    normal_step *space = NULL;
     r->t->byte_level = true;
-    kvb_status status = KVB_OK;
     if (json_flag(step, "add_prefix_space", true)) {
         if (r->t->n_cuts)
-            return json_refuse(r, "pre_tokenizer ByteLevel behind other steps", "add_prefix_space false", "true");
-        status = new_normal(r, &r->t->before_words, NORMAL_PREPEND, " ", &space);
-        if (status == KVB_OK) space->unless_there = true;
+            json_refuse(r, "pre_tokenizer ByteLevel behind other steps", "add_prefix_space false", "true");
+        normal_step *space = new_normal(r, &r->t->before_words, NORMAL_PREPEND, " ");
+        if (space) space->unless_there = true;
     }
-    if (status == KVB_OK && json_flag(step, "use_regex", true)) status = new_pattern_cut(r, gpt2_pattern, CUT_ISOLATED);
-    return status;
+    if (json_flag(step, "use_regex", true)) new_pattern_cut(r, gpt2_pattern, false, CUT_ISOLATED);
 }
 
 // Spaces become the replacement, one is put in front, and words begin with it.
-static kvb_status read_metaspace(const json_reader *r, const cJSON *step)
+static void read_metaspace(json_reader *r, const cJSON *step)
 {
     const char *mark = json_string(step, "replacement"), *scheme = json_string(step, "prepend_scheme");
     if (!scheme) scheme = json_flag(step, "add_prefix_space", true) ? "always" : "never";
-    if (!mark || r->t->n_cuts)
-        return json_refuse(r, "pre_tokenizer Metaspace", "a replacement, and no step before", mark);
-    normal_step *out = NULL;
-    cut_step *cut = NULL;
-    kvb_status status = new_normal(r, &r->t->before_words, NORMAL_REPLACE, mark, &out);
-    if (status == KVB_OK) status = expression_compile(&out->pattern, " ", 1, true, r->name, r->err);
-    if (status == KVB_OK && strcmp(scheme, "never") != 0) {
-        status = new_normal(r, &r->t->before_words, NORMAL_PREPEND, mark, &out);
-        if (status == KVB_OK) {
-            out->unless_there = true;
-            out->first_only = strcmp(scheme, "first") == 0;
-        }
+    if (!mark || r->t->n_cuts) {
+        json_refuse(r, "pre_tokenizer Metaspace", "a replacement, and no step before", mark);
+        return;
     }
-    if (status != KVB_OK || !json_flag(step, "split", true)) return status;
-    status = new_cut(r, &cut);
-    if (status != KVB_OK) return status;
-    cut->behaviour = CUT_NEXT;
-    return expression_compile(&cut->separator, mark, strlen(mark), true, r->name, r->err);
+    normal_step *spaces = new_normal(r, &r->t->before_words, NORMAL_REPLACE, mark);
+    if (spaces) compile(r, &spaces->pattern, " ", true, "pre_tokenizer");
+    normal_step *front = strcmp(scheme, "never") == 0 ? NULL : new_normal(r, &r->t->before_words, NORMAL_PREPEND, mark);
+    if (front) {
+        front->unless_there = true;
+        front->first_only = strcmp(scheme, "first") == 0;
+    }
+    if (json_flag(step, "split", true)) new_pattern_cut(r, mark, true, CUT_NEXT);
 }
 
-static kvb_status read_cut_step(const json_reader *r, const cJSON *step)
+static void read_cut_step(json_reader *r, const cJSON *step)
 {
-    if (json_is_type(step, "Split")) return read_split(r, step);
-    if (json_is_type(step, "ByteLevel")) return read_byte_level(r, step);
-    if (json_is_type(step, "Metaspace")) return read_metaspace(r, step);
-    if (json_is_type(step, "Digits"))
-        return new_pattern_cut(r, digit_pattern,
-                               json_flag(step, "individual_digits", false) ? CUT_ISOLATED : CUT_CONTIGUOUS);
-    return json_refuse(r, "pre_tokenizer", "Split, ByteLevel, Digits, Metaspace or a Sequence of these",
-                       json_string(step, "type"));
-}
-
-static kvb_status json_read_steps(const json_reader *r, const cJSON *root)
-{
-    kvb_status status = each_step(r, json_item(root, "normalizer"), "normalizers", read_normal_step);
-    if (status != KVB_OK) return status;
-    return each_step(r, json_item(root, "pre_tokenizer"), "pretokenizers", read_cut_step);
+    if (json_is_type(step, "Split")) read_split(r, step);
+    else if (json_is_type(step, "ByteLevel")) read_byte_level(r, step);
+    else if (json_is_type(step, "Metaspace")) read_metaspace(r, step);
+    else if (json_is_type(step, "Digits"))
+        new_pattern_cut(r, digit_pattern, false,
+                        json_flag(step, "individual_digits", false) ? CUT_ISOLATED : CUT_CONTIGUOUS);
+    else
+        json_refuse(r, "pre_tokenizer", "Split, ByteLevel, Digits, Metaspace or a Sequence of these",
+                    json_string(step, "type"));
 }
 
 // ---- Vocabulary and merges ----
@@ -233,34 +228,33 @@ typedef struct token_text {
     uint8_t type;
 } token_text;
 
-static kvb_status highest_id(const json_reader *r, const cJSON *vocab, const cJSON *added, int64_t *highest)
+// -1 after an error.
+static int64_t highest_id(json_reader *r, const cJSON *vocab, const cJSON *added)
 {
     const cJSON *entry;
-    *highest = -1;
-    int64_t count = 0;
+    int64_t highest = -1, count = 0;
     cJSON_ArrayForEach(entry, vocab)
     {
         int64_t id = json_id(entry);
         if (id < 0)
-            return kvb_fail(r->err, KVB_FORMAT, "%s: model.vocab: expected a token id for '%.60s'", r->name,
-                            entry->string);
-        if (id > *highest) *highest = id;
+            KEEP_ERROR(r, KVB_FORMAT, "%s: model.vocab: expected a token id for '%.60s'", r->name, entry->string);
+        if (id > highest) highest = id;
         count++;
     }
     cJSON_ArrayForEach(entry, added)
     {
         int64_t id = json_id(json_item(entry, "id"));
         if (id < 0 || !json_string(entry, "content"))
-            return kvb_fail(r->err, KVB_FORMAT, "%s: added_tokens: expected an id and a content in entry %lld", r->name,
-                            (long long)count);
-        if (id > *highest) *highest = id;
+            KEEP_ERROR(r, KVB_FORMAT, "%s: added_tokens: expected an id and a content in entry %lld", r->name,
+                       (long long)count);
+        if (id > highest) highest = id;
         count++;
     }
     // Ids may have holes, but memory follows the file's size.
-    if (*highest >= 4 * count + 65536)
-        return kvb_fail(r->err, KVB_FORMAT, "%s: %lld tokens with ids up to %lld; the file is damaged", r->name,
-                        (long long)count, (long long)*highest);
-    return KVB_OK;
+    if (highest >= 4 * count + 65536)
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %lld tokens with ids up to %lld; the file is damaged", r->name, (long long)count,
+                   (long long)highest);
+    return r->status == KVB_OK ? highest : -1;
 }
 
 static void collect(token_text *all, const cJSON *vocab, const cJSON *added)
@@ -276,22 +270,20 @@ static void collect(token_text *all, const cJSON *vocab, const cJSON *added)
     }
 }
 
-static kvb_status read_tokens(const json_reader *r, const cJSON *vocab, const cJSON *added)
+static void read_tokens(json_reader *r, const cJSON *vocab, const cJSON *added)
 {
-    int64_t highest;
-    kvb_status status = highest_id(r, vocab, added, &highest);
-    if (status != KVB_OK) return status;
+    int64_t highest = highest_id(r, vocab, added);
+    if (r->status != KVB_OK) return;
     token_text *all = need((size_t)highest + 2, sizeof *all, "tokens");
     collect(all, vocab, added);
     uint64_t bytes = 0;
     for (int64_t id = 0; id <= highest; id++) bytes += all[id].size;
-    status = vocabulary_reserve(&r->t->v, r->name, (uint64_t)(highest + 1), bytes, r->err);
-    for (int64_t id = 0; id <= highest && status == KVB_OK; id++) {
+    r->status = vocabulary_reserve(&r->t->v, r->name, (uint64_t)(highest + 1), bytes, r->err);
+    for (int64_t id = 0; id <= highest && r->status == KVB_OK; id++) {
         if (all[id].text) vocabulary_put(&r->t->v, (uint32_t)id, all[id].text, all[id].size, all[id].type);
         else vocabulary_skip(&r->t->v, (uint32_t)id);
     }
     free(all);
-    return status;
 }
 
 // An entry is "left right" or ["left", "right"].
@@ -309,69 +301,65 @@ static bool put_merge(vocabulary *v, const cJSON *entry, uint32_t rank)
     return space && vocabulary_put_merge(v, text, before, space + 1, size - before - 1, rank);
 }
 
-static kvb_status read_merges(const json_reader *r, const cJSON *merges)
+static void read_merges(json_reader *r, const cJSON *merges)
 {
     const cJSON *entry;
     uint64_t n = 0;
     cJSON_ArrayForEach(entry, merges) n++;
-    kvb_status status = vocabulary_reserve_merges(&r->t->v, r->name, n, r->err);
+    if (r->status == KVB_OK) r->status = vocabulary_reserve_merges(&r->t->v, r->name, n, r->err);
     uint32_t rank = 0;
     cJSON_ArrayForEach(entry, merges)
     {
-        if (status == KVB_OK && !put_merge(&r->t->v, entry, rank))
-            status = kvb_fail(r->err, KVB_FORMAT, "%s: model.merges: expected two tokens that make a third in entry %u",
-                              r->name, rank);
+        if (r->status == KVB_OK && !put_merge(&r->t->v, entry, rank))
+            KEEP_ERROR(r, KVB_FORMAT, "%s: model.merges: expected two tokens that make a third in entry %u", r->name,
+                       rank);
         rank++;
     }
-    return status;
 }
 
-static kvb_status json_read_vocabulary(const json_reader *r, const cJSON *root)
+static void read_vocabulary(json_reader *r, const cJSON *root)
 {
     const cJSON *model = json_item(root, "model"), *vocab = json_item(model, "vocab"),
                 *merges = json_item(model, "merges");
     const char *unknown = json_string(model, "unk_token");
-    if (!json_is_type(model, "BPE") && !(json_item(model, "merges") && !json_item(model, "type")))
-        return json_refuse(r, "model.type", "BPE", json_string(model, "type"));
+    if (!json_is_type(model, "BPE") && !(merges && !json_item(model, "type")))
+        json_refuse(r, "model.type", "BPE", json_string(model, "type"));
     if (!cJSON_IsObject(vocab) || !cJSON_IsArray(merges))
-        return kvb_fail(r->err, KVB_FORMAT, "%s: model: expected an object vocab and a list merges", r->name);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: model: expected an object vocab and a list merges", r->name);
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     for (int i = 0; i < 2; i++)
         if (json_string(model, affixes[i]) && *json_string(model, affixes[i]))
-            return json_refuse(r, affixes[i], "none", json_string(model, affixes[i]));
+            json_refuse(r, affixes[i], "none", json_string(model, affixes[i]));
     r->t->byte_fallback = json_flag(model, "byte_fallback", false);
     r->t->ignore_merges = json_flag(model, "ignore_merges", false);
     r->t->fuse_unknown = json_flag(model, "fuse_unk", false);
-    kvb_status status = read_tokens(r, vocab, json_item(root, "added_tokens"));
-    if (status == KVB_OK) status = read_merges(r, merges);
-    if (status == KVB_OK && unknown) r->t->unknown = (int32_t)vocabulary_find(&r->t->v, unknown, strlen(unknown));
-    return status;
+    read_tokens(r, vocab, json_item(root, "added_tokens"));
+    read_merges(r, merges);
+    if (r->status == KVB_OK && unknown) r->t->unknown = (int32_t)vocabulary_find(&r->t->v, unknown, strlen(unknown));
 }
 
 // ---- Added tokens ----
 
-static kvb_status json_read_added(const json_reader *r, const cJSON *root)
+static void read_added(json_reader *r, const cJSON *root)
 {
     tokenizer *t = r->t;
-    kvb_status status = KVB_OK;
     const cJSON *entry;
     cJSON_ArrayForEach(entry, json_item(root, "added_tokens"))
     {
+        if (r->status != KVB_OK) break;
         uint32_t id = (uint32_t)json_id(json_item(entry, "id"));
         bool special = json_flag(entry, "special", false);
         uint8_t flags = (uint8_t)((json_flag(entry, "lstrip", false) ? ADDED_LSTRIP : 0) |
-                                  (json_flag(entry, "rstrip", false) ? ADDED_RSTRIP : 0) |
-                                  (json_flag(entry, "single_word", false) ? ADDED_SINGLE_WORD : 0));
+                                  (json_flag(entry, "rstrip", false) ? ADDED_RSTRIP : 0));
         const char *text = t->v.text + t->v.start[id];
         size_t size = token_bytes(&t->v, id);
-        if (status != KVB_OK) break;
-        if (t->normal.n && json_flag(entry, "normalized", !special))
-            status = added_put_normalised(&t->normalised, &t->normal, id, text, size, flags, r->err);
+        if (json_flag(entry, "single_word", false)) json_refuse(r, "added_tokens", "single_word false", "true");
+        else if (t->normal.n && json_flag(entry, "normalized", !special))
+            r->status = added_put_normalised(&t->normalised, &t->normal, id, text, size, flags, r->err);
         else added_put(&t->raw, id, text, size, flags);
     }
     added_sort(&t->raw);
     added_sort(&t->normalised);
-    return status;
 }
 
 // ---- What the other files say ----
@@ -403,10 +391,13 @@ static const char *config_token(const cJSON *config, const char *key)
 
 static void read_ends(tokenizer *t, const cJSON *generation)
 {
-    const cJSON *end = json_item(generation, "eos_token_id"), *one;
-    tokenizer_add_end(t, t->eos);
+    const cJSON *end = json_item(generation, "eos_token_id"), *list = cJSON_IsArray(end) ? end : NULL, *one;
+    tokenizer_add_end(t, t->special.eos);
     if (cJSON_IsNumber(end)) tokenizer_add_end(t, (int32_t)json_id(end));
-    if (cJSON_IsArray(end)) cJSON_ArrayForEach(one, end) tokenizer_add_end(t, (int32_t)json_id(one));
+    cJSON_ArrayForEach(one, list)
+    {
+        tokenizer_add_end(t, (int32_t)json_id(one));
+    }
 }
 
 static void read_template(tokenizer *t, const cJSON *config)
@@ -426,46 +417,34 @@ static void read_template(tokenizer *t, const cJSON *config)
 static void read_configs(tokenizer *t, const cJSON *root, const cJSON *config, const cJSON *generation)
 {
     int32_t front = template_bos(t, json_item(root, "post_processor"));
-    t->bos = find_text(t, config_token(config, "bos_token"));
-    if (t->bos < 0) t->bos = front;
-    t->eos = find_text(t, config_token(config, "eos_token"));
-    t->add_bos = t->bos >= 0 && (front == t->bos || json_flag(config, "add_bos_token", false));
+    t->special.bos = find_text(t, config_token(config, "bos_token"));
+    if (t->special.bos < 0) t->special.bos = front;
+    t->special.eos = find_text(t, config_token(config, "eos_token"));
+    t->special.add_bos = t->special.bos >= 0 && (front == t->special.bos || json_flag(config, "add_bos_token", false));
     read_ends(t, generation);
     read_template(t, config);
 }
 
 // A space goes off the front of decoded text where one was put there.
-static void read_decoder(const json_reader *r)
+static void read_decoder(tokenizer *t)
 {
-    const normal_list *lists[] = {&r->t->normal, &r->t->before_words};
+    const normal_list *lists[] = {&t->normal, &t->before_words};
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < lists[k]->n; i++)
-            if (lists[k]->steps[i].kind == NORMAL_PREPEND && !r->t->byte_level) r->t->strip_first = true;
+            if (lists[k]->steps[i].kind == NORMAL_PREPEND && !t->byte_level) t->strip_first = true;
 }
 
-static kvb_status fill(const json_reader *r, const cJSON *root, const cJSON *config, const cJSON *generation)
+// NULL: there is no such file, or an error.
+static cJSON *parse(json_reader *r, json_text text, const char *what)
 {
-    r->t->pre = need_text("tokenizer.json");
-    kvb_status status = json_read_steps(r, root);
-    if (status == KVB_OK) status = json_read_vocabulary(r, root);
-    if (status == KVB_OK) status = json_read_added(r, root);
-    if (status != KVB_OK) return status;
-    tokenizer_find_bytes(r->t);
-    read_decoder(r);
-    read_configs(r->t, root, config, generation);
-    return KVB_OK;
-}
-
-static cJSON *parse(const json_reader *r, json_text text, const char *what, kvb_status *status)
-{
-    if (*status != KVB_OK || !text.data) return NULL;
+    if (r->status != KVB_OK || !text.data) return NULL;
     const char *end = NULL;
     bool no_memory;
     cJSON *root = kvb_json_parse(text.data, text.size, &end, &no_memory);
-    if (no_memory) *status = kvb_fail(r->err, KVB_MEMORY, "%s: %s: not enough memory", r->name, what);
+    if (no_memory) KEEP_ERROR(r, KVB_MEMORY, "%s: %s: not enough memory", r->name, what);
     else if (!root)
-        *status = kvb_fail(r->err, KVB_FORMAT, "%s: %s: not JSON, near byte %zu", r->name, what,
-                           end ? (size_t)(end - text.data) : 0);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s: not JSON, near byte %zu", r->name, what,
+                   end ? (size_t)(end - text.data) : 0);
     return root;
 }
 
@@ -486,23 +465,32 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
                                json_text generation, kvb_error *err)
 {
     *out = NULL;
-    json_reader r = {tokenizer_new(), name, err};
+    json_reader r = {.t = tokenizer_new(), .name = name, .err = err};
     char *copy;
     json_text plain = tokens;
-    kvb_status status = KVB_OK;
     hide_nul(&plain, &copy);
-    cJSON *root = parse(&r, plain, "tokenizer.json", &status);
-    cJSON *settings = parse(&r, config, "tokenizer_config.json", &status);
-    cJSON *ends = parse(&r, generation, "generation_config.json", &status);
-    if (status == KVB_OK) status = fill(&r, root, settings, ends);
-    if (status == KVB_OK) status = sha256_hex(tokens.data, tokens.size, r.t->sha256, err);
+    cJSON *root = parse(&r, plain, "tokenizer.json"), *settings = parse(&r, config, "tokenizer_config.json"),
+          *ends = parse(&r, generation, "generation_config.json");
+    r.t->pre = need_text("tokenizer.json");
+    if (r.status == KVB_OK) {
+        each_step(&r, json_item(root, "normalizer"), "normalizers", read_normal_step);
+        each_step(&r, json_item(root, "pre_tokenizer"), "pretokenizers", read_cut_step);
+        read_vocabulary(&r, root);
+        read_added(&r, root);
+    }
+    if (r.status == KVB_OK) {
+        tokenizer_find_bytes(r.t);
+        read_decoder(r.t);
+        read_configs(r.t, root, settings, ends);
+        r.status = sha256_hex(tokens.data, tokens.size, r.t->sha256, err);
+    }
     cJSON_Delete(root);
     free(copy);
     cJSON_Delete(settings);
     cJSON_Delete(ends);
-    if (status == KVB_OK) *out = r.t;
+    if (r.status == KVB_OK) *out = r.t;
     else tokenizer_free(r.t);
-    return status;
+    return r.status;
 }
 
 // ---- The files ----

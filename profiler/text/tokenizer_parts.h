@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// ---- Vocabulary: two open-addressing tables, made once, at most half full (tokenizer_bpe.c) ----
+// ---- Vocabulary: two open-addressing tables, made once, at most half full ----
 
 // Of tokenizer.ggml.token_type; tokens without a text of their own are not found by it.
 enum {
@@ -35,7 +35,7 @@ typedef struct vocabulary {
 } vocabulary;
 
 // A zero vocabulary takes room for n tokens of `bytes` in all, then the tokens in order of their ids, then room for
-// merges, then merges. `name` is the file, for messages. On failure the caller still calls vocabulary_free.
+// merges, then merges. `name` is the file, for messages. After a failure the caller still frees the tokenizer.
 kvb_status vocabulary_reserve(vocabulary *v, const char *name, uint64_t n, uint64_t bytes, kvb_error *err);
 void vocabulary_put(vocabulary *v, uint32_t id, const char *text, size_t size, uint8_t type);
 void vocabulary_skip(vocabulary *v, uint32_t id); // an id that no token has
@@ -44,19 +44,12 @@ kvb_status vocabulary_reserve_merges(vocabulary *v, const char *name, uint64_t n
 // the last one's rank, as in Hugging Face's tokenizers.
 bool vocabulary_put_merge(vocabulary *v, const char *left, size_t left_size, const char *right, size_t right_size,
                           uint32_t rank);
-void vocabulary_free(vocabulary *v);
 // Token id or -1. Of tokens with the same text the last one counts, as in Hugging Face's tokenizers.
 int64_t vocabulary_find(const vocabulary *v, const char *text, size_t size);
-const merge *vocabulary_merge(const vocabulary *v, uint32_t left, uint32_t right); // NULL when the two do not merge
 static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
 {
     return v->start[id + 1] - v->start[id];
 }
-
-// GPT-2's alphabet: every byte stands for a printable character of one or two UTF-8 bytes, below U+0144.
-uint32_t byte_to_char(uint8_t byte);
-int char_to_byte(uint32_t character);           // -1 when the character stands for no byte
-size_t put_char(char *out, uint32_t character); // as UTF-8, below U+0800; returns 1 or 2
 
 #define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's kind
 
@@ -93,7 +86,7 @@ void matcher_close(matcher *m);
 kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
                            size_t *end, kvb_error *err);
 
-// ---- What happens to a text before its words are merged (tokenizer_steps.c) ----
+// ---- What happens to a text before its words are merged ----
 
 typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
 typedef struct normal_step {
@@ -119,20 +112,9 @@ typedef struct normal_list {
     size_t n;
 } normal_list;
 
-// Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
-// the caller frees *owned, also after a failure.
-kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size, char **owned,
-                        kvb_error *err);
-void normal_free(normal_list *list);
+// ---- Added tokens: found in the text before anything else is done ----
 
-typedef kvb_status word_action(void *context, const char *word, size_t size);
-// Cuts text with steps[0 .. n), each piece of one by the next, and gives the words in order to `action`.
-kvb_status cut_apply(const cut_step *steps, size_t n, matcher *m, const char *text, size_t size, word_action *action,
-                     void *context, kvb_error *err);
-
-// ---- Added tokens: found in the text before anything else is done (tokenizer_encode.c) ----
-
-enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2, ADDED_SINGLE_WORD = 4 };
+enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2 };
 typedef struct added_token {
     uint32_t id;
     const char *text; // belongs to the vocabulary, or to added_index.owned
@@ -154,7 +136,6 @@ void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8
 kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
                                 uint8_t flags, kvb_error *err);
 void added_sort(added_index *x);
-void added_free(added_index *x);
 
 // ---- The tokenizer ----
 
@@ -171,10 +152,9 @@ struct tokenizer {
     bool strip_first;     // decoding takes one space off the front
     int32_t byte_id[256]; // the token of a single byte, or -1
     int32_t unknown;      // stands for what has no token; -1: that vanishes
-    int32_t bos, eos, eot;
+    special_ids special;
     int32_t *ends; // [n_ends] all that end an answer
     size_t n_ends;
-    bool add_bos;
     char *chat_template; // NULL: none
     char sha256[65];
 };
@@ -184,11 +164,3 @@ tokenizer *tokenizer_new(void); // all ids -1
 void tokenizer_find_bytes(tokenizer *t);
 // Adds an id to what ends an answer, unless it is -1 or there.
 void tokenizer_add_end(tokenizer *t, int32_t id);
-
-// One word to ids (tokenizer_bpe.c).
-typedef struct word_merger word_merger;
-word_merger *word_merger_open(const tokenizer *t, size_t ids_room);
-void word_merger_close(word_merger *w);
-void word_merger_put(word_merger *w, uint32_t id);
-void word_merger_word(word_merger *w, const char *word, size_t size);
-int32_t *word_merger_take(word_merger *w, size_t *n); // the ids so far, which are then the caller's

@@ -1,6 +1,6 @@
-// Quantised weights to float32: one function for each block format, in ggml's layouts (ggml-common.h). Products and
-// sums are single float operations in ggml's order, so results are equal to the last bit (this file must not be built
-// with fused multiply-add).
+// Quantised weights to float32: one function for each block format, in ggml's layouts (ggml-common.h), makes whole
+// numbers, steps and bases. Products and sums are single float operations in ggml's order, so results are equal to the
+// last bit (this file must not be built with fused multiply-add).
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/simd.h"
 #include "profiler/weights/stored_matrix.h"
@@ -27,9 +27,6 @@ float half_to_float(uint16_t half)
 }
 
 enum { SMALL = 32, SUPER = 256 }; // values per block of the simple and of the K formats
-
-// Expands one block of a format to its values.
-typedef void block_reader(const uint8_t *block, float *values);
 
 static uint16_t load_u16(const uint8_t *p)
 {
@@ -62,17 +59,8 @@ static void scale_and_min(const uint8_t *s, int i, int *scale, int *min)
 }
 
 // The 4-bit values of IQ4_NL and IQ4_XS, and of MXFP4 (e2m1, doubled).
-static int nonlinear_value(unsigned nibble)
-{
-    static const int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    return values[nibble];
-}
-
-static int e2m1_doubled(unsigned nibble)
-{
-    static const int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return values[nibble];
-}
+static const int8_t nonlinear_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // Half of 2^(e - 127), for doubled values. NaN, which the model's reader refuses, for 255, which is NaN in the standard
 // (OCP MX 1.0, 5.4.1), and for 254: no weight is a multiple of 2^126, and most of its values are beyond float32.
@@ -84,190 +72,185 @@ static float e8m0_half(uint8_t e)
     return value;
 }
 
-// The step of 32 values, sub-block i < 8, of an IQ4_XS block: d, upper bit pairs of the scales, 4 bytes of lower
-// nibbles.
-static float iq4_xs_step(const uint8_t *b, int i)
-{
-    int scale = (b[4 + i / 2] >> i % 2 * 4 & 15) | (load_u16(b + 2) >> 2 * i & 3) << 4;
-    return load_half(b) * (float)(scale - 32);
-}
-
-// ---- Blocks to values ----
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "F32 tensors are copied as they are stored: little-endian");
-
-static void expand_f32(const uint8_t *b, float *y)
-{
-    memcpy(y, b, sizeof *y);
-}
-
-static void expand_f16(const uint8_t *b, float *y)
-{
-    *y = load_half(b);
-}
-
-static void expand_bf16(const uint8_t *b, float *y)
-{
-    uint32_t bits = (uint32_t)load_u16(b) << 16;
-    memcpy(y, &bits, sizeof *y);
-}
+// ---- Blocks to whole numbers, with a step and a base for every few of them ----
 
 // d, 16 bytes of nibbles: low nibbles are values 0..15, high nibbles 16..31.
-static void expand_q4_0(const uint8_t *b, float *y)
+static void low_and_high_nibbles(int8_t *wholes, const uint8_t *q)
 {
-    float d = load_half(b);
     for (int i = 0; i < SMALL / 2; i++) {
-        y[i] = d * (float)((b[2 + i] & 15) - 8);
-        y[i + SMALL / 2] = d * (float)((b[2 + i] >> 4) - 8);
+        wholes[i] = q[i] & 15;
+        wholes[i + SMALL / 2] = q[i] >> 4;
     }
+}
+
+static void add_fifth_bits(int8_t *wholes, const uint8_t *high)
+{
+    for (int i = 0; i < SMALL; i++) wholes[i] = (int8_t)(wholes[i] | fifth_bit(high, i));
+}
+
+static void read_q4_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
+{
+    (void)base;
+    *step = load_half(b);
+    low_and_high_nibbles(wholes, b + 2);
 }
 
 // d, m, nibbles.
-static void expand_q4_1(const uint8_t *b, float *y)
+static void read_q4_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    float d = load_half(b), m = load_half(b + 2);
-    for (int i = 0; i < SMALL / 2; i++) {
-        y[i] = d * (float)(b[4 + i] & 15) + m;
-        y[i + SMALL / 2] = d * (float)(b[4 + i] >> 4) + m;
-    }
+    *step = load_half(b);
+    *base = load_half(b + 2);
+    low_and_high_nibbles(wholes, b + 4);
 }
 
 // d, 32 fifth bits, nibbles.
-static void expand_q5_0(const uint8_t *b, float *y)
+static void read_q5_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    float d = load_half(b);
-    for (int i = 0; i < SMALL / 2; i++) {
-        y[i] = d * (float)(((b[6 + i] & 15) | fifth_bit(b + 2, i)) - 16);
-        y[i + SMALL / 2] = d * (float)(((b[6 + i] >> 4) | fifth_bit(b + 2, i + SMALL / 2)) - 16);
-    }
+    (void)base;
+    *step = load_half(b);
+    low_and_high_nibbles(wholes, b + 6);
+    add_fifth_bits(wholes, b + 2);
 }
 
 // d, m, 32 fifth bits, nibbles.
-static void expand_q5_1(const uint8_t *b, float *y)
+static void read_q5_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    float d = load_half(b), m = load_half(b + 2);
-    for (int i = 0; i < SMALL / 2; i++) {
-        y[i] = d * (float)((b[8 + i] & 15) | fifth_bit(b + 4, i)) + m;
-        y[i + SMALL / 2] = d * (float)((b[8 + i] >> 4) | fifth_bit(b + 4, i + SMALL / 2)) + m;
-    }
+    *step = load_half(b);
+    *base = load_half(b + 2);
+    low_and_high_nibbles(wholes, b + 8);
+    add_fifth_bits(wholes, b + 4);
 }
 
 // d, 32 signed bytes.
-static void expand_q8_0(const uint8_t *b, float *y)
+static void read_q8_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    float d = load_half(b);
-    for (int i = 0; i < SMALL; i++) y[i] = (float)(int8_t)b[2 + i] * d;
+    (void)base;
+    *step = load_half(b);
+    memcpy(wholes, b + 2, SMALL);
 }
 
-// 16 bytes of scales (low nibble) and minima (high), 64 bytes of bit pairs, d, dmin. Each half of 128 values takes 32
-// bytes of pairs: run r of 32 values the bits 2r and 2r + 1.
-static void expand_q2_k(const uint8_t *b, float *y)
+// The bit pairs of Q2_K and Q3_K: each half of 128 values takes 32 bytes of them, run r of 32 values the bits 2r and
+// 2r + 1.
+static int bit_pair(const uint8_t *pairs, int i)
+{
+    return pairs[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+// 16 bytes of scales (low nibble) and minima (high), 64 bytes of bit pairs, d, dmin.
+static void read_q2_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     float d = load_half(b + 80), dmin = load_half(b + 82);
-    for (int i = 0; i < SUPER; i++) {
-        int pair = b[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
-        float step = d * (float)(b[i / 16] & 15), base = dmin * (float)(b[i / 16] >> 4);
-        y[i] = step * (float)pair - base;
+    for (int sub = 0; sub < SUPER / 16; sub++) {
+        steps[sub] = d * (float)(b[sub] & 15);
+        bases[sub] = -(dmin * (float)(b[sub] >> 4));
     }
+    for (int i = 0; i < SUPER; i++) wholes[i] = (int8_t)bit_pair(b + 16, i);
 }
 
-// The 6-bit scale of 16 values, sub-block i < 16, of a Q3_K block: nibbles in bytes 0..7, upper bit pairs in 8..11.
-static int q3_k_scale(const uint8_t *s, int i)
+// 32 bytes of third bits (a bit that is not set takes 4 off), 64 bytes of bit pairs, 12 bytes of scales, d. The 6-bit
+// scale of 16 values, sub-block i < 16: nibbles in bytes 0..7, upper bit pairs in 8..11.
+static void read_q3_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    return ((s[i % 8] >> i / 8 * 4 & 15) | (s[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32;
+    (void)bases;
+    const uint8_t *s = b + 96;
+    for (int i = 0; i < SUPER / 16; i++) {
+        int scale = ((s[i % 8] >> i / 8 * 4 & 15) | (s[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32;
+        steps[i] = load_half(b + 108) * (float)scale;
+    }
+    for (int i = 0; i < SUPER; i++) wholes[i] = (int8_t)(bit_pair(b + 32, i) - (b[i % 32] >> i / 32 & 1 ? 0 : 4));
 }
 
-// 32 bytes of third bits (a bit that is not set takes 4 off), 64 bytes of bit pairs as in Q2_K, 12 bytes of scales, d.
-static void expand_q3_k(const uint8_t *b, float *y)
+static void steps_of_super_block(const uint8_t *b, float *steps, float *bases)
 {
-    float d = load_half(b + 108);
-    for (int i = 0; i < SUPER; i++) {
-        int pair = b[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
-        int third = b[i % 32] >> i / 32 & 1;
-        y[i] = d * (float)q3_k_scale(b + 96, i / 16) * (float)(pair - (third ? 0 : 4));
+    float d = load_half(b), dmin = load_half(b + 2);
+    for (int sub = 0; sub < SUPER / 32; sub++) {
+        int scale, min;
+        scale_and_min(b + 4, sub, &scale, &min);
+        steps[sub] = d * (float)scale;
+        bases[sub] = -(dmin * (float)min);
     }
 }
 
 // d, dmin, 12 bytes of scales, 128 bytes of nibbles: each run of 32 bytes holds 32 low, then 32 high nibbles.
-static void expand_q4_k(const uint8_t *b, float *y)
+static void read_q4_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    float d = load_half(b), dmin = load_half(b + 2);
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        int scale, min;
-        scale_and_min(b + 4, sub, &scale, &min);
-        float step = d * (float)scale, base = dmin * (float)min;
-        const uint8_t *q = b + 16 + sub / 2 * 32;
-        for (int i = 0; i < 32; i++) *y++ = step * (float)(q[i] >> sub % 2 * 4 & 15) - base;
-    }
+    steps_of_super_block(b, steps, bases);
+    for (int i = 0; i < SUPER; i++) wholes[i] = b[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
 }
 
 // d, dmin, 12 bytes of scales, 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of sub-block `sub`),
 // 128 bytes of nibbles.
-static void expand_q5_k(const uint8_t *b, float *y)
+static void read_q5_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    float d = load_half(b), dmin = load_half(b + 2);
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        int scale, min;
-        scale_and_min(b + 4, sub, &scale, &min);
-        float step = d * (float)scale, base = dmin * (float)min;
-        const uint8_t *high = b + 16, *q = b + 48 + sub / 2 * 32;
-        for (int i = 0; i < 32; i++) {
-            int value = (q[i] >> sub % 2 * 4 & 15) | (high[i] >> sub & 1) << 4;
-            *y++ = step * (float)value - base;
-        }
-    }
+    steps_of_super_block(b, steps, bases);
+    for (int i = 0; i < SUPER; i++)
+        wholes[i] =
+            (int8_t)((b[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (b[16 + i % 32] >> i / 32 & 1) << 4);
 }
 
 // 128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales (one per 16 values), d. Each half of 128 values
 // takes 64 bytes of nibbles (two runs of 32 low ones, then two of 32 high ones) and 32 bytes of pairs.
-static void expand_q6_k(const uint8_t *b, float *y)
+static void read_q6_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    const uint8_t *low = b, *high = b + 128, *scales = b + 192;
-    float d = load_half(b + 208);
+    (void)bases;
+    for (int i = 0; i < SUPER / 16; i++) steps[i] = load_half(b + 208) * (float)(int8_t)b[192 + i];
     for (int i = 0; i < SUPER; i++) {
         int half = i / 128, run = i % 128 / 32, at = i % 32;
-        int nibble = low[half * 64 + run % 2 * 32 + at] >> run / 2 * 4 & 15;
-        int pair = high[half * 32 + at] >> run * 2 & 3;
-        float step = d * (float)(int8_t)scales[i / 16];
-        y[i] = step * (float)((nibble | pair << 4) - 32);
+        int nibble = b[half * 64 + run % 2 * 32 + at] >> run / 2 * 4 & 15,
+            pair = b[128 + half * 32 + at] >> run * 2 & 3;
+        wholes[i] = (int8_t)(nibble | pair << 4);
     }
 }
 
 // d, nibbles that choose one of 16 values.
-static void expand_iq4_nl(const uint8_t *b, float *y)
+static void read_iq4_nl(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    float d = load_half(b);
-    for (int i = 0; i < SMALL; i++) y[i] = d * (float)nonlinear_value(b[2 + i % 16] >> i / 16 * 4 & 15);
+    (void)base;
+    *step = load_half(b);
+    for (int i = 0; i < SMALL; i++) wholes[i] = nonlinear_values[b[2 + i % 16] >> i / 16 * 4 & 15];
 }
 
-// d, scales (iq4_xs_step), nibbles as in IQ4_NL.
-static void expand_iq4_xs(const uint8_t *b, float *y)
+// d, upper bit pairs of the scales of 32 values, 4 bytes of their lower nibbles, nibbles as in IQ4_NL.
+static void read_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    for (int i = 0; i < SUPER; i++)
-        y[i] = iq4_xs_step(b, i / 32) * (float)nonlinear_value(b[8 + i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15);
+    (void)bases;
+    for (int i = 0; i < SUPER / 32; i++) {
+        int scale = (b[4 + i / 2] >> i % 2 * 4 & 15) | (load_u16(b + 2) >> 2 * i & 3) << 4;
+        steps[i] = load_half(b) * (float)(scale - 32);
+    }
+    for (int i = 0; i < SUPER; i++) wholes[i] = nonlinear_values[b[8 + i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15];
 }
 
 // An exponent for all, nibbles of e2m1.
-static void expand_mxfp4(const uint8_t *b, float *y)
+static void read_mxfp4(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    for (int i = 0; i < SMALL; i++) y[i] = e8m0_half(b[0]) * (float)e2m1_doubled(b[1 + i % 16] >> i / 16 * 4 & 15);
+    (void)base;
+    *step = e8m0_half(b[0]);
+    for (int i = 0; i < SMALL; i++) wholes[i] = e2m1_doubled[b[1 + i % 16] >> i / 16 * 4 & 15];
 }
 
-// NULL for a type that cannot be read.
-static block_reader *dequant_block_reader(uint32_t type)
+// A value is step * (whole - offset), or step * whole + base where blocks have bases.
+typedef struct block_format {
+    uint32_t type;
+    unsigned share; // values that share a step
+    unsigned bits;  // dequant_step_bits
+    int offset;
+    bool has_bases;
+    void (*read)(const uint8_t *block, int8_t *wholes, float *steps, float *bases);
+} block_format;
+
+static const block_format *find_format(uint32_t type)
 {
-    static const struct {
-        uint32_t type;
-        block_reader *read;
-    } all[] = {
-        {GGUF_TENSOR_F32, expand_f32},    {GGUF_TENSOR_F16, expand_f16},       {GGUF_TENSOR_BF16, expand_bf16},
-        {GGUF_TENSOR_Q4_0, expand_q4_0},  {GGUF_TENSOR_Q4_1, expand_q4_1},     {GGUF_TENSOR_Q5_0, expand_q5_0},
-        {GGUF_TENSOR_Q5_1, expand_q5_1},  {GGUF_TENSOR_Q8_0, expand_q8_0},     {GGUF_TENSOR_Q2_K, expand_q2_k},
-        {GGUF_TENSOR_Q3_K, expand_q3_k},  {GGUF_TENSOR_Q4_K, expand_q4_k},     {GGUF_TENSOR_Q5_K, expand_q5_k},
-        {GGUF_TENSOR_Q6_K, expand_q6_k},  {GGUF_TENSOR_IQ4_NL, expand_iq4_nl}, {GGUF_TENSOR_IQ4_XS, expand_iq4_xs},
-        {GGUF_TENSOR_MXFP4, expand_mxfp4}};
+    static const block_format all[] = {
+        {GGUF_TENSOR_Q4_0, 32, 4, 8, false, read_q4_0},     {GGUF_TENSOR_Q4_1, 32, 4, 0, true, read_q4_1},
+        {GGUF_TENSOR_Q5_0, 32, 8, 16, false, read_q5_0},    {GGUF_TENSOR_Q5_1, 32, 8, 0, true, read_q5_1},
+        {GGUF_TENSOR_Q8_0, 32, 8, 0, false, read_q8_0},     {GGUF_TENSOR_Q2_K, 16, 0, 0, true, read_q2_k},
+        {GGUF_TENSOR_Q3_K, 16, 0, 0, false, read_q3_k},     {GGUF_TENSOR_Q4_K, 32, 4, 0, true, read_q4_k},
+        {GGUF_TENSOR_Q5_K, 32, 8, 0, true, read_q5_k},      {GGUF_TENSOR_Q6_K, 16, 0, 32, false, read_q6_k},
+        {GGUF_TENSOR_IQ4_NL, 32, 8, 0, false, read_iq4_nl}, {GGUF_TENSOR_IQ4_XS, 32, 8, 0, false, read_iq4_xs},
+        {GGUF_TENSOR_MXFP4, 32, 8, 0, false, read_mxfp4}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].type == type) return all[i].read;
+        if (all[i].type == type) return &all[i];
     return NULL;
 }
 
@@ -304,8 +287,9 @@ SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
                     .f;
 }
 
-SIMD_CLONES static void widen_e4m3(float *to, const uint8_t *from, size_t n)
+SIMD_CLONES void dequant_e4m3(const void *src, size_t n, float *to)
 {
+    const uint8_t *from = src;
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
         uint32_t magnitude = from[i] & 0x7f;
@@ -322,18 +306,27 @@ SIMD_CLONES static void widen_e4m3(float *to, const uint8_t *from, size_t n)
     }
 }
 
-void dequant_e4m3(const void *src, size_t n, float *dst)
-{
-    widen_e4m3(dst, src, n);
-}
-
 #define TYPE_NAME(name, number, values, bytes) " " #name
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "F32 tensors are copied as they are stored: little-endian");
+
+static void expand_blocks(const block_format *f, const uint8_t *from, size_t n, size_t block, size_t bytes, float *to)
+{
+    int8_t wholes[SUPER];
+    float steps[SUPER / 16], bases[SUPER / 16];
+    for (; n; n -= block, from += bytes, to += block) {
+        f->read(from, wholes, steps, bases);
+        for (unsigned i = 0; i < block; i++) {
+            to[i] = steps[i / f->share] * (float)(wholes[i] - f->offset);
+            if (f->has_bases) to[i] += bases[i / f->share];
+        }
+    }
+}
 
 kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *dst, kvb_error *err)
 {
-    block_reader *expand = dequant_block_reader(type);
     uint32_t values = 1, bytes = 0;
-    if (!expand || !gguf_tensor_type_block(type, &values, &bytes))
+    if (!gguf_tensor_type_block(type, &values, &bytes))
         return kvb_fail(
             err, KVB_UNSUPPORTED,
             "expected a tensor type out of" GGUF_TENSOR_LIST(TYPE_NAME) ", found %s (number %u); get the model "
@@ -342,157 +335,29 @@ kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *
     if (n_values % values)
         return kvb_fail(err, KVB_ARGUMENT, "expected a multiple of %u values for type %s, found %zu", values,
                         gguf_tensor_type_name(type), n_values);
-    const uint8_t *block = src;
     if (type == GGUF_TENSOR_F32 && n_values) memcpy(dst, src, n_values * sizeof *dst);
     else if (type == GGUF_TENSOR_F16) widen_halves(dst, src, n_values);
     else if (type == GGUF_TENSOR_BF16) widen_bf16(dst, src, n_values);
-    else
-        for (size_t i = 0; i < n_values; i += values, block += bytes) expand(block, dst + i);
+    else if (type != GGUF_TENSOR_F32) expand_blocks(find_format(type), src, n_values, values, bytes, dst);
     return KVB_OK;
-}
-
-kvb_status dequant_tensor(const gguf_tensor *t, float *dst, kvb_error *err)
-{
-    kvb_error inner;
-    // A tensor of a readable type has data; the type is judged before the pointer is touched.
-    kvb_status status = dequant_rows(t->type, t->data, (size_t)t->n_values, dst, &inner);
-    if (status == KVB_OK) return status;
-    return kvb_fail(err, status, "tensor %.*s: %s", (int)t->name.size, t->name.data, inner.message);
-}
-
-// ---- Blocks as whole numbers with one step and one base per 32 of them, for the formats that are such ----
-
-static void low_and_high_nibbles(int8_t *wholes, const uint8_t *q)
-{
-    for (int i = 0; i < SMALL / 2; i++) {
-        wholes[i] = q[i] & 15;
-        wholes[i + SMALL / 2] = q[i] >> 4;
-    }
-}
-
-static void add_fifth_bits(int8_t *wholes, const uint8_t *high)
-{
-    for (int i = 0; i < SMALL; i++) wholes[i] = (int8_t)(wholes[i] | fifth_bit(high, i));
-}
-
-static void steps_q4_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = *step * -8.0f;
-    low_and_high_nibbles(wholes, b + 2);
-}
-
-static void steps_q4_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = load_half(b + 2);
-    low_and_high_nibbles(wholes, b + 4);
-}
-
-static void steps_q5_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = *step * -16.0f;
-    low_and_high_nibbles(wholes, b + 6);
-    add_fifth_bits(wholes, b + 2);
-}
-
-static void steps_q5_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = load_half(b + 2);
-    low_and_high_nibbles(wholes, b + 8);
-    add_fifth_bits(wholes, b + 4);
-}
-
-static void steps_q8_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = 0;
-    memcpy(wholes, b + 2, SMALL);
-}
-
-static void steps_of_super_block(const uint8_t *b, float *steps, float *bases)
-{
-    float d = load_half(b), dmin = load_half(b + 2);
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        int scale, min;
-        scale_and_min(b + 4, sub, &scale, &min);
-        steps[sub] = d * (float)scale;
-        bases[sub] = -(dmin * (float)min);
-    }
-}
-
-static void steps_q4_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
-{
-    steps_of_super_block(b, steps, bases);
-    for (int i = 0; i < SUPER; i++) wholes[i] = b[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
-}
-
-static void steps_q5_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
-{
-    steps_of_super_block(b, steps, bases);
-    for (int i = 0; i < SUPER; i++)
-        wholes[i] =
-            (int8_t)((b[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (b[16 + i % 32] >> i / 32 & 1) << 4);
-}
-
-static void steps_iq4_nl(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = 0;
-    for (int i = 0; i < SMALL; i++) wholes[i] = (int8_t)nonlinear_value(b[2 + i % 16] >> i / 16 * 4 & 15);
-}
-
-static void steps_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
-{
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        steps[sub] = iq4_xs_step(b, sub);
-        bases[sub] = 0;
-    }
-    for (int i = 0; i < SUPER; i++)
-        wholes[i] = (int8_t)nonlinear_value(b[8 + i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15);
-}
-
-static void steps_mxfp4(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = e8m0_half(b[0]);
-    *base = 0;
-    for (int i = 0; i < SMALL; i++) wholes[i] = (int8_t)e2m1_doubled(b[1 + i % 16] >> i / 16 * 4 & 15);
-}
-
-typedef struct step_format {
-    uint32_t type;
-    unsigned bits;
-    void (*read)(const uint8_t *b, int8_t *wholes, float *steps, float *bases);
-} step_format;
-
-static const step_format *find_steps(uint32_t type)
-{
-    static const step_format all[] = {{GGUF_TENSOR_Q4_0, 4, steps_q4_0},     {GGUF_TENSOR_Q4_1, 4, steps_q4_1},
-                                      {GGUF_TENSOR_Q5_0, 8, steps_q5_0},     {GGUF_TENSOR_Q5_1, 8, steps_q5_1},
-                                      {GGUF_TENSOR_Q8_0, 8, steps_q8_0},     {GGUF_TENSOR_Q4_K, 4, steps_q4_k},
-                                      {GGUF_TENSOR_Q5_K, 8, steps_q5_k},     {GGUF_TENSOR_IQ4_NL, 8, steps_iq4_nl},
-                                      {GGUF_TENSOR_IQ4_XS, 8, steps_iq4_xs}, {GGUF_TENSOR_MXFP4, 8, steps_mxfp4}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i].type == type) return &all[i];
-    return NULL;
 }
 
 unsigned dequant_step_bits(uint32_t type)
 {
-    const step_format *f = find_steps(type);
+    const block_format *f = find_format(type);
     return f ? f->bits : 0;
 }
 
 void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *wholes, float *steps, float *bases)
 {
-    const step_format *f = find_steps(type);
+    const block_format *f = find_format(type);
     uint32_t values = 1, bytes = 0;
     gguf_tensor_type_block(type, &values, &bytes);
     const uint8_t *block = src;
     for (size_t i = 0; i < n_values; i += values, block += bytes)
         f->read(block, wholes + i, steps + i / DEQUANT_STEP_VALUES, bases + i / DEQUANT_STEP_VALUES);
+    for (size_t i = 0; !f->has_bases && i < n_values / DEQUANT_STEP_VALUES; i++)
+        bases[i] = f->offset ? steps[i] * -(float)f->offset : 0;
 }
 
 // ---- Matrices as files store them (stored_matrix.h) ----

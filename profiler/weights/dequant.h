@@ -12,9 +12,6 @@
 // type that cannot be read, KVB_ARGUMENT for a broken block.
 kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *dst, kvb_error *err);
 
-// A whole tensor into dst[t->n_values]; the error names the tensor.
-kvb_status dequant_tensor(const gguf_tensor *t, float *dst, kvb_error *err);
-
 // Several formats store whole numbers with one step and one base for every 32 values: value = step * whole + base, with
 // the very bits that dequant_rows gives, but for the sign of zeros. The bits of the whole numbers, 4 (0 to 15) or 8
 // (-128 to 127), or 0 for other formats.
@@ -26,6 +23,6 @@ unsigned dequant_step_bits(uint32_t type);
 void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *wholes, float *steps, float *bases);
 
 // FP8 E4M3 as torch's float8_e4m3fn (no infinities; NaN is all ones): n values at src to dst. Exact.
-void dequant_e4m3(const void *src, size_t n, float *dst);
+void dequant_e4m3(const void *src, size_t n, float *to);
 
 float half_to_float(uint16_t half); // IEEE binary16, denormals and NaN payloads kept

@@ -1,10 +1,11 @@
 // The reader of GGUF files: names of types; one pass over a bounded cursor that checks every length before it is used;
-// metadata by key with its type checked, tensors by name.
+// metadata by key with its type checked, tensors by name; models in several files.
 #include "profiler/weights/gguf.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,32 +66,30 @@ static int gguf_string_compare(gguf_string a, gguf_string b)
     return order ? order : (a.size > b.size) - (a.size < b.size);
 }
 
-const gguf_value *gguf_find(const gguf_file *f, const char *key)
+// Values and tensors begin with their name. The place of `name` in `order`, which sorts the n of them; NULL: none has
+// it.
+static const void *find_name(const void *all, size_t each, const uint32_t *order, size_t n, const char *name)
 {
-    gguf_string wanted = {key, strlen(key)};
-    for (size_t low = 0, high = f->n_values; low < high;) {
+    gguf_string wanted = {name, strlen(name)};
+    for (size_t low = 0, high = n; low < high;) {
         size_t middle = low + (high - low) / 2;
-        const gguf_value *v = &f->values[f->value_order[middle]];
-        int order = gguf_string_compare(wanted, v->key);
-        if (order == 0) return v;
-        if (order < 0) high = middle;
+        const void *one = (const char *)all + each * order[middle];
+        int compared = gguf_string_compare(wanted, *(const gguf_string *)one);
+        if (compared == 0) return one;
+        if (compared < 0) high = middle;
         else low = middle + 1;
     }
     return NULL;
 }
 
+const gguf_value *gguf_find(const gguf_file *f, const char *key)
+{
+    return find_name(f->values, sizeof *f->values, f->value_order, f->n_values, key);
+}
+
 const gguf_tensor *gguf_tensor_find(const gguf_file *f, const char *name)
 {
-    gguf_string wanted = {name, strlen(name)};
-    for (size_t low = 0, high = f->n_tensors; low < high;) {
-        size_t middle = low + (high - low) / 2;
-        const gguf_tensor *t = &f->tensors[f->tensor_order[middle]];
-        int order = gguf_string_compare(wanted, t->name);
-        if (order == 0) return t;
-        if (order < 0) high = middle;
-        else low = middle + 1;
-    }
-    return NULL;
+    return find_name(f->tensors, sizeof *f->tensors, f->tensor_order, f->n_tensors, name);
 }
 
 bool gguf_string_is(gguf_string s, const char *text)
@@ -148,68 +147,46 @@ static bool load_integer(gguf_value_type type, const unsigned char *p, int64_t *
     }
 }
 
-static kvb_status value_u32(const gguf_file *f, const gguf_value *v, const char *key, uint32_t *out, kvb_error *err)
-{
-    int64_t n = -1;
-    bool integer = load_integer(v->type, v->data, &n);
-    if (!integer && v->type != GGUF_VALUE_U64) return wrong_type(f, v, key, "an integer", err);
-    if (!integer || n < 0 || n > UINT32_MAX)
-        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected an integer from 0 to 4294967295, found %lld", f->name, key,
-                        (long long)n);
-    *out = (uint32_t)n;
-    return KVB_OK;
-}
-
-static kvb_status value_f32(const gguf_file *f, const gguf_value *v, const char *key, float *out, kvb_error *err)
+static float float_of_bits(uint32_t bits)
 {
     float x;
-    if (v->type == GGUF_VALUE_F32) {
-        uint32_t bits = (uint32_t)gguf_load(v->data, 4);
-        memcpy(&x, &bits, sizeof x);
-    } else if (v->type == GGUF_VALUE_F64) {
-        uint64_t bits = gguf_load(v->data, 8);
-        double wide;
-        memcpy(&wide, &bits, sizeof wide);
-        x = fabs(wide) <= 3.4028234663852886e38 ? (float)wide
-                                                : INFINITY; // beyond float the conversion would be undefined
-    } else {
-        return wrong_type(f, v, key, "a floating-point number", err);
-    }
-    if (!isfinite(x))
-        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a finite number, found %g", f->name, key, (double)x);
-    *out = x;
-    return KVB_OK;
+    memcpy(&x, &bits, sizeof x);
+    return x;
 }
 
-static kvb_status value_bool(const gguf_file *f, const gguf_value *v, const char *key, bool *out, kvb_error *err)
+kvb_status gguf_get_number(const gguf_file *f, const char *key, double *out, kvb_error *err)
 {
-    if (v->type != GGUF_VALUE_BOOL) return wrong_type(f, v, key, "a boolean", err);
-    if (v->data[0] > 1)
-        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a boolean stored as 0 or 1, found %u", f->name, key,
-                        v->data[0]);
-    *out = v->data[0] == 1;
+    const gguf_value *v = gguf_find(f, key);
+    int64_t whole;
+    double x;
+    if (!v) return KVB_OK;
+    if (v->type == GGUF_VALUE_F32) x = (double)float_of_bits((uint32_t)gguf_load(v->data, 4));
+    else if (v->type == GGUF_VALUE_F64) memcpy(&x, v->data, sizeof x);
+    else if (v->type == GGUF_VALUE_BOOL && v->data[0] <= 1) x = v->data[0];
+    else if (load_integer(v->type, v->data, &whole)) x = (double)whole;
+    else return wrong_type(f, v, key, "a number", err);
+    if (!isfinite(x)) return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a finite number, found %g", f->name, key, x);
+    *out = x;
     return KVB_OK;
 }
 
 kvb_status gguf_get_u32(const gguf_file *f, const char *key, uint32_t *out, kvb_error *err)
 {
-    const gguf_value *v;
-    kvb_status status = find_required(f, key, &v, err);
-    return status == KVB_OK ? value_u32(f, v, key, out, err) : status;
-}
-
-kvb_status gguf_get_f32(const gguf_file *f, const char *key, float *out, kvb_error *err)
-{
-    const gguf_value *v;
-    kvb_status status = find_required(f, key, &v, err);
-    return status == KVB_OK ? value_f32(f, v, key, out, err) : status;
+    double x = *out;
+    kvb_status status = gguf_get_number(f, key, &x, err);
+    if (status == KVB_OK && !(x >= 0 && x <= UINT32_MAX && x == floor(x)))
+        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected an integer from 0 to 4294967295, found %.15g", f->name, key,
+                        x);
+    if (status == KVB_OK) *out = (uint32_t)x;
+    return status;
 }
 
 kvb_status gguf_get_bool(const gguf_file *f, const char *key, bool *out, kvb_error *err)
 {
-    const gguf_value *v;
-    kvb_status status = find_required(f, key, &v, err);
-    return status == KVB_OK ? value_bool(f, v, key, out, err) : status;
+    const gguf_value *v = gguf_find(f, key);
+    if (v && (v->type != GGUF_VALUE_BOOL || v->data[0] > 1)) return wrong_type(f, v, key, "a boolean, 0 or 1", err);
+    if (v) *out = v->data[0];
+    return KVB_OK;
 }
 
 kvb_status gguf_get_string(const gguf_file *f, const char *key, gguf_string *out, kvb_error *err)
@@ -233,30 +210,6 @@ kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type e
         return wrong_type(f, v, key, expected, err);
     }
     *out = (gguf_array){v->element, v->count, v->data, v->size};
-    return KVB_OK;
-}
-
-kvb_status gguf_get_u32_or(const gguf_file *f, const char *key, uint32_t missing, uint32_t *out, kvb_error *err)
-{
-    const gguf_value *v = gguf_find(f, key);
-    if (v) return value_u32(f, v, key, out, err);
-    *out = missing;
-    return KVB_OK;
-}
-
-kvb_status gguf_get_f32_or(const gguf_file *f, const char *key, float missing, float *out, kvb_error *err)
-{
-    const gguf_value *v = gguf_find(f, key);
-    if (v) return value_f32(f, v, key, out, err);
-    *out = missing;
-    return KVB_OK;
-}
-
-kvb_status gguf_get_bool_or(const gguf_file *f, const char *key, bool missing, bool *out, kvb_error *err)
-{
-    const gguf_value *v = gguf_find(f, key);
-    if (v) return value_bool(f, v, key, out, err);
-    *out = missing;
     return KVB_OK;
 }
 
@@ -289,12 +242,14 @@ enum {
     TENSOR_BYTES_MIN = 32, // name length, dimensions count, one dimension, type, offset
 };
 
-// Bytes [at, size) of the file are still to be read. Errors give the offset at which reading stopped.
+// Bytes [at, size) of the file are still to be read. The first error stays, with the offset at which reading stopped;
+// what is read after it is 0.
 typedef struct cursor {
     const unsigned char *data;
     size_t size, at;
     const char *name;
     kvb_error *err;
+    kvb_status status;
 } cursor;
 
 static size_t cursor_left(const cursor *c)
@@ -302,180 +257,159 @@ static size_t cursor_left(const cursor *c)
     return c->size - c->at;
 }
 
-static kvb_status cursor_short(const cursor *c, uint64_t wanted, const char *what)
+static const unsigned char *cursor_take(cursor *c, uint64_t size, const char *what)
 {
-    return kvb_fail(
-        c->err, KVB_FORMAT,
-        "%s: byte %zu: expected %llu more bytes for %s, found %zu; the file is cut short or damaged: get it again",
-        c->name, c->at, (unsigned long long)wanted, what, cursor_left(c));
-}
-
-static kvb_status cursor_take(cursor *c, uint64_t size, const char *what, const unsigned char **out)
-{
-    if (size > cursor_left(c)) return cursor_short(c, size, what);
-    *out = c->data + c->at;
+    if (c->status != KVB_OK) return NULL;
+    if (size > cursor_left(c)) {
+        c->status = kvb_fail(
+            c->err, KVB_FORMAT,
+            "%s: byte %zu: expected %llu more bytes for %s, found %zu; the file is cut short or damaged: get it again",
+            c->name, c->at, (unsigned long long)size, what, cursor_left(c));
+        return NULL;
+    }
     c->at += (size_t)size;
-    return KVB_OK;
+    return c->data + c->at - size;
 }
 
-static kvb_status cursor_u32(cursor *c, const char *what, uint32_t *out)
+static uint32_t cursor_u32(cursor *c, const char *what)
 {
-    const unsigned char *p = NULL;
-    kvb_status status = cursor_take(c, 4, what, &p);
-    if (status == KVB_OK) *out = (uint32_t)gguf_load(p, 4);
-    return status;
+    const unsigned char *p = cursor_take(c, 4, what);
+    return p ? (uint32_t)gguf_load(p, 4) : 0;
 }
 
-static kvb_status cursor_u64(cursor *c, const char *what, uint64_t *out)
+static uint64_t cursor_u64(cursor *c, const char *what)
 {
-    const unsigned char *p = NULL;
-    kvb_status status = cursor_take(c, 8, what, &p);
-    if (status == KVB_OK) *out = gguf_load(p, 8);
-    return status;
+    const unsigned char *p = cursor_take(c, 8, what);
+    return p ? gguf_load(p, 8) : 0;
 }
 
-static kvb_status cursor_string(cursor *c, const char *what, gguf_string *out)
+static gguf_string cursor_string(cursor *c, const char *what)
 {
-    uint64_t size = 0;
-    const unsigned char *p = NULL;
-    kvb_status status = cursor_u64(c, what, &size);
-    if (status == KVB_OK) status = cursor_take(c, size, what, &p);
-    if (status == KVB_OK) *out = (gguf_string){(const char *)p, (size_t)size};
-    return status;
+    uint64_t size = cursor_u64(c, what);
+    const unsigned char *p = cursor_take(c, size, what);
+    return (gguf_string){(const char *)p, p ? (size_t)size : 0};
 }
 
 // Keys and tensor names end up in messages and on terminals, so control characters are refused here once.
-static kvb_status cursor_name(cursor *c, const char *what, size_t max, gguf_string *out)
+static gguf_string cursor_name(cursor *c, const char *what, size_t max)
 {
     size_t start = c->at;
-    kvb_status status = cursor_string(c, what, out);
-    if (status != KVB_OK) return status;
-    if (out->size == 0 || out->size > max)
-        return kvb_fail(c->err, KVB_FORMAT,
-                        "%s: byte %zu: expected %s of 1 to %zu bytes, found %zu; the file is damaged", c->name, start,
-                        what, max, out->size);
-    for (size_t i = 0; i < out->size; i++) {
-        unsigned char b = (unsigned char)out->data[i];
+    gguf_string s = cursor_string(c, what);
+    if (c->status != KVB_OK) return s;
+    if (s.size == 0 || s.size > max)
+        c->status =
+            kvb_fail(c->err, KVB_FORMAT, "%s: byte %zu: expected %s of 1 to %zu bytes, found %zu; the file is damaged",
+                     c->name, start, what, max, s.size);
+    for (size_t i = 0; c->status == KVB_OK && i < s.size; i++) {
+        unsigned char b = (unsigned char)s.data[i];
         if (b < 0x20 || b == 0x7f)
-            return kvb_fail(c->err, KVB_FORMAT,
-                            "%s: byte %zu: expected printable text in %s, found byte 0x%02x; the file is damaged",
-                            c->name, start + 8 + i, what, b);
+            c->status = kvb_fail(c->err, KVB_FORMAT,
+                                 "%s: byte %zu: expected printable text in %s, found byte 0x%02x; the file is damaged",
+                                 c->name, start + 8 + i, what, b);
     }
-    return KVB_OK;
+    return s;
 }
 
-static kvb_status cursor_value_type(cursor *c, gguf_value_type *out)
+static gguf_value_type cursor_value_type(cursor *c)
 {
     size_t start = c->at;
-    uint32_t type = 0;
-    kvb_status status = cursor_u32(c, "a value type", &type);
-    if (status != KVB_OK) return status;
+    uint32_t type = cursor_u32(c, "a value type");
     if (type > GGUF_VALUE_F64)
-        return kvb_fail(c->err, KVB_FORMAT,
-                        "%s: byte %zu: expected a value type from 0 to %d, found %u; the file is damaged", c->name,
-                        start, GGUF_VALUE_F64, type);
-    *out = (gguf_value_type)type;
-    return KVB_OK;
+        c->status = kvb_fail(c->err, KVB_FORMAT,
+                             "%s: byte %zu: expected a value type from 0 to %d, found %u; the file is damaged", c->name,
+                             start, GGUF_VALUE_F64, type);
+    return (gguf_value_type)type;
 }
 
 // Reads the header of an array and walks over its elements, so that later readers need no checks of their own.
-static kvb_status cursor_array(cursor *c, int depth, gguf_value_type *element, uint64_t *count)
+static void cursor_array(cursor *c, int depth, gguf_value_type *element, uint64_t *count)
 {
-    kvb_status status = cursor_value_type(c, element);
-    if (status == KVB_OK) status = cursor_u64(c, "an array's length", count);
-    if (status != KVB_OK) return status;
-
+    *element = cursor_value_type(c);
+    *count = cursor_u64(c, "an array's length");
+    if (c->status != KVB_OK) return;
     size_t each = gguf_value_size(*element);
     size_t least = each ? each : *element == GGUF_VALUE_STRING ? 8 : 12;
     if (*count > cursor_left(c) / least)
-        return kvb_fail(
+        c->status = kvb_fail(
             c->err, KVB_FORMAT,
             "%s: byte %zu: an array claims %llu elements of type %s, but only %zu bytes follow; the file is damaged",
             c->name, c->at - 8, (unsigned long long)*count, gguf_value_type_name(*element), cursor_left(c));
-    if (each) {
-        c->at += (size_t)*count * each;
-        return KVB_OK;
-    }
-    if (*element == GGUF_VALUE_ARRAY && depth == ARRAY_DEPTH_MAX)
-        return kvb_fail(c->err, KVB_UNSUPPORTED, "%s: byte %zu: arrays nested deeper than %d", c->name, c->at,
-                        ARRAY_DEPTH_MAX);
-    for (uint64_t i = 0; i < *count && status == KVB_OK; i++) {
-        gguf_string s;
+    else if (*element == GGUF_VALUE_ARRAY && depth == ARRAY_DEPTH_MAX)
+        c->status = kvb_fail(c->err, KVB_UNSUPPORTED, "%s: byte %zu: arrays nested deeper than %d", c->name, c->at,
+                             ARRAY_DEPTH_MAX);
+    if (each) cursor_take(c, *count * each, "an array");
+    for (uint64_t i = 0; !each && i < *count && c->status == KVB_OK; i++) {
         gguf_value_type inner;
         uint64_t inner_count;
-        if (*element == GGUF_VALUE_STRING) status = cursor_string(c, "a string in an array", &s);
-        else status = cursor_array(c, depth + 1, &inner, &inner_count);
+        if (*element == GGUF_VALUE_STRING) cursor_string(c, "a string in an array");
+        else cursor_array(c, depth + 1, &inner, &inner_count);
     }
-    return status;
 }
 
-static kvb_status parse_value(cursor *c, gguf_value *v)
+static void parse_value(cursor *c, gguf_value *v)
 {
-    kvb_status status = cursor_name(c, "a key", KEY_MAX, &v->key);
-    if (status == KVB_OK) status = cursor_value_type(c, &v->type);
-    if (status != KVB_OK) return status;
-    size_t each = gguf_value_size(v->type);
-    if (each) {
-        v->size = each;
-        return cursor_take(c, each, "a value", &v->data);
-    }
-    if (v->type == GGUF_VALUE_STRING) {
-        gguf_string s = {0};
-        status = cursor_string(c, "a string", &s);
+    v->key = cursor_name(c, "a key", KEY_MAX);
+    v->type = cursor_value_type(c);
+    if (c->status != KVB_OK) return;
+    v->size = gguf_value_size(v->type);
+    if (v->size) {
+        v->data = cursor_take(c, v->size, "a value");
+    } else if (v->type == GGUF_VALUE_STRING) {
+        gguf_string s = cursor_string(c, "a string");
         v->data = (const unsigned char *)s.data;
         v->size = s.size;
-        return status;
+    } else {
+        size_t start = c->at + 12; // behind element type and count
+        cursor_array(c, 1, &v->element, &v->count);
+        v->data = c->data + start;
+        v->size = c->at - start;
     }
-    size_t start = c->at + 12; // behind element type and count
-    status = cursor_array(c, 1, &v->element, &v->count);
-    if (status != KVB_OK) return status;
-    v->data = c->data + start;
-    v->size = c->at - start;
-    return KVB_OK;
 }
 
-// Everything of a tensor but its place: `offset` counts from the data section, which starts behind the last tensor's
-// entry.
-static kvb_status parse_tensor(cursor *c, gguf_tensor *t, uint64_t *offset)
+static void parse_shape(cursor *c, gguf_tensor *t)
 {
-    kvb_status status = cursor_name(c, "a tensor name", TENSOR_NAME_MAX, &t->name);
     size_t start = c->at;
-    if (status == KVB_OK) status = cursor_u32(c, "a tensor's number of dimensions", &t->n_dims);
-    if (status != KVB_OK) return status;
     int width = (int)t->name.size;
-    if (t->n_dims < 1 || t->n_dims > GGUF_MAX_DIMS)
-        return kvb_fail(c->err, KVB_FORMAT,
-                        "%s: byte %zu: tensor %.*s: expected 1 to %d dimensions, found %u; the file is damaged",
-                        c->name, start, width, t->name.data, GGUF_MAX_DIMS, t->n_dims);
-
+    t->n_dims = cursor_u32(c, "a tensor's number of dimensions");
     t->n_values = 1;
     for (uint32_t i = 0; i < GGUF_MAX_DIMS; i++) t->dims[i] = 1;
-    for (uint32_t i = 0; i < t->n_dims; i++) {
-        status = cursor_u64(c, "a tensor's shape", &t->dims[i]);
-        if (status != KVB_OK) return status;
-        if (t->dims[i] == 0 || __builtin_mul_overflow(t->n_values, t->dims[i], &t->n_values) || t->n_values > INT64_MAX)
-            return kvb_fail(
+    if (c->status == KVB_OK && (t->n_dims < 1 || t->n_dims > GGUF_MAX_DIMS))
+        c->status = kvb_fail(c->err, KVB_FORMAT,
+                             "%s: byte %zu: tensor %.*s: expected 1 to %d dimensions, found %u; the file is damaged",
+                             c->name, start, width, t->name.data, GGUF_MAX_DIMS, t->n_dims);
+    for (uint32_t i = 0; c->status == KVB_OK && i < t->n_dims; i++) {
+        t->dims[i] = cursor_u64(c, "a tensor's shape");
+        bool fits = t->dims[i] > 0 && !__builtin_mul_overflow(t->n_values, t->dims[i], &t->n_values);
+        if (c->status == KVB_OK && (!fits || t->n_values > INT64_MAX))
+            c->status = kvb_fail(
                 c->err, KVB_FORMAT,
                 "%s: byte %zu: tensor %.*s: dimension %u is %llu, which gives no possible size; the file is damaged",
                 c->name, c->at - 8, width, t->name.data, i, (unsigned long long)t->dims[i]);
     }
-    start = c->at;
-    status = cursor_u32(c, "a tensor's type", &t->type);
-    if (status == KVB_OK) status = cursor_u64(c, "a tensor's offset", offset);
-    if (status != KVB_OK) return status;
+}
 
+// Everything of a tensor but its place: the offset that is returned counts from the data section, which starts behind
+// the last tensor's entry.
+static uint64_t parse_tensor(cursor *c, gguf_tensor *t)
+{
+    t->name = cursor_name(c, "a tensor name", TENSOR_NAME_MAX);
+    parse_shape(c, t);
+    size_t start = c->at;
+    t->type = cursor_u32(c, "a tensor's type");
+    uint64_t offset = cursor_u64(c, "a tensor's offset");
     uint32_t values = 1, bytes = 0;
-    if (!gguf_tensor_type_block(t->type, &values, &bytes)) return KVB_OK;
+    if (c->status != KVB_OK || !gguf_tensor_type_block(t->type, &values, &bytes)) return offset;
+    int width = (int)t->name.size;
     if (t->dims[0] % values)
-        return kvb_fail(c->err, KVB_FORMAT,
-                        "%s: byte %zu: tensor %.*s: expected rows of a multiple of %u values for type %s, found %llu; "
-                        "the file is damaged",
-                        c->name, start, width, t->name.data, values, gguf_tensor_type_name(t->type),
-                        (unsigned long long)t->dims[0]);
-    if (__builtin_mul_overflow(t->n_values / values, (uint64_t)bytes, &t->size))
-        return kvb_fail(c->err, KVB_FORMAT, "%s: byte %zu: tensor %.*s: its size overflows; the file is damaged",
-                        c->name, start, width, t->name.data);
-    return KVB_OK;
+        c->status = kvb_fail(c->err, KVB_FORMAT,
+                             "%s: byte %zu: tensor %.*s: expected rows of a multiple of %u values for type %s, found "
+                             "%llu; the file is damaged",
+                             c->name, start, width, t->name.data, values, gguf_tensor_type_name(t->type),
+                             (unsigned long long)t->dims[0]);
+    else if (__builtin_mul_overflow(t->n_values / values, (uint64_t)bytes, &t->size))
+        c->status = kvb_fail(c->err, KVB_FORMAT, "%s: byte %zu: tensor %.*s: its size overflows; the file is damaged",
+                             c->name, start, width, t->name.data);
+    return offset;
 }
 
 static kvb_status place_tensor(const cursor *c, const gguf_file *f, size_t data_start, gguf_tensor *t, uint64_t offset)
@@ -496,54 +430,47 @@ static kvb_status place_tensor(const cursor *c, const gguf_file *f, size_t data_
     return KVB_OK;
 }
 
-static int value_order_compare(const void *a, const void *b, void *file)
+typedef struct named_items {
+    const void *all;
+    size_t each;
+} named_items;
+
+static gguf_string name_of(const named_items *items, uint32_t i)
 {
-    const gguf_file *f = file;
-    return gguf_string_compare(f->values[*(const uint32_t *)a].key, f->values[*(const uint32_t *)b].key);
+    return *(const gguf_string *)((const char *)items->all + items->each * i);
 }
 
-static int tensor_order_compare(const void *a, const void *b, void *file)
+static int compare_names(const void *a, const void *b, void *items)
 {
-    const gguf_file *f = file;
-    return gguf_string_compare(f->tensors[*(const uint32_t *)a].name, f->tensors[*(const uint32_t *)b].name);
+    return gguf_string_compare(name_of(items, *(const uint32_t *)a), name_of(items, *(const uint32_t *)b));
 }
 
 // Sorts the indices for the binary search and finds duplicates, which would make the file mean two things at once.
-static kvb_status sort_names(gguf_file *f, kvb_error *err)
+static kvb_status sort_names(const cursor *c, const void *all, size_t each, uint32_t *order, size_t n, const char *what)
 {
-    for (size_t i = 0; i < f->n_values; i++) f->value_order[i] = (uint32_t)i;
-    for (size_t i = 0; i < f->n_tensors; i++) f->tensor_order[i] = (uint32_t)i;
-    qsort_r(f->value_order, f->n_values, sizeof *f->value_order, value_order_compare, f);
-    qsort_r(f->tensor_order, f->n_tensors, sizeof *f->tensor_order, tensor_order_compare, f);
-    for (size_t i = 1; i < f->n_values; i++) {
-        gguf_string key = f->values[f->value_order[i]].key;
-        if (gguf_string_compare(f->values[f->value_order[i - 1]].key, key) == 0)
-            return kvb_fail(err, KVB_FORMAT, "%s: the key %.*s stands in the file twice; the file is damaged", f->name,
-                            (int)(key.size < 100 ? key.size : 100), key.data);
-    }
-    for (size_t i = 1; i < f->n_tensors; i++) {
-        gguf_string name = f->tensors[f->tensor_order[i]].name;
-        if (gguf_string_compare(f->tensors[f->tensor_order[i - 1]].name, name) == 0)
-            return kvb_fail(err, KVB_FORMAT, "%s: the tensor %.*s stands in the file twice; the file is damaged",
-                            f->name, (int)name.size, name.data);
+    named_items items = {all, each};
+    for (size_t i = 0; i < n; i++) order[i] = (uint32_t)i;
+    qsort_r(order, n, sizeof *order, compare_names, &items);
+    for (size_t i = 1; i < n; i++) {
+        gguf_string name = name_of(&items, order[i]);
+        if (gguf_string_compare(name_of(&items, order[i - 1]), name) == 0)
+            return kvb_fail(c->err, KVB_FORMAT, "%s: the %s %.*s stands in the file twice; the file is damaged",
+                            c->name, what, (int)(name.size < 100 ? name.size : 100), name.data);
     }
     return KVB_OK;
 }
 
 static kvb_status parse_header(cursor *c, gguf_file *f)
 {
-    const unsigned char *magic = NULL;
-    kvb_status status = cursor_take(c, 4, "the magic bytes", &magic);
-    if (status != KVB_OK) return status;
-    if (memcmp(magic, "GGUF", 4) != 0) {
+    const unsigned char *magic = cursor_take(c, 4, "the magic bytes");
+    if (magic && memcmp(magic, "GGUF", 4) != 0)
         return kvb_fail(c->err, KVB_FORMAT,
                         "%s: byte 0: expected the magic bytes GGUF, found %s (%02x %02x %02x %02x); a model is a GGUF "
                         "file, or a folder with config.json and safetensors",
                         c->name, kvb_kind_name(kvb_kind_of_file(magic, 4 + cursor_left(c))), magic[0], magic[1],
                         magic[2], magic[3]);
-    }
-    status = cursor_u32(c, "the version", &f->version);
-    if (status != KVB_OK) return status;
+    f->version = cursor_u32(c, "the version");
+    if (c->status != KVB_OK) return c->status;
     if (f->version == 1)
         return kvb_fail(
             c->err, KVB_UNSUPPORTED,
@@ -554,10 +481,9 @@ static kvb_status parse_header(cursor *c, gguf_file *f)
     if (f->version != 2 && f->version != 3)
         return kvb_fail(c->err, KVB_VERSION, "%s: byte 4: expected GGUF version 2 or 3, found %u", c->name, f->version);
 
-    uint64_t n_tensors = 0, n_values = 0;
-    status = cursor_u64(c, "the number of tensors", &n_tensors);
-    if (status == KVB_OK) status = cursor_u64(c, "the number of metadata entries", &n_values);
-    if (status != KVB_OK) return status;
+    uint64_t n_tensors = cursor_u64(c, "the number of tensors"),
+             n_values = cursor_u64(c, "the number of metadata entries");
+    if (c->status != KVB_OK) return c->status;
     // Counts are bounded by what the file could hold, so that no absurd count becomes an allocation.
     if (n_tensors > cursor_left(c) / TENSOR_BYTES_MIN || n_values > cursor_left(c) / VALUE_BYTES_MIN ||
         n_tensors > UINT32_MAX || n_values > UINT32_MAX)
@@ -572,7 +498,8 @@ static kvb_status parse_header(cursor *c, gguf_file *f)
 
 static kvb_status parse_alignment(gguf_file *f, kvb_error *err)
 {
-    kvb_status status = gguf_get_u32_or(f, "general.alignment", DEFAULT_ALIGNMENT, &f->alignment, err);
+    f->alignment = DEFAULT_ALIGNMENT;
+    kvb_status status = gguf_get_u32(f, "general.alignment", &f->alignment, err);
     if (status == KVB_OK && (f->alignment == 0 || f->alignment & (f->alignment - 1)))
         return kvb_fail(err, KVB_FORMAT,
                         "%s: general.alignment: expected a power of two, found %u; the file is damaged", f->name,
@@ -589,10 +516,12 @@ static kvb_status parse_all(cursor *c, gguf_file *f, uint64_t **offsets)
     f->value_order = need(f->n_values, sizeof *f->value_order, "metadata entries");
     f->tensor_order = need(f->n_tensors, sizeof *f->tensor_order, "tensors");
     *offsets = need(f->n_tensors, sizeof **offsets, "tensors");
-    for (size_t i = 0; i < f->n_values && status == KVB_OK; i++) status = parse_value(c, &f->values[i]);
-    for (size_t i = 0; i < f->n_tensors && status == KVB_OK; i++)
-        status = parse_tensor(c, &f->tensors[i], &(*offsets)[i]);
-    if (status == KVB_OK) status = sort_names(f, c->err);
+    for (size_t i = 0; i < f->n_values && c->status == KVB_OK; i++) parse_value(c, &f->values[i]);
+    for (size_t i = 0; i < f->n_tensors && c->status == KVB_OK; i++) (*offsets)[i] = parse_tensor(c, &f->tensors[i]);
+    status = c->status;
+    if (status == KVB_OK) status = sort_names(c, f->values, sizeof *f->values, f->value_order, f->n_values, "key");
+    if (status == KVB_OK)
+        status = sort_names(c, f->tensors, sizeof *f->tensors, f->tensor_order, f->n_tensors, "tensor");
     if (status == KVB_OK) status = parse_alignment(f, c->err);
     if (status != KVB_OK) return status;
 
@@ -637,4 +566,129 @@ void gguf_close(gguf_file *f)
     free(f->tensor_order);
     file_unmap(&f->map);
     *f = (gguf_file){0};
+}
+
+// ---- A model in one file, or in parts ----
+
+// What a part says of itself and of all parts.
+typedef struct part {
+    uint32_t no, count, n_tensors;
+} part;
+
+// count is 1 for a whole model; gguf-split leaves 0 in what it has merged.
+static kvb_status read_part(part *out, const gguf_file *f, kvb_error *err)
+{
+    *out = (part){UINT32_MAX, 1, 0};
+    kvb_status status = gguf_get_u32(f, "split.count", &out->count, err);
+    if (status != KVB_OK || out->count <= 1) {
+        out->count = 1;
+        return status;
+    }
+    status = gguf_get_u32(f, "split.no", &out->no, err);
+    if (status == KVB_OK) status = gguf_get_u32(f, "split.tensors.count", &out->n_tensors, err);
+    if (status == KVB_OK && (out->no >= out->count || out->count > UINT16_MAX))
+        return kvb_fail(err, KVB_FORMAT, "%s: split.no %u of split.count %u is no possible part; the file is damaged",
+                        f->name, out->no, out->count);
+    return status;
+}
+
+// The end of a part's name, and its length.
+static size_t name_end(char out[40], uint32_t no, uint32_t count)
+{
+    return (size_t)snprintf(out, 40, "-%05u-of-%05u.gguf", no + 1, count);
+}
+
+// Names of all parts, from that of one of them.
+static kvb_status name_parts(gguf_set *s, const char *path, const part *own, kvb_error *err)
+{
+    char end[40];
+    size_t size = strlen(path), n_end = name_end(end, own->no, own->count);
+    if (size < n_end || strcmp(path + size - n_end, end) != 0)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: is part %u of %u of a model, expected a name that ends with %s: the others are found by "
+                        "it; give the parts the names that they had",
+                        path, own->no + 1, own->count, end);
+    s->files = need(own->count, sizeof *s->files, "parts of a model");
+    s->paths = need(own->count, sizeof *s->paths, "parts of a model");
+    for (; s->n < own->count; s->n++) {
+        name_end(end, (uint32_t)s->n, own->count);
+        s->paths[s->n] = need_text("%.*s%s", (int)(size - n_end), path, end);
+    }
+    return KVB_OK;
+}
+
+static kvb_status open_part(gguf_file *out, const char *path, uint32_t no, const part *own, kvb_error *err)
+{
+    part found;
+    kvb_error inner = {0};
+    kvb_status status = gguf_open(out, path, &inner);
+    if (status != KVB_OK)
+        return kvb_fail(err, status, "%.400s (part %u of %u of the model)", inner.message, no + 1, own->count);
+    status = read_part(&found, out, err);
+    if (status != KVB_OK) return status;
+    if (found.no != no || found.count != own->count)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: expected part %u of %u, found part %u of %u; it is of another model, or has another "
+                        "part's name: get it again",
+                        path, no + 1, own->count, found.no + 1, found.count);
+    if (found.n_tensors != own->n_tensors)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: split.tensors.count: expected %u tensors in all parts, as the part that was opened says, "
+                        "found %u; it is of another model: get it again",
+                        path, own->n_tensors, found.n_tensors);
+    return KVB_OK;
+}
+
+static kvb_status open_parts(gguf_set *s, const char *path, const part *own, kvb_error *err)
+{
+    size_t n_tensors = 0;
+    kvb_status status = name_parts(s, path, own, err);
+    for (uint32_t i = 0; status == KVB_OK && i < own->count; i++) {
+        status = open_part(&s->files[i], s->paths[i], i, own, err);
+        n_tensors += s->files[i].n_tensors;
+    }
+    if (status == KVB_OK && n_tensors != own->n_tensors)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: split.tensors.count: expected %u tensors in all %u parts, found %zu; get the parts again",
+                        s->paths[0], own->n_tensors, own->count, n_tensors);
+    return status;
+}
+
+static kvb_status keep_one(gguf_set *s, const char *path, gguf_file *file)
+{
+    *s = (gguf_set){need_copy(file, 1, sizeof *file, "models"), need(1, sizeof *s->paths, "models"), 1};
+    s->paths[0] = need_text("%s", path);
+    *file = (gguf_file){0};
+    return KVB_OK;
+}
+
+kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
+{
+    part own;
+    gguf_file file;
+    *out = (gguf_set){0};
+    kvb_status status = gguf_open(&file, path, err);
+    if (status == KVB_OK) status = read_part(&own, &file, err);
+    if (status == KVB_OK) status = own.count > 1 ? open_parts(out, path, &own, err) : keep_one(out, path, &file);
+    gguf_close(&file);
+    if (status != KVB_OK) gguf_set_close(out);
+    return status;
+}
+
+kvb_status gguf_set_check(const gguf_set *s, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < s->n; i++) status = file_check(&s->files[i].map, s->paths[i], err);
+    return status;
+}
+
+void gguf_set_close(gguf_set *s)
+{
+    for (size_t i = 0; i < s->n; i++) {
+        gguf_close(&s->files[i]);
+        free(s->paths[i]);
+    }
+    free(s->files);
+    free(s->paths);
+    *s = (gguf_set){0};
 }

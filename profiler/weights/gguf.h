@@ -119,19 +119,14 @@ void gguf_close(gguf_file *f);
 const gguf_value *gguf_find(const gguf_file *f, const char *key);          // NULL when absent
 const gguf_tensor *gguf_tensor_find(const gguf_file *f, const char *name); // NULL when absent
 
-// Typed getters. A missing key is KVB_FORMAT, a value of another type or out of range KVB_FORMAT too; *out is
-// untouched then. Integers of any stored width and sign are taken when they fit; gguf_get_f32 takes f32 and f64 (NaN
-// and infinity refused).
-kvb_status gguf_get_u32(const gguf_file *f, const char *key, uint32_t *out, kvb_error *err);
-kvb_status gguf_get_f32(const gguf_file *f, const char *key, float *out, kvb_error *err);
+// Typed getters. A value of another type or out of range is KVB_FORMAT; *out is untouched then. So it is where the key
+// is missing, which is KVB_OK but of strings and arrays: set it to what holds then.
+kvb_status gguf_get_number(const gguf_file *f, const char *key, double *out, kvb_error *err); // a boolean too; finite
+kvb_status gguf_get_u32(const gguf_file *f, const char *key, uint32_t *out, kvb_error *err);  // of any stored type
 kvb_status gguf_get_bool(const gguf_file *f, const char *key, bool *out, kvb_error *err);
 kvb_status gguf_get_string(const gguf_file *f, const char *key, gguf_string *out, kvb_error *err);
 kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type element, gguf_array *out,
                           kvb_error *err);
-// The same with a value for a missing key; a present key must still have the right type and range.
-kvb_status gguf_get_u32_or(const gguf_file *f, const char *key, uint32_t missing, uint32_t *out, kvb_error *err);
-kvb_status gguf_get_f32_or(const gguf_file *f, const char *key, float missing, float *out, kvb_error *err);
-kvb_status gguf_get_bool_or(const gguf_file *f, const char *key, bool missing, bool *out, kvb_error *err);
 
 // Walks an array of strings: starts from a copy of what gguf_get_array gave, takes one string off its front each
 // time; false at the end.
@@ -146,3 +141,20 @@ const char *
 gguf_tensor_type_name(uint32_t type); // "Q4_K", ..., also for types that cannot be read here; "unknown" for the rest
 // Values and bytes per block; false when the type cannot be read.
 bool gguf_tensor_type_block(uint32_t type, uint32_t *values, uint32_t *bytes);
+
+// A model's files: one, or the parts that llama.cpp's gguf-split and the gguf package write, NAME-00001-of-00003.gguf
+// and on. Each part says which one it is (split.no, from 0), how many there are (split.count) and how many tensors they
+// have together (split.tensors.count); the first one has all other metadata.
+typedef struct gguf_set {
+    gguf_file *files; // [n] in the order of the parts; metadata is the first one's
+    char **paths;     // [n]
+    size_t n;
+} gguf_set;
+
+// `path` is a whole model or any of its parts; the others stand beside it. All stay mapped until gguf_set_close.
+// Errors are gguf_open's, and KVB_FORMAT: a part that has another name than its numbers, another number or count than
+// its name, and parts that do not have as many tensors as they should. On failure *out is zero.
+kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err);
+// Were all files whole and the same since gguf_set_open? KVB_IO otherwise.
+kvb_status gguf_set_check(const gguf_set *s, kvb_error *err);
+void gguf_set_close(gguf_set *s); // leaves it zero; a zero one is allowed

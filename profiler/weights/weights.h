@@ -6,7 +6,8 @@
 #pragma once
 #include "profiler/weights/stored_matrix.h"
 #include "profiler/weights/tensor_list.h"
-#include "profiler/weights/weights_origin.h"
+#include "runtime/kvbudget.h"
+#include <cjson/cJSON.h>
 
 // Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
 // begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
@@ -105,6 +106,27 @@ typedef struct weight_tensor {
 
 typedef struct weights weights;
 
+// What weights are, in words that other programs which hold them can check: every file's hash, and where they came
+// from.
+typedef struct weights_file {
+    char name[256]; // without its folder; what is not printable ASCII is '?'
+    char sha256[65];
+} weights_file;
+
+typedef struct weights_origin {
+    const char *container; // "gguf" or "safetensors"
+    char hf_id[200];       // ORGANISATION/NAME, or NAME, at Hugging Face; "": not known
+    char hf_revision[65];  // the commit there; "": not known
+    weights_file *files;   // [n_files] all that hold weights, in the order in which they are read
+    size_t n_files, room;
+} weights_origin;
+
+// Told of bytes of the weight files that are hashed, done and all; false stops it.
+typedef struct weights_watch {
+    bool (*hashed)(void *context, double done, double total);
+    void *context;
+} weights_watch;
+
 // `path`: a GGUF file, any part of a split one, a folder with config.json, or that config.json. Errors name file and
 // place: KVB_IO, KVB_FORMAT (damaged, an index that names missing files, parts that are not of one model),
 // KVB_UNSUPPORTED. On failure *out is NULL.
@@ -149,6 +171,9 @@ const char *weights_unclaimed(const weights *w);
 kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err);
 // Where the weights are from; empty before weights_identify.
 const weights_origin *weights_origin_of(const weights *w);
+// Adds container, hf_id, hf_revision and model_files to a record's attributes (formats/README.md), those that are
+// known.
+void origin_describe(const weights_origin *o, cJSON *attributes);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.

@@ -1,7 +1,7 @@
 // Weights from a GGUF file, or from the parts of one.
 #include "formats/need.h"
 #include "profiler/weights/dequant.h"
-#include "profiler/weights/gguf_set.h"
+#include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_internal.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -58,23 +58,8 @@ static void close_gguf(weights *w)
 static kvb_status number_gguf(const weights *w, weight_key key, double *out, bool *found, kvb_error *err)
 {
     char name[96];
-    const gguf_value *v = value_of(w, key, name);
-    float f = 0;
-    bool truth = false;
-    if (!v) return KVB_OK;
-    kvb_status status = KVB_OK;
-    if (v->type == GGUF_VALUE_BOOL) {
-        status = gguf_get_bool(file_of(w), name, &truth, err);
-        *out = truth;
-    } else if (v->type == GGUF_VALUE_F32 || v->type == GGUF_VALUE_F64) {
-        status = gguf_get_f32(file_of(w), name, &f, err);
-        *out = f;
-    } else {
-        uint32_t n = 0;
-        status = gguf_get_u32(file_of(w), name, &n, err);
-        *out = n;
-    }
-    *found = status == KVB_OK;
+    kvb_status status = gguf_get_number(file_of(w), weights_key_name(w, key, name), out, err);
+    *found = status == KVB_OK && value_of(w, key, name);
     return status;
 }
 

@@ -50,11 +50,36 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
 // config_suffices: weight files may be missing.
 kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
-// quantization_config of the object `config`, where it has one, into is_fp8, is_mxfp4 and block; `folder` is for
-// messages. KVB_UNSUPPORTED for a method that cannot be read, KVB_FORMAT for blocks that are no sizes.
-kvb_status weights_read_quantisation(weights *w, const struct cJSON *config, const char *folder, kvb_error *err);
 void weights_add_name(weights *w, const char *name, size_t file);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
 // Hashes a file of weights: it stands in h->origin then, its name and hash are in h->all, and the memory of its pages
 // is given back. `name` is without its folder.
 kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_view *map, kvb_error *err);
+
+// The parts of a hub cache's path, .../models--ORGANISATION--NAME/snapshots/COMMIT: fills id and revision and returns
+// true, or leaves both as they are. `folder` is absolute.
+bool origin_from_path(char id[200], char revision[65], const char *folder);
+// Is it a repository's name, such as "org/name"? Paths, relative ones with '.' or more than one '/', are not.
+bool origin_is_id(const char *text);
+// The name in https://huggingface.co/ORGANISATION/NAME[/...]; false for any other address.
+bool origin_from_url(char id[200], const char *url);
+
+// Fills id and revision of the folder that holds the weights: a hub cache's, or one that was downloaded with a folder
+// of its own (.cache/huggingface/download/FILE.metadata, whose first line is the commit). What is not known stays.
+void origin_of_folder(weights_origin *o, const char *folder, const char *file);
+// `path` may lead through folders.
+void origin_add_file(weights_origin *o, const char *path, const char sha256[65]);
+void origin_free(weights_origin *o); // leaves it zero
+
+// model.safetensors.index.json of a folder: which file holds which tensor.
+typedef struct weights_index {
+    cJSON *all;         // owns all texts
+    const cJSON *map;   // its members are tensors, their texts files
+    const char **files; // [n_files] each once, in the order of the map
+    size_t n_files;
+} weights_index;
+
+// `name` is the file, for messages. KVB_FORMAT: not a JSON object, no object weight_map, a tensor that stands twice, a
+// file that is not a plain name in the folder. On failure *out is zero.
+kvb_status weights_index_parse(weights_index *out, const void *data, size_t size, const char *name, kvb_error *err);
+void weights_index_free(weights_index *x); // leaves it zero

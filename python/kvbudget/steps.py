@@ -119,7 +119,7 @@ def assemble(
     ]
     side = {"format": "kvbudget-lukv-steps", "format_version": 1, "n_heads": shape.n_heads, "head_dim": shape.head_dim}
     write(folder / "kvbudget.json", json.dumps(side | {"attributes": attributes, "contexts": contexts}).encode())
-    command = [program(), "import", str(folder), "--format", "lukv-steps", "-o", str(output), *(["--force"] * force)]
+    command = [program(), "import", str(folder), "-o", str(output), *(["--force"] * force)]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:
         raise KVBudgetError(f"kvbudget import: {ran.stderr.strip() or ran.returncode}", "FORMAT")

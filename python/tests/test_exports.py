@@ -91,28 +91,6 @@ def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
         assert sorted(np.array(held)[0, 0, :, 0].tolist()) == sinks + latest
 
 
-def test_headkv_makes_the_tables_capacities(path: Path) -> None:
-    """The arithmetic of run_longbench.py in KVCache-Factory (commit c97f9d7) with the options that export prints."""
-    out = path.with_name("heads.json")
-    said = subprocess.run(
-        [PROGRAM, "export", path, "-f", "headkv", "-r", "0.7", "-t", str(T), "-o", out],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    capacity = int(said.split("--max_capacity_prompts ")[1].split(",")[0])
-    with open(out) as file:
-        heads = json.loads(file.readline())
-    scores = [np.mean(entry[1]) for entry in heads.items()]
-    share = torch.tensor(scores / sum(scores)).reshape(4, 4)
-    pool = (capacity // 1) * 4 * 4
-    found = torch.round(share * pool).int()
-    table = kvbudget.Table(path)
-    wanted = np.repeat(table.keep(0.7, T).astype(int) - table.info.window, 2, axis=1)
-    exact = wanted.sum() / capacity / 16  # the mean is rounded to whole tokens
-    assert np.abs(found.numpy() * exact - wanted).max() <= 1
-
-
 def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
     """A paged cache as vLLM lays it out, [pages, page, d] and a block table per sequence, against the rows."""
     folder, page, rng = export(path, "varlen", "arrays", 0.7, T, "--block", "4"), 4, np.random.default_rng(0)

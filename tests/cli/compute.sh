@@ -45,9 +45,4 @@ DNNL_MAX_CPU_ISA=AVX2 expect 0 'a CPU without bfloat16' "${PROFILE[@]}" -o slow.
 says 'it says so' 'no unit of this CPU multiplies bfloat16' err
 misused 'a precision that there is not' "backend cpu has no 'fp8'" "${PROFILE[@]}" -o x.h5 --compute fp8
 misused 'a precision of the judge' "backend ref has no 'bf16'" "${PROFILE[@]}" -o x.h5 --backend ref --compute bf16
-
-expect 0 'roofline' profile tiny.gguf calib.jsonl --new-tokens 8 -o roofline.h5 --roofline
-says 'it gives the peaks' 'GFLOP/s in f32 products, [0-9]+ in SGEMM of the float32 units, [0-9.]+ GB/s' err
-for work in linear attention softmax oracle scorers sampling writing other; do says "roofline: $work" \
-    "^$work +[0-9.]+ +[0-9.]+%" err; done
 end

@@ -11,19 +11,15 @@ cp out budgets.json
 ask() { echo "t.safetensors --ratio 70% --tokens 500 --format $1 -o $2"; }
 
 # shellcheck disable=SC2046
-for pair in varlen:arrays per-layer:layers.json duo:duo headkv:heads.json; do
+for pair in varlen:arrays per-layer:layers.json duo:duo; do
     expect 0 "export ${pair%%:*}" export $(ask "${pair%%:*}" "${pair#*:}") && cp out "${pair%%:*}.out"
 done
 check 'all of them hold the budgets' exports
-says 'headkv tells how to run it' '^run with --head_path heads.json --head_beta 1 --max_capacity_prompts [0-9]+' \
-    headkv.out
-expect 0 'the ending names the format' export t.safetensors -o again.csv
+expect 0 'the ending names the format' export t.safetensors -o again.npy
 check 'a wrong bit changes no ratio without a word' flips "$KVB" t.safetensors
 expect 0 'pages' export t.safetensors -r 0.7 -t 500 --block 16 -f varlen -o pages
 exists 'a block table' pages/block_table.npy
 expect 0 'strict' export t.safetensors -r 0.99 -t 100 --strict -f varlen -o strict
-expect 0 'the loss curves' export run.h5 --format curves -m keydiff -o curves.npy
-check 'start at all that can be lost and end at nothing' curves curves.npy
 
 expect 0 'a table of chosen ratios' solve run.h5 -m keydiff --ratios 0.5:0.9:0.1 -o chosen.safetensors --quiet
 fails 'is none for kvpress' 'has 5 rows up to ratio 0.9, and kvpress' export chosen.safetensors -o chosen.npy
@@ -34,16 +30,13 @@ says 'and it says what kvpress ignores' 'ignores the table.s constraints' err
 
 fails 'a folder that is there' 'arrays' export t.safetensors -r 0.7 -t 500 -f varlen -o arrays
 fails 'a record where a table is expected' 'run.h5' export run.h5 -r 0.7 -t 500 -f duo -o none
-fails 'a table where a record is expected' 't.safetensors' export t.safetensors -f curves -m keydiff -o none.npy
-fails 'curves of two metrics' 'expected one' export run.h5 -f curves -m all -o none.npy
+fails 'a table where a record is expected' 't.safetensors' export t.safetensors -f lukv-steps -o none
 misused 'budgets without a length' 'expected --ratio R and --tokens T' export t.safetensors -f duo -r 0.7 -o none
 misused 'a ratio of one' 'below 1' export t.safetensors -f duo -r 1 -t 5 -o none
 misused 'a ratio without a meaning' 'no meaning' export t.safetensors -r 0.5 -o none.npy
-misused 'curves of no metric' 'metric: expected' export run.h5 -f curves -o none.npy
-misused 'a metric without a meaning' 'no meaning' export t.safetensors -m keydiff -o none.npy
 misused 'an unknown format' 'varlen' export t.safetensors -f exl2 -o none
 expect 0 'its help' help export
-for format in npy csv lukv-steps curves varlen per-layer duo headkv; do
+for format in npy lukv-steps varlen per-layer duo; do
     says "says for whom $format is" "^$format +(For|A|Of) " out
 done
 end

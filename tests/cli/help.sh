@@ -52,60 +52,8 @@ says 'help metrics says what cannot be profiled' 'half of every budget'
 if awk 'length > 132 { exit 1 }' out; then ok 'help metrics fits the screen'; else not_ok \
     'help metrics fits the screen'; fi
 
-# The same texts as a manual page, and as completion for two shells.
-expect 0 'help man' help man
-cp out kvbudget.1
-for c in $COMMANDS; do says "the manual page has $c" "^\\.SS kvbudget $c\$" kvbudget.1; done
-for c in $COMMANDS; do
-    "$KVB" help "$c" | sed -n 's/^ .*--\([a-z-]*\) .*/\1/p'
-done | sort -u | grep -v '^help$' >options
-sed -n 's/\\-/-/g; s/^\(\\fB-.\\fR, \)*\\fB--\([a-z-]*\)\\fR.*/\2/p' kvbudget.1 | sort -u >described
-if [ -s options ] && [ -z "$(comm -23 options described)" ]; then ok 'the manual page has every option'; else
-    not_ok 'the manual page has every option'
-    comm -23 options described
-fi
-if command -v groff >/dev/null; then
-    groff -man -ww -z -Tutf8 kvbudget.1 2>roff.err
-    if [ ! -s roff.err ]; then ok 'roff has nothing to say about it'; else
-        not_ok 'roff has nothing to say about it'
-        head roff.err
-    fi
-else
-    skip 'the manual page in roff: groff is not installed'
-fi
-
-expect 0 'help bash' help bash
-cp out kvbudget.bash
-# complete WORD...: what bash offers for the last word.
-complete_with() {
-    bash -c '. ./kvbudget.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvbudget; printf "%s\n" "${COMPREPLY[@]}"' \
-        bash kvbudget "$@" >offered 2>&1
-}
-complete_with ''
-for c in $COMMANDS; do says "bash offers $c" "^$c\$" offered; done
-complete_with solve --ag
-says 'bash completes an option' '^--aggregate$' offered
-complete_with export --format ''
-says 'bash offers the words of an option' '^lukv-steps$' offered
-complete_with inspect kvbudget.b
-says 'bash completes names of files' '^kvbudget\.bash$' offered
-expect 0 'help zsh' help zsh
-cp out _kvbudget
-says 'zsh describes options' "--aggregate=\[.*\]" _kvbudget
-if command -v zsh >/dev/null; then
-    if zsh -n _kvbudget 2>zsh.err; then ok 'zsh reads it'; else
-        not_ok 'zsh reads it'
-        head zsh.err
-    fi
-else
-    skip 'completion in zsh: zsh is not installed'
-fi
-
 misused 'no command' 'a command is missing'
-misused 'a slip of the finger' "did you mean 'solve'" slove
-misused 'another slip' "did you mean 'budgets'" budget
 misused 'nonsense' "unknown command 'xyzzy'" xyzzy
-if grep -q 'did you mean' err; then not_ok 'nonsense gets no suggestion'; else ok 'nonsense gets no suggestion'; fi
 misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
 misused 'help for two commands' 'expected one command' help solve plot
 
@@ -115,30 +63,6 @@ if [ -w /dev/full ]; then
     if [ "$CODE" = 1 ]; then ok 'a full disk behind stdout is an error'; else not_ok \
         'a full disk behind stdout is an error'; fi
     says 'and it says so' 'No space left' err
-fi
-
-# Idle threads spin less: libgomp finds the number in its environment, unless the user said how threads shall wait. One
-# start is enough.
-spins() { # [VARIABLE=VALUE]...: what libgomp says in an environment of nothing else
-    env -i OMP_DISPLAY_ENV=verbose "$@" "$KVB" solve 2>&1 </dev/null |
-        sed -n "s/.*GOMP_SPINCOUNT = '\([0-9]*\)'.*/\1/p" | tr '\n' ' '
-}
-spun() { # EXPECTED [VARIABLE=VALUE]...
-    local expected=$1 found
-    shift
-    found=$(spins "$@")
-    if [ "$found" = "$expected " ]; then ok "threads spin $expected times with '$*'"; else not_ok \
-        "threads spin $found times with '$*', expected $expected"; fi
-}
-if [ -n "$(spins)" ]; then
-    spun 500 PWD=/
-    spun 500 HOME=/ LC_ALL=C
-    spun 500 _=x OMP_PROC_BIND=true OMP_PLACES=cores
-    spun 12345 PWD=/ GOMP_SPINCOUNT=12345
-    spun 0 PWD=/ OMP_WAIT_POLICY=passive
-    spun 300000 # no place for another variable
-else
-    skip 'spinning: this OpenMP library is not libgomp'
 fi
 
 # Started in another way than by the kernel: a second start through /proc/self/exe would be of the loader.

@@ -47,31 +47,13 @@ expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safet
 says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '
 expect 0 'the certificate holds' validate --certificate learned.safetensors run.h5 --quiet
 expect 0 'beside the best table' validate run.h5 learned.safetensors --quiet
-expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout text --quiet
+expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout --quiet
 expect 0 'budgets' budgets learned.safetensors --ratio 50% --tokens 100
 says 'an engine reads which metric' 'learned:'
 expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors --metric learned=two.safetensors \
     --metric keydiff -o '{metric}.safetensors' --quiet
 n=$(find . -name 'learned_*.safetensors' | wc -l)
 if [ "$n" = 2 ] && [ -e keydiff.safetensors ]; then ok 'three tables'; else not_ok "three tables ($n)"; fi
-
-# ---- window
-expect 0 'a window that is found' solve run.h5 --metric keydiff --window auto -o auto.safetensors --quiet
-says 'it shows what was compared' '<- chosen'
-sinks=$(awk '/<- chosen/ { print $1 }' out) window=$(awk '/<- chosen/ { print $2 }' out)
-says 'by what texts lose that are left out' "under the other texts' budgets"
-kvb inspect auto.safetensors
-says 'the table has its window' "window: \"$window\""
-says 'and its sinks' "sink: \"$sinks\""
-expect 0 'as curves for kvpress' export auto.safetensors --format npy -o auto.npy
-json 'the side-car has both' auto.json "j['metadata']['sink'] == '$sinks' and j['metadata']['window'] == '$window'"
-expect 0 'with sinks that are given' solve run.h5 --metric keydiff --window auto --sink 2 --quiet
-sinks=$(awk '/<- chosen/ { print $1 }' out)
-if [ "$sinks" = 2 ]; then ok 'they stay'; else not_ok "they stay ($sinks)"; fi
-expect 0 'of a ranking' solve run.h5 --metric learned=rank.safetensors --window auto --quiet
-misused 'a window of words' 'tokens or auto' solve run.h5 --metric keydiff --window some
-misused 'validate finds none' 'is for solve' validate run.h5 --metric keydiff --window auto
-misused 'nor do studies' 'one window' solve run.h5 --metric keydiff --window auto --holdout text
 
 # ---- profile, eval, task
 expect 0 'profile by it' profile tiny.gguf calib.jsonl -o scores.h5 --quiet --new-tokens 8 --ignore-eos \
@@ -85,13 +67,6 @@ expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 
 
 # ---- inspect and plot
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy
-expect 0 'and back' import learned.npy -o back.safetensors
-for t in learned back; do "$KVB" budgets $t.safetensors --ratio 70% --tokens 150 --csv $t.budgets; done >budgets.out
-same 'with the same budgets' learned.budgets back.budgets
-kvb inspect back.safetensors
-says 'and the ranking' 'metric: "learned:'
-rm learned.ranking.safetensors
-fails 'without the file of its weights' 'learned.ranking.safetensors: opening' import learned.npy -o none.safetensors
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '
 expect 0 'inspect the table' inspect learned.safetensors

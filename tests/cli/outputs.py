@@ -21,8 +21,8 @@ LINES = {
     "report": "table.safetensors -o OUT --quiet",
     "budgets": "table.safetensors --ratio 0.5 --tokens 100",
     "plot": "table.safetensors -o OUT",
-    "export": "table.safetensors --format csv -o OUT",
-    "import": "table.npy -o OUT",
+    "export": "table.safetensors --format npy -o OUT",
+    "import": "steps -o OUT",
     "inspect": "run.h5",
     "tokenize": "tiny.gguf text0.txt",
     "logits": "tiny.gguf text0.txt --max-tokens 8 -o OUT",
@@ -52,7 +52,9 @@ def remove_new():
 
 
 def content(names):
-    return {name: open(name, "rb").read() for name in names}
+    """The bytes of files, and of all that stands in folders."""
+    within = [os.path.join(at, file) for name in names for at, _, files in os.walk(name) for file in files]
+    return {name: open(name, "rb").read() for name in [*filter(os.path.isfile, names), *within]}
 
 
 def walk(command, options):
@@ -71,8 +73,8 @@ def walk(command, options):
             run([*words, f"--{option}", name])
             after = content(inputs)
             check(after == before, f"{command} --{option} {name} leaves it alone")
-            for n in inputs:
-                open(n, "wb").write(before[n])
+            for n, whole in before.items():
+                open(n, "wb").write(whole)
     remove_new()
     files = [option for option in outputs if f"{command} --{option}" not in NAMES]
     for i, option in enumerate(files):
@@ -96,8 +98,6 @@ def say_names(command):
     for word in LINES[command].replace("OUT", "new.svg").replace("--quiet", "").split():
         if os.path.exists(word) and not os.path.exists(STRANGE + word):
             subprocess.run(["cp", "-r", word, STRANGE + word], check=True)
-            if word.endswith(".npy"):
-                subprocess.run(["cp", word[:-4] + ".json", STRANGE + word[:-4] + ".json"], check=True)
         words.append(STRANGE + word if os.path.exists(word) or word == "new.svg" else word)
     p = subprocess.run([KVB, *words], stdin=subprocess.DEVNULL, capture_output=True)
     said = (p.stdout + p.stderr).decode()

@@ -8,6 +8,7 @@ tiny_calib calib.jsonl
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
 expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --npy table.npy --quiet
 expect 0 'learn' learn run.h5 -o rank.safetensors --quiet
+expect 0 'export' export run.h5 --format lukv-steps -o steps
 "$PYTHON" -c '
 for k in range(4):
     print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40)),
@@ -21,7 +22,6 @@ fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gg
     --metric learned=rank.safetensors -o rank.safetensors --force
 fails 'head scores that are read' 'is to be read' task tiny.gguf -k niah_single -t 200 -c 1 --answer \
     -a headkv=heads.tsv:k=1 --head-scores heads.tsv < <(printf '1\t2\n' >heads.tsv)
-fails 'the metadata beside an array' 'is to be read' import table.npy -o table.json --force
 fails 'the array and its metadata' 'would write the same file' solve run.h5 --metric keydiff --npy a.npy -o a.json
 fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
     -o both --dump-kept both.csv

@@ -8,7 +8,7 @@ expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 
     --metric snapkv:kvpress:window=16
 expect 0 'solve keydiff' solve run.h5 --metric keydiff -o keydiff.safetensors --quiet
 expect 0 'a table of each text' solve run.h5 --metric keydiff --contexts long -o long.safetensors --quiet
-expect 0 'held-out losses' solve run.h5 --metric keydiff --holdout text --json --quiet
+expect 0 'held-out losses' solve run.h5 --metric keydiff --holdout --json --quiet
 mv out holdout.json
 "$PYTHON" - <<'PYTHON_END'
 import json

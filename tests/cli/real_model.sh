@@ -52,25 +52,4 @@ check 'the picture has a cell for every head' svg budgets.svg 9 $((L * G))
 expect 0 'inspect the model' inspect --json "$MODEL"
 cp out inspect.json
 json 'inspect --json of the model' inspect.json 'isinstance(j, dict)'
-
-# ---- the same layers from the GGUF and from a Hugging Face folder of float32 give the same budgets
-if "$PYTHON" "$KVB_ROOT/tests/cli/gguf_folder.py" "$MODEL" folder 2 2048 2>folder.err; then
-    ok 'two layers as a folder'
-else
-    not_ok 'two layers as a folder'
-    cat folder.err
-fi
-id_lines ids.jsonl 20 2000 <<'LINES_END'
-{"sample_id": "ids", "context_ids": ids(300), "question_ids": [ids(6), ids(9)], "answer_ids": [ids(9), ids(12)]}
-LINES_END
-METRICS=(-m keydiff -m snapkv:kvpress -m ea:kvpress)
-expect 0 'profile two layers of the GGUF' profile "$MODEL" ids.jsonl "${METRICS[@]}" --layers 2 -o gguf.h5 --quiet
-expect 0 'profile the folder' profile folder ids.jsonl "${METRICS[@]}" -o folder.h5 --quiet
-for m in keydiff snapkv:kvpress ea:kvpress; do
-    for from in gguf folder; do
-        expect 0 "solve $m, $from" solve $from.h5 -m "$m" -o $from.safetensors
-    done
-    # A token of 300 for processors that multiply stored steps and float32 in another order; else they are equal.
-    check "$m: the same budgets" close_budgets gguf.safetensors folder.safetensors 0.0034
-done
 end

@@ -30,8 +30,6 @@ expect 0 'BOS as the file says: none' tokenize "$MODEL" text --special
 says 'no BOS' '^504 1112 216 2$'
 expect 0 'BOS by force' tokenize "$MODEL" text --special --bos yes
 says 'BOS' '^1 504 1112 216 2$'
-expect 0 'as text' tokenize "$MODEL" text --text --special
-says 'the text of a token' '^1112	" end"$'
 expect 0 'as JSON' tokenize "$MODEL" text --json --special
 cp out ids.json
 # Written down, because records and tables hold it.

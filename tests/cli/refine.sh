@@ -61,7 +61,7 @@ says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
 head -n 5 one.safetensors.cells >three.safetensors.cells
-printf '{"keys": ["cut sho' >>three.safetensors.cells
+printf '{"key": "cut sho' >>three.safetensors.cells
 refine 'after a stop' three.safetensors
 same 'the same again' one.safetensors three.safetensors
 # refine_stopped OUT PATTERN ARGUMENT...: a search that would go on for long gets a signal when the pattern stands in
@@ -71,7 +71,7 @@ refine_stopped() {
     shift 2
     # shellcheck disable=SC2086
     "$KVB" refine tiny.gguf table.safetensors text?.txt ${SIZE/--quiet --json/} --evaluations 100000 \
-        --patience 100000 -o "$to" "$@" >out 2>err &
+        -o "$to" "$@" >out 2>err &
     process=$!
     for _ in $(seq 300); do
         grep -qE "$pattern" err && break
@@ -83,73 +83,16 @@ refine_stopped() {
 }
 refine_stopped four.safetensors 'round 4,'
 if [ $stopped = 143 ]; then ok 'a signal ends it'; else not_ok 'a signal ends it'; fi
-says 'and says what is left' 'four.safetensors is the best so far' err
-expect 0 'and its account' inspect four.safetensors --json
-says 'has what the search saw' 'stopped.*true.*loss_before' out
-expect 0 'what is left is a table' budgets four.safetensors --ratio 0.8 --tokens 1000
-# Stopped before any candidate was measured, and where a better table is there: nothing is lost.
-refine_stopped five.safetensors 'heads alone at . budgets each, text 1' --start heads
-if [ -e five.safetensors ]; then
-    expect 0 'a table that a late stop left' inspect five.safetensors --json
-    json 'is better than the one that it is from' out \
-        '(lambda s: any(a < b for a, b in zip(s["loss"], s["loss_before"])))(json.loads(j["metadata"]["refined"]
-        )["selection"] if isinstance(j["metadata"]["refined"], str) else j["metadata"]["refined"]["selection"])'
-else
-    says 'a stop without a candidate writes nothing' 'nothing is written, and the same command goes on' err
-fi
-cp four.safetensors kept.safetensors
-rm four.safetensors.cells
-refine_stopped four.safetensors 'heads alone at . budgets each, text 1'
-if [ $stopped = 143 ]; then ok 'a signal ends the second run'; else not_ok 'a signal ends the second run'; fi
-if cmp -s four.safetensors kept.safetensors; then
-    ok 'a table that lost no more is as it was'
-else # a late stop: what stands there now must be better
-    "$KVB" inspect kept.safetensors --json >before.json
-    "$KVB" inspect four.safetensors --json >after.json
-    if "$PYTHON" - <<'PYTHON_END'; then ok 'a table is replaced by a better one only'; else not_ok \
-        'a table is replaced by a better one only'; fi
-import json
-def left(f):
-    r = json.load(open(f))["metadata"]["refined"]
-    s = (json.loads(r) if isinstance(r, str) else r)["selection"]
-    return sum(a / b for a, b in zip(s["loss"], s["loss_before"]))
-assert left("after.json") < left("before.json"), (left("before.json"), left("after.json"))
-PYTHON_END
-fi
+says 'and says what is left' 'nothing is written, and the same command goes on' err
+if [ -e four.safetensors ]; then not_ok 'no table'; else ok 'no table'; fi
+exists 'but what was measured' four.safetensors.cells
+# A finished table stays as it is, however late a search for another is stopped.
 refine 'a finished search' six.safetensors
 cp six.safetensors kept.safetensors
 refine_stopped six.safetensors 'round 0,' # resumed from its log, with the table's own losses known at once
 if [ $stopped = 143 ]; then ok 'a signal ends the resumed run'; else not_ok 'a signal ends the resumed run'; fi
-json_left() { "$KVB" inspect "$1" --json | "$PYTHON" -c '
-import json, sys
-r = json.load(sys.stdin)["metadata"]["refined"]
-s = (json.loads(r) if isinstance(r, str) else r)["selection"]
-print(sum(a / b for a, b in zip(s["loss"], s["loss_before"])))'; }
-if "$PYTHON" -c 'import sys; sys.exit(float(sys.argv[1]) > float(sys.argv[2]))' "$(json_left six.safetensors)" \
-    "$(json_left kept.safetensors)"; then
-    ok 'the finished table is not replaced by a worse one'
-else
-    not_ok 'the finished table is not replaced by a worse one'
-fi
+same 'the finished table is not replaced' six.safetensors kept.safetensors
 
-refine 'from the table itself' plain.safetensors --start table
-json 'no head was cut alone' out 'j["settings"]["refined"]["start_texts"] == 0'
-refine 'whole layers' layers.safetensors --layers
-refine 'the start alone' start.safetensors --search none
-json 'three rounds' out 'j["settings"]["refined"]["rounds"] == 3'
-expect 2 'no such start' refine tiny.gguf table.safetensors text?.txt -o x.safetensors --start best
-says 'is named with those that there are' 'expected heads or table' err
-refine '--layers' layers.safetensors --layers
-"$KVB" budgets table.safetensors --ratio 0.8 --tokens 150 --json >before.json
-"$KVB" budgets layers.safetensors --ratio 0.8 --tokens 150 --json >after.json
-if "$PYTHON" - <<'PYTHON_END'; then ok 'whole layers move one way'; else not_ok 'whole layers move one way'; fi
-import json
-before, after = ([row["kept"] for row in json.load(open(f))["rows"]] for f in ("before.json", "after.json"))
-moves = [b - a for a, b in zip(before, after)]
-assert len(moves) == 4 and sum(moves) == 0, (before, after)
-assert all(moves[i] * moves[i + 1] >= 0 or abs(moves[i] - moves[i + 1]) <= 2 for i in (0, 2)), moves  # but for rounding
-PYTHON_END
-refine '--objective nll --worst' nll.safetensors --objective nll --worst
 # shellcheck disable=SC2086
 expect 0 'a table with limits' refine tiny.gguf paged.safetensors text?.txt $SIZE -o p.safetensors
 expect 0 'its budgets' budgets p.safetensors --ratio 0.5 --tokens 160 --json
@@ -165,56 +108,6 @@ def lists(x):
 layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isinstance(k, int) for k in x)]
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
-# Questions with answers in place of texts that go on.
-for k in 0 1 2 3 4 5; do "$KVB" tokenize tiny.gguf text$k.txt --json >ids$k.json; done
-"$PYTHON" - <<'PYTHON_END'
-import json
-plain, asked, several, other = (open(f"{name}.jsonl", "w") for name in ("plain", "asked", "several", "other"))
-for k in range(6):
-    ids = json.load(open(f"ids{k}.json"))["ids"]
-    for to, line in (
-        (plain, {"context_ids": ids[:162], "question_ids": [[1]]}),
-        (asked, {"context_ids": ids[:150], "question_ids": [ids[150:151]], "answer_ids": [ids[151:162]]}),
-        (several, {"context_ids": ids[: 100 + 9 * k], "question_ids": [ids[150 : 153 + k], ids[:4], ids[3:9]],
-                   "answer_ids": [ids[160 : 161 + k], None, ids[:30]]}),
-    ):
-        print(json.dumps({"sample_id": f"text-{k}", **line}), file=to)
-    if k == 0:
-        print(json.dumps({"context_ids": ids[:100], "question_ids": [[7, 8]], "answer_ids": [[9]]}), file=other)
-PYTHON_END
-# shellcheck disable=SC2086
-expect 0 'texts that go on' refine tiny.gguf table.safetensors plain.jsonl $SIZE -o plain-ids.safetensors
-cp out plain.json
-# shellcheck disable=SC2086
-expect 0 '--questions' refine tiny.gguf table.safetensors asked.jsonl $SIZE --questions -o asked.safetensors
-json 'is the same where question and answer are how the text goes on' out \
-    'j["rows"] == json.load(open("plain.json"))["rows"]'
-# shellcheck disable=SC2086
-expect 0 'contexts and answers of any length' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions \
-    -o several.safetensors
-json 'every question that has an answer is a text' out '[len(j["settings"]["refined"][s]["texts"]) for s in
-    ("calibration", "selection", "test")] == [4, 2, 6] and j["settings"]["refined"]["questions"] and
-    any(i["name"] == "text-3 question 3" for i in j["inputs"])'
-json 'no ratio is worse on the questions that choose' out \
-    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
-cp several.safetensors.cells again.safetensors.cells
-# shellcheck disable=SC2086
-expect 0 'again, from its log' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions -o again.safetensors
-same 'the same table' several.safetensors again.safetensors
-head -n 1 several.jsonl >one-context.jsonl
-# shellcheck disable=SC2086
-fails 'questions about one context' 'at least 3 texts, of different contexts' refine tiny.gguf table.safetensors one-context.jsonl $SIZE \
-    --questions -o x.safetensors
-# shellcheck disable=SC2086
-fails 'in two sets' 'have one context and stand in two sets' refine tiny.gguf table.safetensors one-context.jsonl \
-    --select other.jsonl $SIZE --questions -o x.safetensors
-# shellcheck disable=SC2086
-fails 'no answers' 'no question has an answer' refine tiny.gguf table.safetensors plain.jsonl $SIZE --questions \
-    -o x.safetensors
-# shellcheck disable=SC2086
-fails 'a text is no question' 'text0.txt: --questions needs questions with answers' refine tiny.gguf table.safetensors \
-    text0.txt $SIZE --questions -o x.safetensors
-
 # shellcheck disable=SC2086
 fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
     -o x.safetensors
@@ -225,7 +118,5 @@ echo '{"key": 1}' >y.safetensors.cells
 # shellcheck disable=SC2086
 fails 'a log of something else' 'line 1: expected a result' refine tiny.gguf table.safetensors text?.txt $SIZE \
     -o y.safetensors
-misused 'a wrong search' 'expected model or none' refine tiny.gguf table.safetensors text0.txt --search x \
-    -o x.safetensors
 misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
 end

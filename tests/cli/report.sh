@@ -15,7 +15,7 @@ expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 
     --quiet
 expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
     --quiet --results needles
-for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout text'; do
+for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout'; do
     name=$(tr -cd '[:lower:]' <<<"$c")
     # shellcheck disable=SC2086
     expect 0 "${c%% *} --json" $c --json --quiet
@@ -98,11 +98,6 @@ expect 0 'its report' report few.safetensors -o few.html --quiet
 page 'stands alone' few.html
 says 'has its ratios' '3, from 30 to 80&nbsp;% pruned' few.html
 says 'and its constraints' '<dt>constraints</dt><dd>.*block' few.html
-expect 0 'export' export keydiff.safetensors -o keydiff.npy
-expect 0 'import' import keydiff.npy -o imported.safetensors
-expect 0 'its report' report imported.safetensors -o imported.html --quiet
-page 'stands alone too' imported.html
-says 'says what it does not know' 'Nothing is known about its losses' imported.html
 
 # ---- Hostile texts
 evil='a"><script>alert(1)<'

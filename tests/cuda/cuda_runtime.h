@@ -30,9 +30,6 @@ static constexpr unsigned EMULATED_WARP = 32;
 struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
 struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -40,7 +37,7 @@ struct dim3 {
 
 #include "tests/cuda/threads.h"
 
-// ---- Streams and events ---------------------------------------------------------------------------------------------
+// ---- Streams --------------------------------------------------------------------------------------------------------
 
 enum cudaError_t {
     cudaSuccess = 0,
@@ -52,34 +49,27 @@ enum cudaError_t {
     cudaErrorLaunchFailure = 719
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum { cudaStreamNonBlocking = 1, cudaHostAllocDefault = 0, cudaEventDisableTiming = 2 };
+enum { cudaStreamNonBlocking = 1, cudaHostAllocDefault = 0 };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 
 typedef struct emulated_stream {
     std::deque<std::function<void()>> work;
 } * cudaStream_t;
-typedef struct emulated_event {
-    cudaStream_t stream;
-    uint64_t recorded, reached;
-} * cudaEvent_t;
-
 static struct {
-    std::vector<cudaStream_t> streams;
-    emulator_lazy lazy;
+    bool lazy;
     std::map<void *, size_t> memory;
     size_t taken, limit;
     int devices;
     int64_t fail_launch;
-    uint64_t copied, copied_back;
     cudaError_t last;
-} runtime = {{}, LAZY_NONE, {}, 0, SIZE_MAX, 1, -1, 0, 0, cudaSuccess};
+    cudaStream_t stream; // the only one
+} runtime = {false, {}, 0, SIZE_MAX, 1, -1, cudaSuccess, NULL};
 
 extern "C" void emulator_set_order(emulator_order order)
 {
     emulator.how = order;
 }
-extern "C" void emulator_set_lazy(emulator_lazy lazy)
+extern "C" void emulator_set_lazy(bool lazy)
 {
     runtime.lazy = lazy;
 }
@@ -99,35 +89,20 @@ extern "C" void emulator_fail_launch(int64_t number)
 {
     runtime.fail_launch = number;
 }
-extern "C" uint64_t emulator_copied_to_device(void)
-{
-    return runtime.copied;
-}
-extern "C" uint64_t emulator_copied_to_host(void)
-{
-    return runtime.copied_back;
-}
-
-static void stream_step(cudaStream_t stream)
-{
-    if (stream->work.empty()) emulator_stop("a stream waits for an event that nobody will reach");
-    std::function<void()> work = std::move(stream->work.front());
-    stream->work.pop_front();
-    work();
-}
-
 static cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    while (!stream->work.empty()) stream_step(stream);
+    while (!stream->work.empty()) {
+        std::function<void()> work = std::move(stream->work.front());
+        stream->work.pop_front();
+        work();
+    }
     return cudaSuccess;
 }
 
 static cudaError_t stream_add(cudaStream_t stream, std::function<void()> work)
 {
     stream->work.push_back(std::move(work));
-    bool lazy = (runtime.lazy == LAZY_OPERATIONS && stream == runtime.streams[0]) ||
-                (runtime.lazy == LAZY_COPIES && stream != runtime.streams[0]);
-    return lazy ? cudaSuccess : cudaStreamSynchronize(stream);
+    return runtime.lazy ? cudaSuccess : cudaStreamSynchronize(stream);
 }
 
 struct cudaFuncAttributes {
@@ -137,20 +112,8 @@ template <typename... P> static cudaError_t cudaFuncGetAttributes(cudaFuncAttrib
     return cudaSuccess;
 }
 
-// Dynamic shared memory: 48 KiB, and what the smallest of the supported devices gives to kernels that ask for it.
-static constexpr size_t SHARED_DEFAULT = 48 * 1024, SHARED_MOST = 99 * 1024;
-static std::map<void *, size_t> shared_allowed;
-
-template <typename... P> static cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute, int bytes)
-{
-    if (bytes < 0 || (size_t)bytes > SHARED_MOST) return cudaErrorInvalidValue;
-    shared_allowed[(void *)kernel] = (size_t)bytes;
-    return cudaSuccess;
-}
-
 template <typename... P, typename... A>
-static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, size_t shared, void (*kernel)(P...),
-                            A &&...arguments)
+static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...), A &&...arguments)
 {
     if (runtime.fail_launch >= 0 && runtime.fail_launch-- == 0) {
         runtime.last = cudaErrorLaunchFailure;
@@ -159,17 +122,14 @@ static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, size
     // What the hardware refuses.
     bool valid = blocks.x && blocks.y && blocks.z && blocks.x < 1u << 31 && blocks.y < 65536 && blocks.z < 65536 &&
                  threads.x && threads.x <= 1024 && threads.y == 1 && threads.z == 1;
-    auto asked = shared_allowed.find((void *)kernel);
-    valid = valid && shared <= (asked == shared_allowed.end() ? SHARED_DEFAULT : asked->second);
     if (!valid) {
         runtime.last = cudaErrorInvalidConfiguration;
         return;
     }
     std::tuple<P...> copied(std::forward<A>(arguments)...);
-    stream_add(stream, [=] { run_kernel(blocks, threads, shared, [&] { std::apply(kernel, copied); }); });
+    stream_add(stream, [=] { run_kernel(blocks, threads, [&] { std::apply(kernel, copied); }); });
 }
-#define CUDA_LAUNCH(kernel, blocks, threads, shared, ...) \
-    emulator_launch(gpu.stream, blocks, threads, shared, kernel, __VA_ARGS__)
+#define CUDA_LAUNCH(kernel, blocks, threads, ...) emulator_launch(gpu.stream, blocks, threads, kernel, __VA_ARGS__)
 
 static cudaError_t cudaGetLastError(void)
 {
@@ -192,45 +152,16 @@ static const char *cudaGetErrorString(cudaError_t code)
 
 static cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
-    *stream = new emulated_stream;
-    runtime.streams.push_back(*stream);
+    *stream = runtime.stream = new emulated_stream;
     return cudaSuccess;
 }
 
 static cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     cudaStreamSynchronize(stream);
-    for (size_t i = 0; i < runtime.streams.size(); i++)
-        if (runtime.streams[i] == stream) runtime.streams.erase(runtime.streams.begin() + (long)i);
     delete stream;
+    runtime.stream = NULL;
     return cudaSuccess;
-}
-
-static cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
-{
-    *event = new emulated_event();
-    return cudaSuccess;
-}
-
-static cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    delete event;
-    return cudaSuccess;
-}
-
-static cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    event->stream = stream;
-    uint64_t number = ++event->recorded;
-    return stream_add(stream, [=] { event->reached = number; });
-}
-
-static cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
-{
-    uint64_t number = event->recorded;
-    return stream_add(stream, [=] {
-        while (event->reached < number) stream_step(event->stream);
-    });
 }
 
 // ---- Memory: what is new is full of NaN, so that nobody counts on zeros ---------------------------------------------
@@ -250,7 +181,7 @@ static cudaError_t cudaMalloc(void **memory, size_t bytes)
 static cudaError_t cudaFree(void *memory)
 {
     if (!runtime.memory.count(memory)) return cudaErrorInvalidValue;
-    for (cudaStream_t stream : runtime.streams) cudaStreamSynchronize(stream); // as cudaFree does
+    if (runtime.stream) cudaStreamSynchronize(runtime.stream); // as cudaFree does
     runtime.taken -= runtime.memory[memory];
     runtime.memory.erase(memory);
     free(memory);
@@ -276,10 +207,8 @@ static cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all)
     return cudaSuccess;
 }
 
-static cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
+static cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream)
 {
-    if (kind == cudaMemcpyHostToDevice) runtime.copied += bytes;
-    if (kind == cudaMemcpyDeviceToHost) runtime.copied_back += bytes;
     return stream_add(stream, [=] { memcpy(to, from, bytes); });
 }
 

@@ -13,17 +13,14 @@ extern "C" {
 typedef enum emulator_order { THREADS_ASCEND, THREADS_DESCEND, THREADS_SHUFFLED } emulator_order;
 void emulator_set_order(emulator_order order);
 
-// Which of the two streams (the first made: operations; the second: copies) runs only when somebody waits for it. A
-// missing wait, or a host array that is changed before the device has read it, shows as wrong numbers in one of these.
-typedef enum emulator_lazy { LAZY_NONE, LAZY_OPERATIONS, LAZY_COPIES } emulator_lazy;
-void emulator_set_lazy(emulator_lazy lazy);
+// Whether the stream runs only when somebody waits for it. A missing wait, or a host array that is changed before the
+// device has read it, shows as wrong numbers then.
+void emulator_set_lazy(bool lazy);
 
 void emulator_set_memory(size_t bytes);    // of the device; what is taken already counts
 size_t emulator_memory_taken(void);        // bytes of device memory
 void emulator_set_devices(int count);      // what cudaGetDeviceCount finds
 void emulator_fail_launch(int64_t number); // the launch that fails, counted from now; negative: none
-uint64_t emulator_copied_to_device(void);  // bytes since the start
-uint64_t emulator_copied_to_host(void);
 
 #ifdef __cplusplus
 }

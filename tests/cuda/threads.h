@@ -59,9 +59,7 @@ struct emulated_fiber {
     dim3 index;
     fiber_state state;
     unsigned shuffles;
-    uint64_t given[2][3]; // to shuffles and to products of a warp, by turns
-    std::vector<std::vector<std::function<void()>>>
-        copies; // started by copy_async, in groups; the last one is not committed
+    uint64_t given[2]; // to shuffles, by turns
     std::vector<char> stack;
 };
 
@@ -116,7 +114,7 @@ template <typename T> static unsigned warp_give(const T &value)
     emulated_fiber *f = &emulator.fibers[emulator.current];
     static_assert(sizeof(T) <= sizeof f->given[0], "as large as a place");
     unsigned turn = f->shuffles++ % 2;
-    memcpy(f->given[turn], &value, sizeof value);
+    memcpy(&f->given[turn], &value, sizeof value);
     fiber_wait(FIBER_AT_SHUFFLE);
     return turn;
 }
@@ -125,7 +123,7 @@ template <typename T> static unsigned warp_give(const T &value)
 template <typename T> static T given_by(unsigned lane, unsigned turn)
 {
     T value;
-    memcpy(&value, emulator.fibers[emulator.current / EMULATED_WARP * EMULATED_WARP + lane].given[turn], sizeof value);
+    memcpy(&value, &emulator.fibers[emulator.current / EMULATED_WARP * EMULATED_WARP + lane].given[turn], sizeof value);
     return value;
 }
 
@@ -134,8 +132,6 @@ template <typename T> static T __shfl_xor_sync(unsigned, T value, int step)
     unsigned turn = warp_give(value);
     return given_by<T>(emulator.current % EMULATED_WARP ^ (unsigned)step, turn);
 }
-
-#include "tests/cuda/tensor_core.h"
 
 static inline int atomicMax(int *to, int value)
 {
@@ -198,12 +194,10 @@ static void run_thread(unsigned i)
 
 static void run_block(void)
 {
-    std::fill(emulator_shared.begin(), emulator_shared.end(), uint4{~0u, ~0u, ~0u, ~0u}); // NaN, whatever type it has
     for (unsigned i = 0; i < emulator.n_threads; i++) {
         emulated_fiber *f = &emulator.fibers[i];
         f->index = dim3(i, 0, 0);
         f->state = FIBER_READY;
-        f->copies.assign(1, {});
         context_make(&f->context, f->stack.data(), f->stack.size(), fiber_main);
     }
     for (;;) {
@@ -223,9 +217,8 @@ static void run_block(void)
     }
 }
 
-static void run_kernel(dim3 blocks, dim3 threads, size_t shared, const std::function<void()> &kernel)
+static void run_kernel(dim3 blocks, dim3 threads, const std::function<void()> &kernel)
 {
-    emulator_shared.resize((shared + 15) / 16);
     emulator.n_threads = threads.x;
     emulator.kernel = kernel;
     emulator.grid = blocks;

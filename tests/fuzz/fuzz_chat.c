@@ -1,5 +1,5 @@
 // A chat template: any bytes are refused, or have a frame; nothing is left of one that is refused.
-#include "profiler/text/chat.h"
+#include "profiler/text/model_text.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -11,8 +11,8 @@ static volatile unsigned sum; // keeps the reads
 static void read_value(const gguf_file *f, const gguf_value *v)
 {
     char key[256];
-    uint32_t u;
-    float x;
+    uint32_t u = 0;
+    double x;
     bool flag;
     gguf_string s;
     gguf_array a;
@@ -22,7 +22,7 @@ static void read_value(const gguf_file *f, const gguf_value *v)
     key[v->key.size] = 0;
     if (gguf_find(f, key) != v) abort(); // keys are unique and hold no NUL
     (void)gguf_get_u32(f, key, &u, NULL);
-    (void)gguf_get_f32_or(f, key, 0, &x, NULL);
+    (void)gguf_get_number(f, key, &x, NULL);
     (void)gguf_get_bool(f, key, &flag, NULL);
     if (gguf_get_string(f, key, &s, NULL) == KVB_OK && s.size != v->size) abort();
     for (int type = GGUF_VALUE_U8; type <= GGUF_VALUE_F64; type++) {
@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; i < f.n_tensors; i++) {
         const gguf_tensor *t = &f.tensors[i];
         float *y = t->n_values <= 1 << 20 ? malloc((size_t)t->n_values * sizeof *y) : NULL;
-        if (y && (dequant_tensor(t, y, &err) == KVB_OK) != (t->data != NULL)) abort();
+        if (y && (dequant_rows(t->type, t->data, (size_t)t->n_values, y, &err) == KVB_OK) != (t->data != NULL)) abort();
         free(y);
     }
     gguf_close(&f);

@@ -1,6 +1,6 @@
 // model.safetensors.index.json: any bytes are refused, or every tensor is in one of the files, and no file lies outside
 // of the folder.
-#include "profiler/weights/weights_index.h"
+#include "profiler/weights/weights_internal.h"
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

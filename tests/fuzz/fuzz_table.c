@@ -1,5 +1,5 @@
 // Any bytes as a table; what opens must also hand out budgets within their promises, constraints among them.
-#include "formats/table_weights.h"
+#include "formats/table_write.h"
 #include "runtime/limits.h"
 #include "solver/constraints.h"
 #include <stdint.h>

@@ -16,7 +16,8 @@ static void make_tiny(void)
         gguf_file f;
         gguf_build_begin(&b, 3);
         tiny_vocab_build(&b, pres[i]);
-        if (gguf_parse(&f, b.data, b.size, "tiny", NULL) != KVB_OK || tokenizer_from_gguf(&tiny[i], &f, NULL) != KVB_OK)
+        if (gguf_parse(&f, b.data, b.size, "tiny", NULL) != KVB_OK ||
+            tokenizer_from_gguf(&tiny[i], &f, NULL, NULL) != KVB_OK)
             abort();
         gguf_close(&f);
         free(b.data);
@@ -62,8 +63,7 @@ static void use_vocabulary(const uint8_t *data, size_t size)
     tokenizer *t;
     kvb_error err;
     if (gguf_parse(&f, data, size, "input", &err) != KVB_OK) return;
-    if (tokenizer_from_gguf_as(&t, &f, NULL, &err) == KVB_OK ||
-        tokenizer_from_gguf_as(&t, &f, "llama-bpe", &err) == KVB_OK) {
+    if (tokenizer_from_gguf(&t, &f, NULL, &err) == KVB_OK || tokenizer_from_gguf(&t, &f, "llama-bpe", &err) == KVB_OK) {
         size_t n, back;
         int32_t *ids = encode(t, (const char *)data, size, true, &n);
         free(decode(t, ids, n, &back));

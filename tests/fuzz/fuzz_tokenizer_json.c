@@ -1,6 +1,6 @@
 // tokenizer.json: any bytes are refused, or make a tokenizer whose ids are in range and decode. The input encodes
 // itself.
-#include "profiler/text/tokenizer_json.h"
+#include "profiler/text/tokenizer.h"
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

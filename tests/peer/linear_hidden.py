@@ -13,6 +13,7 @@ and the next 64 are teacher-forced with the evicted ones hidden. KL to the full 
 `kvbudget eval` has it. Needs torch, transformers, h5py and the package kvbudget (python/).
 """
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -98,11 +99,11 @@ def make_table(scores, folder):
     copy, table = os.path.join(folder, "run.h5"), os.path.join(folder, "table.safetensors")
     shutil.copy(a.budgets or a.record, copy)
     with h5py.File(copy, "r+", libver="v110") as record:
-        record.attrs["format_version"] = np.int64(1)  # a record without checksums, which h5py can write
         for k, values in scores.items():
             values = values.float().numpy()
-            record["contexts"][k]["scores"].create_dataset(NAME, data=values, chunks=(1, *values.shape[1:]),
-                                                           fletcher32=True)
+            added = record["contexts"][k]["scores"].create_dataset(NAME, data=values, chunks=(1, *values.shape[1:]),
+                                                                   fletcher32=True)
+            added.attrs["sha256"] = np.bytes_(hashlib.sha256(values.tobytes()).hexdigest())
     subprocess.run([a.kvbudget, "solve", copy, "--metric", NAME, "--sink", str(SINK), "--window", str(a.window),
                     "--quiet", "-o", table], check=True, stdout=subprocess.DEVNULL)
     return Table(table)

@@ -153,7 +153,6 @@ def run_eval(a, n_tokens, n_next):
         *a.ids,
         "-a",
         "none",
-        "--predictions-only",
     ]
     command += settings(a, n_tokens, n_next, "f32")
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["rows"]
@@ -171,9 +170,6 @@ def run_refine(a, n_tokens, n_next, compute):
             *a.ids[1:],
             "--select",
             a.ids[0],
-            "--layers",
-            "--start",
-            "table",
             "--evaluations",
             str(a.evaluations),
             "-o",

@@ -194,7 +194,7 @@ def json_kinds(train):
         "gemma": lambda: train.byte_fallback(
             n.Replace(" ", "▁"),
             p.Split(" ", "merged_with_previous"),
-            [AddedToken("\n\n", normalized=False), AddedToken("<|user_tok|>", normalized=False, single_word=True)],
+            [AddedToken("\n\n", normalized=False), AddedToken("<|user_tok|>", normalized=False)],
         ),
         "mistral": lambda: train.byte_fallback(None, p.Metaspace(prepend_scheme="first", split=False)),
         "metaspace": lambda: train.byte_fallback(None, p.Metaspace(prepend_scheme="always", split=True), fuse=False),

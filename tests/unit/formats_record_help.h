@@ -92,11 +92,10 @@ static inline kvb_status small_put_missing(record_writer *w, kvb_error *err)
     return KVB_OK;
 }
 
-static inline kvb_status small_write(const char *path, bool resume, int deflate, kvb_error *err)
+static inline kvb_status small_write(const char *path, bool resume, kvb_error *err)
 {
     record_writer *w;
     kvb_status status = small_begin(&w, path, resume, err);
-    if (status == KVB_OK) status = record_writer_set_deflate(w, deflate, err);
     if (status == KVB_OK) status = small_put_missing(w, err);
     if (status == KVB_OK) status = record_finish(w, small_ids, SMALL_CONTEXTS, err);
     record_writer_free(w);

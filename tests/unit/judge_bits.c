@@ -31,7 +31,7 @@ static void set_threads(int i)
     omp_set_num_threads(threads[i]);
 #ifdef EMULATED
     emulator_set_order((emulator_order)(i % 3));
-    emulator_set_lazy((emulator_lazy)(i % 3));
+    emulator_set_lazy(i % 2);
 #endif
 }
 

@@ -1,7 +1,6 @@
 // Names of allocators, the budgets that they hand out, and files of head scores.
 #include "evaluator/allocator.h"
 #include "evaluator/head_scores.h"
-#include "formats/npy.h"
 #include "formats_help.h"
 #include <math.h>
 
@@ -107,22 +106,15 @@ START_TEST(names_and_errors)
 }
 END_TEST
 
-START_TEST(head_scores_in_three_formats)
+START_TEST(files_of_head_scores)
 {
     const float per_query[L * H] = {1, 3, 0, 0, 2, 2, 4, 8, 5, 5, 1, 1}, per_kv[L * G] = {2, 0, 2, 6, 5, 1};
     float got[L * H];
-    help_ok(npy_write(help_path("s.npy"), NPY_F32, 2, (const uint64_t[]){L, H}, per_query, err));
     write_text(help_path("s.tsv"), "1\t3\t0\t0\n2\t2\t4\t8\r\n5\t5\t1\t1\n");
-    write_text(help_path("s.json"),
-               "{\"0-0\": [0, 2], \"0-1\": 3, \"0-2\": 0, \"0-3\": [0], \"1-0\": 2, \"1-1\": [1, 3], "
-               "\"1-2\": 4, \"1-3\": 8, \"2-0\": 5, \"2-1\": 5, \"2-2\": 1, \"2-3\": [1, 1, 1]}");
-    const char *const files[] = {"s.npy", "s.tsv", "s.json"};
-    for (int i = 0; i < 3; i++) {
-        help_ok(head_scores_read(help_path("%s", files[i]), L, H, G, true, got, err));
-        for (int k = 0; k < L * H; k++) ck_assert(got[k] == per_query[k]);
-        help_ok(head_scores_read(help_path("%s", files[i]), L, H, G, false, got, err)); // groups are averaged
-        for (int k = 0; k < L * G; k++) ck_assert(got[k] == per_kv[k]);
-    }
+    help_ok(head_scores_read(help_path("s.tsv"), L, H, G, true, got, err));
+    for (int k = 0; k < L * H; k++) ck_assert(got[k] == per_query[k]);
+    help_ok(head_scores_read(help_path("s.tsv"), L, H, G, false, got, err)); // groups are averaged
+    for (int k = 0; k < L * G; k++) ck_assert(got[k] == per_kv[k]);
     write_text(help_path("kv.tsv"), "2 0\n2 6\n5 1\n"); // or repeated
     help_ok(head_scores_read(help_path("kv.tsv"), L, H, G, true, got, err));
     ck_assert(got[0] == 2 && got[1] == 2 && got[2] == 0 && got[6] == 6 && got[11] == 1);
@@ -136,11 +128,7 @@ START_TEST(head_scores_in_three_formats)
                  {"word.tsv", "1 2\n3 x\n1 2\n", KVB_FORMAT, "line 2"},
                  {"three.tsv", "1 2 3\n3 4 5\n1 2 3\n", KVB_MISMATCH, "3 heads"},
                  {"minus.tsv", "1 2\n3 -4\n1 2\n", KVB_NUMERIC, "layer 1, head 1"},
-                 {"nan.tsv", "1 2\n3 nan\n1 2\n", KVB_NUMERIC, "layer 1, head 1"},
-                 {"list.json", "[1, 2]", KVB_FORMAT, "JSON object"},
-                 {"few.json", "{\"0-0\": 1}", KVB_FORMAT, "found 1"},
-                 {"names.json", "{\"0-0\": 1, \"1-0\": 1, \"2-1\": 1}", KVB_FORMAT, "2-0"},
-                 {"s.txt", "1 2", KVB_UNSUPPORTED, "npy, .tsv or .json"}};
+                 {"nan.tsv", "1 2\n3 nan\n1 2\n", KVB_NUMERIC, "layer 1, head 1"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         write_text(help_path("%s", wrong[i].name), wrong[i].text);
         help_fails(head_scores_read(help_path("%s", wrong[i].name), L, H, G, false, got, err), wrong[i].status,
@@ -199,7 +187,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, totals);
     tcase_add_test(tc, who_gets_more);
     tcase_add_test(tc, names_and_errors);
-    tcase_add_test(tc, head_scores_in_three_formats);
+    tcase_add_test(tc, files_of_head_scores);
     tcase_add_test(tc, methods_with_head_scores);
 }
 

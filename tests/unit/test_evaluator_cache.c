@@ -50,9 +50,8 @@ START_TEST(cache_evicts_and_shrinks)
     ck_assert_uint_eq(kv_cache_entries(c), 4 + 8 + 0 + 2);
     ck_assert_uint_eq(kv_cache_room(c), 1);
     ck_assert_uint_eq(kv_cache_bytes(c), (uint64_t)14 * 2 * D * sizeof(float));
-    kv_cache_evict(c, 0, 0, 1);
-    kv_cache_evict(c, 0, 0, 2);
-    kv_cache_evict(c, 1, 1, 0);
+    kv_cache_keep(c, 0, 0, (const uint32_t[]){0, 2}, 2);
+    kv_cache_keep(c, 1, 1, (const uint32_t[]){1}, 1);
     kv_cache_keep(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     uint64_t before = kv_cache_allocated(c);
     for (int pass = 0; pass < 2; pass++) { // before and after compacting
@@ -67,7 +66,7 @@ START_TEST(cache_evicts_and_shrinks)
     ck_assert_uint_lt(kv_cache_allocated(c), before + 1);
     kv_cache *copy;
     copy = kv_cache_fork(c, 0);
-    kv_cache_evict(c, 0, 1, 0);
+    kv_cache_keep(c, 0, 1, (const uint32_t[]){1, 2, 3}, 3);
     expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     ck_assert_uint_eq(kv_cache_room(copy), 0);
     kv_cache_close(copy);
@@ -143,7 +142,7 @@ static float *decode_all(bed *b, const kept_set *kept, uint32_t step)
 {
     kv_cache *c;
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
-    help_ok(session_cache(b->s, kept, N, &c, err));
+    c = session_cache(b->s, kept, N);
     for (uint32_t at = 0; at < N; at += step)
         help_ok(decoder_run(b->s->decode, &c, 1, &step, b->next + at, NULL, LOGITS_ALL,
                             logits + (size_t)at * VOCABULARY, err));
@@ -206,7 +205,7 @@ START_TEST(evicting_is_not_looking)
     float *masked = case_alloc((size_t)N * VOCABULARY, sizeof *masked);
     decode_hooks hooks = {.context = &kept, .choose = choose_kept};
     kv_cache *c;
-    help_ok(session_cache(b.s, NULL, N, &c, err));
+    c = session_cache(b.s, NULL, N);
     for (uint32_t i = 0; i < N; i++)
         help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST,
                             masked + (size_t)i * VOCABULARY, err));
@@ -230,7 +229,7 @@ START_TEST(a_batch_is_its_sequences)
     const uint32_t rows[3] = {N, 5, N - 5};
     kv_cache *c[3];
     int32_t ids[2 * N];
-    for (int i = 0; i < 3; i++) help_ok(session_cache(b.s, i == 1 ? NULL : &kept, N, &c[i], err));
+    for (int i = 0; i < 3; i++) c[i] = session_cache(b.s, i == 1 ? NULL : &kept, N);
     memcpy(ids, b.next, sizeof b.next);
     memcpy(ids + N, b.next, 5 * sizeof *ids);
     memcpy(ids + N + 5, b.next, (N - 5) * sizeof *ids);
@@ -269,8 +268,11 @@ static kvb_status drop_third(void *context, const decode_view *view, kvb_error *
 {
     (void)context;
     (void)err_;
-    for (uint32_t g = 0; g < G; g++)
-        while (kv_cache_span(view->cache, view->layer, g).count > 10) kv_cache_evict(view->cache, view->layer, g, 2);
+    for (uint32_t g = 0; g < G; g++) {
+        uint32_t n = kv_cache_span(view->cache, view->layer, g).count, keep[10] = {0, 1};
+        for (uint32_t i = 2; i < 10; i++) keep[i] = n - 10 + i;
+        if (n > 10) kv_cache_keep(view->cache, view->layer, g, keep, 10);
+    }
     return KVB_OK;
 }
 
@@ -282,7 +284,7 @@ START_TEST(hooks_see_and_evict)
     decode_hooks hooks = {.context = &s, .attended = add_weights, .layer_done = drop_third};
     kv_cache *c;
     float logits[VOCABULARY];
-    help_ok(session_cache(b.s, NULL, 1, &c, err));
+    c = session_cache(b.s, NULL, 1);
     for (uint32_t i = 0; i < N; i++)
         help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST, logits, err));
     for (uint32_t l = 0; l < L; l++)
@@ -304,7 +306,7 @@ START_TEST(errors)
     bed_open(&b);
     kv_cache *c;
     float logits[VOCABULARY];
-    help_ok(session_cache(b.s, NULL, 1, &c, err));
+    c = session_cache(b.s, NULL, 1);
     help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){2}, b.next, NULL, LOGITS_LAST, logits, err), KVB_CAPACITY,
                "room for 1");
     int32_t wrong = VOCABULARY;
@@ -314,13 +316,9 @@ START_TEST(errors)
     help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next, NULL, LOGITS_LAST, logits, err), KVB_ARGUMENT,
                "position");
     const float *memory = c->k;
-    help_ok(session_cache_again(b.s, NULL, 1, &c, err));
+    session_cache_again(b.s, NULL, 1, &c);
     ck_assert(c->k == memory && c->next_position == T);
-    session_end_prefill(b.s);
-    help_fails(session_cache_again(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
     kv_cache_close(c);
-    help_fails(session_cache(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
-    help_fails(session_prefill(b.s, b.context, T, NULL, NULL, err), KVB_ARGUMENT, "given back");
     bed_close(&b);
 }
 END_TEST
@@ -342,7 +340,7 @@ START_TEST(a_base_is_shared)
     int32_t ids[2 * N];
     bed_open(&b);
     select_some(&b, &kept);
-    help_ok(session_cache(b.s, &kept, 0, &base, err));
+    base = session_cache(b.s, &kept, 0);
     copy = kv_cache_fork(base, N);
     for (int i = 0; i < 2; i++) {
         tails[i] = kv_cache_extend(base, N + 1);

@@ -1,7 +1,7 @@
 // Damage of many cuts of the same texts: the same numbers as a text's fidelity, in any order and batch, and nothing for
 // a whole cache; of heads one at a time what the whole pass finds; and the log that keeps what was measured.
-#include "evaluator/damage_log.h"
 #include "evaluator/fidelity.h"
+#include "evaluator/refine_bench.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G, CUTS = 5 };
@@ -34,20 +34,20 @@ static damage_value mean_of(const fidelity_cell *c, uint32_t n)
     return mean;
 }
 
-static void judge(const model *m, const metric *by, const damage_input *in, damage_value *out)
+static void judge(const model *m, const metric *by, const int32_t *ids, damage_value *out)
 {
     session *s;
     fidelity *f;
-    session_plan plan = {in->n_tokens, in->n_next, CUTS * in->n_next, by, 1, NULL, true};
+    session_plan plan = {T, N, CUTS * N, by, 1, NULL, true};
     help_ok(session_open(&s, m, &plan, err));
-    help_ok(fidelity_open(&f, s, in->n_next, CUTS, err));
-    help_ok(fidelity_begin(f, in->ids, in->n_tokens, NULL, NULL, err));
+    help_ok(fidelity_open(&f, s, N, CUTS, err));
+    help_ok(fidelity_begin(f, ids, T, NULL, NULL, err));
     for (int i = 0; i < CUTS; i++) {
         kept_set kept;
         fidelity_cell cell;
         help_ok(session_select(s, s->scores[0], CUT[i], 4, 1, &kept, err));
         help_ok(fidelity_measure(f, &kept, 1, &cell, err));
-        out[i] = mean_of(&cell, in->n_next);
+        out[i] = mean_of(&cell, N);
         fidelity_cell_free(&cell);
         kept_set_free(&kept);
     }
@@ -63,13 +63,13 @@ START_TEST(damage_is_what_fidelity_measures)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    for (int t = 0; t < TEXTS; t++) judge(m, &by, &(damage_input){ids[t], T, N}, want[t]);
+    for (int t = 0; t < TEXTS; t++) judge(m, &by, ids[t], want[t]);
     damage *d;
     damage_text texts[TEXTS];
     damage_plan plan = {T, N, 3, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
     for (int t = 0; t < TEXTS; t++) texts[t] = damage_text_open(d);
-    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], &(damage_input){ids[t], T, N}, NULL, err));
+    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], ids[t], NULL, err));
     for (int round = 0; round < 2; round++) // the second time with another text in between
         for (int t = 0; t < TEXTS; t++) {
             help_ok(damage_measure(d, &texts[t], &CUT[0][0], CUTS, got, err));
@@ -89,53 +89,10 @@ START_TEST(damage_is_what_fidelity_measures)
         mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &both[i % TEXTS][i / TEXTS]};
     help_ok(damage_measure_cuts(d, mixed, TEXTS * CUTS, err));
     ck_assert(memcmp(both, one, sizeof one) == 0);
-    help_ok(damage_text_fill(d, &texts[0], &(damage_input){ids[1], T, N}, NULL, err)); // a text is filled again
+    help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text is filled again
     help_ok(damage_measure(d, &texts[0], CUT[0], 1, &alone, err));
     ck_assert(fabs(alone.kl - want[1][0].kl) < 1e-12);
     ck_assert_uint_gt(damage_text_bytes(m, &plan), 2 * HEADS * T * 16 * sizeof(float));
-    for (int t = 0; t < TEXTS; t++) damage_text_close(&texts[t]);
-    damage_close(d);
-    model_free(m);
-}
-END_TEST
-
-// A shorter context with less behind it beside the longest, in the same batches.
-START_TEST(texts_may_differ_in_length)
-{
-    metric by;
-    int32_t ids[TEXTS][T + N];
-    damage_value want[CUTS], got[TEXTS][CUTS], heads[HEADS], one;
-    damage_text texts[TEXTS];
-    damage_cut mixed[TEXTS * CUTS];
-    damage *d;
-    damage_plan plan = {T, N, 3, &by, 4, 1, NULL};
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    draw_ids(ids);
-    help_ok(metric_parse(&by, "keydiff", err));
-    const damage_input in[TEXTS] = {{ids[0], T - 17, 2}, {ids[1], T, N}};
-    help_ok(damage_open(&d, m, &plan, err));
-    for (int t = 0; t < TEXTS; t++) texts[t] = damage_text_open(d);
-    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], &in[t], NULL, err));
-    for (int i = 0; i < TEXTS * CUTS; i++)
-        mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &got[i % TEXTS][i / TEXTS]};
-    help_ok(damage_measure_cuts(d, mixed, TEXTS * CUTS, err));
-    for (int t = 0; t < TEXTS; t++) {
-        judge(m, &by, &in[t], want);
-        for (int i = 0; i < CUTS; i++)
-            ck_assert_msg(fabs(got[t][i].kl - want[i].kl) < 1e-12 && fabs(got[t][i].nll - want[i].nll) < 1e-9 &&
-                              fabs(got[t][i].flips - want[i].flips) < 1e-12,
-                          "text %d, cut %d: KL %.9g, expected %.9g", t, i, got[t][i].kl, want[i].kl);
-    }
-    help_ok(damage_measure_heads(d, &texts[0], CUT[0], 1, heads, NULL, err));
-    for (int h = 0; h < HEADS; h++) {
-        uint32_t keep[HEADS] = {T, T, T, T};
-        keep[h] = CUT[0][h];
-        help_ok(damage_measure(d, &texts[0], keep, 1, &one, err));
-        ck_assert(fabs(heads[h].kl - one.kl) <= 1e-9 + 1e-4 * one.kl && one.kl > 0);
-    }
-    const damage_input bad[] = {{ids[0], T + 1, 2}, {ids[0], 0, N}, {ids[0], T, N + 1}, {ids[0], T, 1}};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        ck_assert(damage_text_fill(d, &texts[0], &bad[i], NULL, NULL) == KVB_ARGUMENT);
     for (int t = 0; t < TEXTS; t++) damage_text_close(&texts[t]);
     damage_close(d);
     model_free(m);
@@ -159,7 +116,7 @@ START_TEST(a_head_alone_is_one_cut)
         damage_plan plan = {T, N, batch, &by, 4, 1, NULL};
         help_ok(damage_open(&d, m, &plan, err));
         text = damage_text_open(d);
-        help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
+        help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
         help_ok(damage_measure_heads(d, &text, KEEP[0], LEVELS, batch == 1 ? one[0] : again[0], NULL, err));
         for (int i = 0; i < LEVELS; i++)
             for (int h = 0; h < HEADS; h++) {
@@ -201,7 +158,7 @@ START_TEST(heads_alone_can_be_stopped)
     damage_plan plan = {T, N, 2, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
     text = damage_text_open(d);
-    help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
+    help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
     help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
     ck_assert(whole.kl > 0);
@@ -258,26 +215,42 @@ END_TEST
 
 START_TEST(what_was_measured_is_remembered)
 {
-    damage_log *log;
+    log_file *log;
     kvb_error err = {0};
-    char keys[3][DAMAGE_KEY], line[400];
-    const damage_value values[3] = {{0.1, 0.25, -0.5}, {1.0 / 3, 0, 0}, {2, 1, NAN}};
+    char keys[3][LOG_KEY], line[400];
+    const double kl[2] = {0.1, 1.0 / 3};
     const char *path = help_path("damage.cells");
-    for (int i = 0; i < 3; i++) memset(keys[i], '0' + i, DAMAGE_KEY - 1), keys[i][DAMAGE_KEY - 1] = '\0';
-    ck_assert(damage_log_open(&log, path, &err) == KVB_OK);
-    ck_assert_ptr_null(damage_log_find(log, keys[0]));
-    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY])keys, values, 2, &err) == KVB_OK);
-    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY]) & keys[2], &values[2], 1, &err) == KVB_NUMERIC);
-    ck_assert(memcmp(damage_log_find(log, keys[1]), &values[1], sizeof *values) == 0);
-    ck_assert(damage_log_close(log, KVB_OK, &err) == KVB_OK);
-    ck_assert(damage_log_open(&log, path, &err) == KVB_OK); // from disk, to the bit
-    for (int i = 0; i < 2; i++) ck_assert(memcmp(damage_log_find(log, keys[i]), &values[i], sizeof *values) == 0);
-    ck_assert_ptr_null(damage_log_find(log, keys[2]));
-    snprintf(line, sizeof line, "{\"keys\":[\"%s\"],\"kl\":[1],\"flips\":[1],\"nll\":[null]}\n", keys[2]);
-    ck_assert(damage_log_parse(log, line, strlen(line), "lines", &err) == KVB_FORMAT);
-    ck_assert(damage_log_parse(log, "{\"key\":1}\n", 10, "lines", &err) == KVB_FORMAT);
-    ck_assert(strstr(err.message, "not a result of kvbudget refine"));
-    ck_assert(damage_log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
+    damage_value found;
+    cJSON *lines[2];
+    for (int i = 0; i < 3; i++) memset(keys[i], '0' + i, LOG_KEY - 1), keys[i][LOG_KEY - 1] = '\0';
+    for (int i = 0; i < 2; i++) {
+        lines[i] = cJSON_CreateObject();
+        cJSON_AddStringToObject(lines[i], "key", keys[i]);
+        log_put_number(lines[i], "kl", kl[i]);
+        log_put_number(lines[i], "flips", 0.25);
+        log_put_number(lines[i], "nll", -kl[i]);
+    }
+    ck_assert(log_open(&log, path, &err) == KVB_OK);
+    ck_assert_ptr_null(log_find(log, keys[0]));
+    ck_assert(log_add(log, lines, 2, &err) == KVB_OK);
+    for (int round = 0; round < 2; round++) { // of this run, then from disk: to the bit
+        for (int i = 0; i < 2; i++) {
+            ck_assert(damage_value_read(&found, log, keys[i], &err) == KVB_OK);
+            ck_assert(found.kl == kl[i] && found.flips == 0.25 && found.nll == -kl[i]);
+        }
+        ck_assert_ptr_null(log_find(log, keys[2]));
+        ck_assert(log_close(log, KVB_OK, &err) == KVB_OK);
+        ck_assert(log_open(&log, path, &err) == KVB_OK);
+    }
+    snprintf(line, sizeof line, "{\"key\":\"%s\",\"kl\":1,\"flips\":1,\"nll\":null}\n", keys[2]);
+    ck_assert(log_parse(log, line, strlen(line), "lines", &err) == KVB_OK);
+    ck_assert(damage_value_read(&found, log, keys[2], &err) == KVB_FORMAT);
+    const char *const wrong[] = {"hello\n", "[1, 2]\n", "{\"k\": 1}\n", "{\"key\":1}\n", "{\"key\":\"0123\"}\n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ck_assert(log_parse(log, wrong[i], strlen(wrong[i]), "lines", &err) == KVB_FORMAT);
+        ck_assert_str_eq(err.message, "lines: line 1 is no result of this program; name another file");
+    }
+    ck_assert(log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
 }
 END_TEST
 
@@ -304,7 +277,6 @@ static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, damage_is_what_fidelity_measures);
-    tcase_add_test(tc, texts_may_differ_in_length);
     tcase_add_test(tc, a_head_alone_is_one_cut);
     tcase_add_test(tc, heads_alone_can_be_stopped);
     tcase_add_test(tc, contexts_are_put_aside_and_taken_back);

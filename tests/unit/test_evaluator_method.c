@@ -2,7 +2,6 @@
 // attention to an answer to the file and back.
 #include "evaluator/head_scores.h"
 #include "evaluator/method.h"
-#include "evaluator/retrieval.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, H = 4, G = 2, T = 60, HEADS = L * G, KEEP = 20 };
@@ -75,25 +74,23 @@ static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
     return false;
 }
 
-// Uniform budgets are the same for all heads and pick what session_select picks; sinks and window count when asked for.
+// Uniform budgets are the same for all heads and pick what session_select picks; sinks and window are kept.
 START_TEST(a_metric_selects)
 {
     bed b;
     bed_open(&b);
     const double ratio = 1 - (double)KEEP / T;
     const uint32_t each[HEADS] = {KEEP, KEEP, KEEP, KEEP};
-    for (int protect = 0; protect < 2; protect++) {
-        kept_set got, want;
-        help_ok(method_select(b.s, &b.list, &b.columns[0], ratio, protect, NULL, &got, err));
-        help_ok(session_select(b.s, b.s->scores[0], each, protect ? 4 : 0, protect ? 2 : 0, &want, err));
-        ck_assert_uint_eq(got.offsets[HEADS], HEADS * KEEP);
-        ck_assert_mem_eq(got.offsets, want.offsets, (HEADS + 1) * sizeof *got.offsets);
-        ck_assert_mem_eq(got.positions, want.positions, HEADS * KEEP * sizeof *got.positions);
-        for (uint32_t h = 0; h < HEADS && protect; h++)
-            ck_assert(keeps(&got, h, 0) && keeps(&got, h, 3) && keeps(&got, h, T - 2) && keeps(&got, h, T - 1));
-        kept_set_free(&got);
-        kept_set_free(&want);
-    }
+    kept_set got, want;
+    help_ok(method_select(b.s, &b.list, &b.columns[0], ratio, NULL, &got, err));
+    help_ok(session_select(b.s, b.s->scores[0], each, 4, 2, &want, err));
+    ck_assert_uint_eq(got.offsets[HEADS], HEADS * KEEP);
+    ck_assert_mem_eq(got.offsets, want.offsets, (HEADS + 1) * sizeof *got.offsets);
+    ck_assert_mem_eq(got.positions, want.positions, HEADS * KEEP * sizeof *got.positions);
+    for (uint32_t h = 0; h < HEADS; h++)
+        ck_assert(keeps(&got, h, 0) && keeps(&got, h, 3) && keeps(&got, h, T - 2) && keeps(&got, h, T - 1));
+    kept_set_free(&got);
+    kept_set_free(&want);
     bed_close(&b);
 }
 END_TEST
@@ -106,8 +103,9 @@ START_TEST(the_oracle_selects)
     float importance[HEADS * T] = {0};
     for (uint32_t i = 0; i < KEEP; i++) importance[3 * T + 2 * i + 10] = 1; // all in the last head
     kept_set kept;
-    help_fails(method_select(b.s, &b.list, &b.columns[1], 0.9, false, NULL, &kept, err), KVB_ARGUMENT, "importance");
-    help_ok(method_select(b.s, &b.list, &b.columns[1], 1 - (double)KEEP / (HEADS * T), false, importance, &kept, err));
+    b.methods[0].sink = b.methods[0].window = 0;
+    help_fails(method_select(b.s, &b.list, &b.columns[1], 0.9, NULL, &kept, err), KVB_ARGUMENT, "importance");
+    help_ok(method_select(b.s, &b.list, &b.columns[1], 1 - (double)KEEP / (HEADS * T), importance, &kept, err));
     ck_assert_uint_eq(kept.offsets[HEADS], KEEP);
     ck_assert_uint_eq(kept.offsets[3], 3); // the others keep one token each
     for (uint32_t i = 3; i < KEEP; i++) ck_assert_uint_eq(kept.positions[i], 2 * (i - 3) + 10);
@@ -152,6 +150,11 @@ START_TEST(retrieval_scores)
     char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
          question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
     const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
+    int32_t *ids;
+    uint32_t n;
+    help_ok(task_context_ids(&ids, &n, m, &text, &good, err));
+    ck_assert(n > 4 && n <= strlen(context) + 1 && ids[n - 1] >= 0);
+    free(ids);
     r = retrieval_open(m, &text);
     help_fails(retrieval_add(&r, &bad, err), KVB_ARGUMENT, "does not stand in its context");
     ck_assert_uint_eq(r.n, 0);

@@ -1,6 +1,58 @@
-// Policies as pure functions on one head: against rules written down a second time, over whole histories by position;
-// and the numbers that their papers give.
-#include "test_evaluator_policy_cases.h"
+// Policies, a KV head each: those that evict by the attention they see against their rules written down a second time;
+// KeyDiff and LagKV too, and kvpress's block by block; RocketKV, Quest, SparQ and top-k against the numbers that their
+// papers give, bounds of pages, and turns.
+#include "evaluator/policy.h"
+#include "test_profiler_cases.h"
+
+enum { ROOM = 512, D = 8 };
+
+// A head with the state that a run would give it.
+typedef struct rig {
+    policy p;
+    policy_head h;
+    uint32_t keep[32768], n;
+} rig;
+
+static rig *open_rig(const char *spec, uint32_t capacity, uint32_t n_context, uint32_t room, uint32_t group, uint32_t d)
+{
+    rig *r = calloc(1, sizeof *r);
+    help_ok(policy_parse(&r->p, spec, err));
+    r->h = (policy_head){
+        .p = &r->p, .group = group, .head_dim = d, .capacity = capacity, .n_context = n_context, .room = room};
+    r->h.memory = case_alloc(r->p.kind->floats ? r->p.kind->floats(&r->h) : 1, sizeof(float));
+    r->h.marks = case_alloc(room, sizeof(uint32_t));
+    return r;
+}
+
+static void close_rig(rig *r)
+{
+    free(r->h.memory);
+    free(r->h.marks);
+    free(r);
+}
+
+static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n_queries,
+                          uint32_t group, uint32_t d)
+{
+    return (layer_view){.n_tokens = T,
+                        .n_heads = group,
+                        .n_kv_heads = 1,
+                        .head_dim = d,
+                        .q = q,
+                        .k = k,
+                        .v = v,
+                        .n_queries = n_queries};
+}
+
+static void prefill(rig *r, const layer_view *view)
+{
+    help_ok(policy_prefill(&r->h, view, NULL, r->keep, &r->n, err));
+}
+
+static void evict(rig *r, uint32_t count)
+{
+    help_ok(policy_evict(&r->h, (kv_span){.count = count}, r->keep, &r->n, err));
+}
 
 // ---- MorphKV ----
 
@@ -205,6 +257,371 @@ START_TEST(specs)
 }
 END_TEST
 
+// ---- KeyDiff ----
+
+// Keeps the best n by -sum of cosines with all others (the pairwise form), in double; `keep` lists the candidates.
+static uint32_t pairwise_best(const float *k, uint32_t *keep, uint32_t n, uint32_t capacity)
+{
+    double s[256];
+    for (uint32_t i = 0; i < n; i++) {
+        s[i] = 0;
+        for (uint32_t j = 0; j < n; j++) {
+            double dot = 0, a = 0, b = 0;
+            for (uint32_t c = 0; c < D; c++) {
+                double x = k[keep[i] * D + c], y = k[keep[j] * D + c];
+                dot += x * y, a += x * x, b += y * y;
+            }
+            s[i] -= dot / sqrt(a * b);
+        }
+    }
+    while (n > capacity) {
+        uint32_t worst = 0;
+        for (uint32_t i = 1; i < n; i++)
+            if (s[i] <= s[worst]) worst = i;
+        for (uint32_t i = worst; i + 1 < n; i++) keep[i] = keep[i + 1], s[i] = s[i + 1];
+        n--;
+    }
+    return n;
+}
+
+START_TEST(keydiff_blocks)
+{
+    enum { T = 150, N = 40 };
+    float *k = case_floats((size_t)T * D, 1, 0.3);
+    layer_view view = view_of(NULL, k, NULL, T, 0, 1, D);
+    const uint32_t blocks[] = {16, 37, 200};
+    for (int b = 0; b < 3; b++) {
+        char spec[40];
+        uint32_t want[256], n = N;
+        snprintf(spec, sizeof spec, "keydiff:block=%u", blocks[b]);
+        rig *r = open_rig(spec, N, T, ROOM, 1, D);
+        prefill(r, &view);
+        for (uint32_t i = 0; i < N; i++) want[i] = i;
+        for (uint32_t at = N; at < T; at += blocks[b]) {
+            for (uint32_t i = at; i < T && i < at + blocks[b]; i++) want[n++] = i;
+            n = pairwise_best(k, want, n, N);
+        }
+        ck_assert_uint_eq(r->n, N);
+        for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(r->keep[i], want[i]);
+        if (b == 2) { // a block that holds everything is the one-shot selection of the metric
+            metric m;
+            float scores[T];
+            uint32_t once[N];
+            help_ok(metric_parse(&m, "keydiff", err));
+            help_ok(metric_score(&m, &view, scores, err));
+            help_ok(kvb_select(scores, T, N, 0, 0, once, N, err));
+            for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(r->keep[i], once[i]);
+        }
+        close_rig(r);
+    }
+    free(k);
+}
+END_TEST
+
+// The keys of tests/golden/make_blocks.py.
+static float *golden_keys(uint32_t T, uint32_t d, uint32_t seed)
+{
+    float *k = case_alloc((size_t)T * d, sizeof *k);
+    for (size_t i = 0; i < (size_t)T * d; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        k[i] = ((float)(seed >> 8) - (float)(1 << 23)) / (float)(1 << 23);
+    }
+    for (uint32_t j = 0; j < T; j++) k[(size_t)j * d] += 0.5f;
+    return k;
+}
+
+START_TEST(keydiff_blocks_of_kvpress)
+{
+    FILE *f = fopen("tests/golden/blocks.txt", "r");
+    ck_assert_msg(f, "tests/golden/blocks.txt: run from the root of the repository");
+    uint32_t T, d, block, seed, n, cases = 0;
+    double ratio;
+    while (fscanf(f, "%u %u %u %lf %u %u", &T, &d, &block, &ratio, &seed, &n) == 6) {
+        char spec[40];
+        float *k = golden_keys(T, d, seed);
+        layer_view view = view_of(NULL, k, NULL, T, 0, 1, d);
+        snprintf(spec, sizeof spec, "keydiff:block=%u", block);
+        rig *r = open_rig(spec, n, T, T, 1, d);
+        prefill(r, &view);
+        ck_assert_uint_eq(r->n, n);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t want;
+            ck_assert_int_eq(fscanf(f, "%u", &want), 1);
+            ck_assert_msg(r->keep[i] == want, "T %u, d %u, block %u, ratio %g: %u is kept, expected %u", T, d, block,
+                          ratio, r->keep[i], want);
+        }
+        close_rig(r);
+        free(k);
+        cases++;
+    }
+    fclose(f);
+    ck_assert_uint_eq(cases, 20);
+}
+END_TEST
+
+START_TEST(keydiff_windows)
+{
+    enum { T = 150, N = 40 };
+    float *k = case_floats((size_t)T * D, 1, 0.3);
+    layer_view view = view_of(NULL, k, NULL, T, 0, 1, D);
+    rig *all = open_rig("keydiff:block=16:window=1", N, T, ROOM, 1, D),
+        *some = open_rig("keydiff:block=16:window=0.25", N, T, ROOM, 1, D),
+        *stream = open_rig("streaming:sinks=0", N, T, ROOM, 1, D);
+    prefill(all, &view), prefill(some, &view), prefill(stream, &view);
+    ck_assert_uint_eq(all->n, stream->n); // f = 1 is StreamingLLM without sinks
+    for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(all->keep[i], stream->keep[i]);
+    for (uint32_t i = 0; i < N / 4; i++) ck_assert_uint_eq(some->keep[N - 1 - i], T - 1 - i);
+    ck_assert_uint_lt(some->keep[0], T - N);
+    // In decode a block is one token: 41 keys, of which the one nearest to all others goes.
+    rig *step = open_rig("keydiff", N, T, ROOM, 1, D);
+    uint32_t want[256];
+    for (uint32_t i = 0; i <= N; i++) want[i] = i;
+    help_ok(policy_evict(&step->h, (kv_span){.k = k, .count = N + 1}, step->keep, &step->n, err));
+    ck_assert_uint_eq(step->n, pairwise_best(k, want, N + 1, N));
+    for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(step->keep[i], want[i]);
+    close_rig(all), close_rig(some), close_rig(stream), close_rig(step);
+    free(k);
+}
+END_TEST
+
+// ---- LagKV ----
+
+START_TEST(lagkv_lengths)
+{
+    enum { T = 20496, SMALL = 2 };
+    float *k = case_floats((size_t)T * SMALL, 1, 0), *v = case_floats((size_t)T * SMALL, 1, 0);
+    layer_view view = view_of(NULL, k, v, T, 0, 1, SMALL);
+    rig *r = open_rig("lagkv:lag=1024:sink=16:keep=0.125", 1, T, T, 1, SMALL);
+    prefill(r, &view);
+    ck_assert_uint_eq(r->n, 3472); // the paper's example: 16.9 %
+    // By capacity: at most what it says, and less than one token of each partition below it.
+    for (uint32_t capacity = 2500; capacity < 20000; capacity += 3500) {
+        rig *c = open_rig("lagkv:lag=1024:sink=16", capacity, T, T, 1, SMALL);
+        prefill(c, &view);
+        ck_assert_uint_le(c->n, capacity);
+        ck_assert_uint_gt(c->n + 20, capacity);
+        close_rig(c);
+    }
+    close_rig(r);
+    free(k), free(v);
+}
+END_TEST
+
+START_TEST(lagkv_recursion)
+{
+    enum { T = 200, LAG = 16, SINK = 4, KEPT = 4, AFTER = 100 };
+    float *k = case_floats((size_t)(T + AFTER) * D, 1, 0), *v = case_floats((size_t)(T + AFTER) * D, 1, 0);
+    layer_view view = view_of(NULL, k, v, T, 0, 1, D);
+    rig *r = open_rig("lagkv:lag=16:sink=4:keep=0.25", 1, T, ROOM, 1, D);
+    prefill(r, &view);
+    uint32_t n = (T - SINK) / LAG, expected = SINK + KEPT * (n - 1) + LAG + (T - SINK) % LAG;
+    ck_assert_uint_eq(r->n, expected);
+    // The same tokens as the metric's ranks within partitions give.
+    metric m;
+    float scores[T];
+    help_ok(metric_parse(&m, "lagkv:paper:lag=16:sink=4", err));
+    help_ok(metric_score(&m, &view, scores, err));
+    for (uint32_t p = 0; p + 1 < n; p++)
+        for (uint32_t i = 0; i < KEPT; i++) {
+            uint32_t at = r->keep[SINK + p * KEPT + i];
+            ck_assert_uint_eq((at - SINK) / LAG, p);
+            ck_assert(scores[at] >= (float)(LAG - KEPT) / LAG);
+        }
+    // In decode: what is compressed stays as it is; one partition is cut for every LAG new tokens.
+    uint32_t positions[ROOM], before[ROOM], cuts = 0;
+    memcpy(positions, r->keep, r->n * sizeof *positions);
+    uint32_t count = r->n, fixed = r->h.counts[0];
+    for (uint32_t t = T; t < T + AFTER; t++) {
+        float keys[ROOM * D], values[ROOM * D];
+        positions[count++] = t;
+        memcpy(before, positions, sizeof before);
+        for (uint32_t i = 0; i < count; i++) {
+            memcpy(keys + i * D, k + positions[i] * D, D * sizeof(float));
+            memcpy(values + i * D, v + positions[i] * D, D * sizeof(float));
+        }
+        help_ok(policy_evict(&r->h, (kv_span){.k = keys, .v = values, .count = count}, r->keep, &r->n, err));
+        for (uint32_t i = 0; i < fixed; i++) ck_assert_uint_eq(r->keep[i], i);
+        ck_assert_uint_lt(r->n - r->h.counts[0], 2 * LAG);
+        cuts += r->n < count;
+        ck_assert(r->n == count || r->n == count - LAG + KEPT);
+        for (uint32_t i = 0; i < r->n; i++) positions[i] = before[r->keep[i]];
+        count = r->n, fixed = r->h.counts[0];
+    }
+    ck_assert_uint_ge(cuts, AFTER / LAG);
+    ck_assert_uint_le(cuts, AFTER / LAG + 1);
+    close_rig(r);
+    free(k), free(v);
+}
+END_TEST
+
+// ---- RocketKV ----
+
+START_TEST(rocket_split_rule)
+{
+    rocket_split s = rocket_split_for(131072, 2048, 128); // methods.md 3.6: c = 64
+    ck_assert_double_eq_tol(s.exponent, 0.56, 1e-12);
+    ck_assert_double_eq_tol(131072 / s.keep, 10.27, 0.005);
+    ck_assert_double_eq_tol(s.second, 6.23, 0.005);
+    ck_assert_uint_eq(s.page, 3);
+    ck_assert_double_eq_tol(128 / s.channels, 2.08, 0.005);
+    ck_assert_double_eq_tol(s.channels, 61.6, 0.05);
+    ck_assert_uint_eq(s.k1, 61);
+    ck_assert_uint_eq(s.k2, 1024);
+    ck_assert_double_eq_tol(s.keep, 12766, 0.5);
+    // What is read to estimate is what is read to attend, before rounding: (N / p) k1 / (2 d) = t / 2.
+    ck_assert_double_eq_tol(s.keep / s.page * s.channels / (2 * 128), 1024, 1e-6);
+    s = rocket_split_for(109 * 1000, 256, 128);
+    ck_assert_double_eq_tol(s.exponent, 0.724, 0.0005);
+    ck_assert_double_eq_tol(s.keep, 1361, 1);
+    ck_assert_uint_eq(s.k1, 72);
+    s = rocket_split_for(500, 512, 64); // c <= 1: dense
+    ck_assert(s.keep == 500 && s.page == 1 && s.k1 == 64);
+    policy p;
+    help_ok(policy_parse(&p, "rocketkv", err));
+    ck_assert_double_eq_tol(policy_capacity_ratio(&p, 1 - 1.0 / 64), 1 - 1 / pow(64, 0.56), 1e-12);
+    help_ok(policy_parse(&p, "quest", err));
+    ck_assert(policy_capacity_ratio(&p, 0.8) == 0.8);
+}
+END_TEST
+
+START_TEST(pages_bound_their_keys)
+{
+    enum { N = 200, PAGE = 16, DIM = 32 };
+    float *k = case_floats((size_t)N * DIM, 1, 0), low[(N / PAGE + 1) * DIM], high[(N / PAGE + 1) * DIM];
+    uint32_t all[DIM], group = 3;
+    for (uint32_t c = 0; c < DIM; c++) all[c] = c;
+    hsa s = {DIM, group, PAGE, 0, low, high};
+    for (uint32_t i = 0; i < N; i++) hsa_absorb(&s, k + i * DIM);
+    ck_assert_uint_eq(s.n, N);
+    for (int trial = 0; trial < 50; trial++) {
+        float *q = case_floats((size_t)group * DIM, 1, 0);
+        for (uint32_t r = 1; r < group; r++) // signs that agree; magnitudes that do not
+            for (uint32_t c = 0; c < DIM; c++) q[r * DIM + c] = copysignf(q[r * DIM + c], q[c]);
+        for (uint32_t r = 0; r < group; r++)
+            for (uint32_t i = 0; i < N; i++) {
+                double dot = 0;
+                for (uint32_t c = 0; c < DIM; c++) dot += (double)q[r * DIM + c] * k[i * DIM + c];
+                ck_assert_double_le(dot, (double)hsa_estimate(&s, q, r, i / PAGE, all, DIM) + 1e-5);
+            }
+        free(q);
+    }
+    free(k);
+}
+END_TEST
+
+// What the policy looks at for one query over keys that are all there.
+static uint32_t look(const char *spec, uint32_t capacity, double split, const float *q, float *k, uint32_t n,
+                     uint32_t group, uint32_t d, uint32_t *out)
+{
+    rig *r = calloc(1, sizeof *r);
+    help_ok(policy_parse(&r->p, spec, err));
+    r->h = (policy_head){
+        .p = &r->p, .group = group, .head_dim = d, .capacity = capacity, .n_context = n, .room = n, .split = split};
+    r->h.memory = case_alloc(r->p.kind->floats(&r->h), sizeof(float));
+    r->h.marks = case_alloc(n, sizeof(uint32_t));
+    uint32_t found = r->p.kind->choose(&r->h, (kv_span){.k = k, .count = n}, q, out);
+    close_rig(r);
+    return found;
+}
+
+static double overlap(const uint32_t *a, uint32_t n, const uint32_t *b, uint32_t m)
+{
+    uint32_t both = 0;
+    for (uint32_t i = 0, j = 0; i < n && j < m;) {
+        both += a[i] == b[j];
+        if (a[i] <= b[j]) i++;
+        else j++;
+    }
+    return (double)both / n;
+}
+
+START_TEST(corners_of_sparse_attention)
+{
+    enum { N = 400, DIM = 64, H = 3, K = 40 };
+    float *k = case_floats((size_t)N * DIM, 1, 0);
+    for (uint32_t i = 1; i < N; i++) // neighbours resemble each other, as keys of a text do
+        for (uint32_t c = 0; c < DIM; c++) k[i * DIM + c] = 0.8f * k[(i - 1) * DIM + c] + 0.6f * k[i * DIM + c];
+    double found[3] = {0};
+    for (int trial = 0; trial < 20; trial++) {
+        float *q = case_floats((size_t)H * DIM, 1, 0);
+        for (uint32_t c = 0; c < DIM; c += 4) q[c] *= 4, q[DIM + c] *= 4; // some channels matter more
+        uint32_t best[N], got[N], n_best = look("topk", K, 0, q, k, N, H, DIM, best);
+        ck_assert_uint_eq(n_best, K);
+        // Exact top-k by hand: mean over the group of the softmax, the newest token in any case.
+        double a[N] = {0}, worst = 1e9, beyond = 0;
+        for (uint32_t r = 0; r < H; r++) {
+            double e[N], sum = 0;
+            for (uint32_t i = 0; i < N; i++) {
+                double dot = 0;
+                for (uint32_t c = 0; c < DIM; c++) dot += (double)q[r * DIM + c] * k[i * DIM + c];
+                sum += e[i] = exp(dot / sqrt(DIM));
+            }
+            for (uint32_t i = 0; i < N; i++) a[i] += e[i] / sum;
+        }
+        for (uint32_t i = 0, at = 0; i + 1 < N; i++) {
+            bool in = at < K && best[at] == i;
+            at += in;
+            if (in) worst = fmin(worst, a[i]);
+            else beyond = fmax(beyond, a[i]);
+        }
+        ck_assert_uint_eq(best[K - 1], N - 1);
+        ck_assert_double_ge(worst, beyond * (1 - 1e-5));
+        ck_assert_uint_eq(look("quest:page=1", K, 0, q, k, N, H, DIM, got), K);
+        ck_assert_mem_eq(best, got, K * sizeof *best);
+        ck_assert_uint_eq(look("sparq:channels=64", K, 0, q, k, N, H, DIM, got), K);
+        ck_assert_mem_eq(best, got, K * sizeof *best);
+        found[0] += overlap(best, K, got, look("quest:page=8", K, 0, q, k, N, H, DIM, got)) / 20;
+        found[1] += overlap(best, K, got, look("sparq:channels=32", K, 0, q, k, N, H, DIM, got)) / 20;
+        uint32_t n = look("rocketkv", N, 0.8, q, k, N, H, DIM, got); // all were kept by the first stage
+        found[2] += overlap(got, n, best, K) / 20;
+        // A budget for everything is dense attention.
+        ck_assert_uint_eq(look("topk", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
+        ck_assert_uint_eq(look("quest", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
+        ck_assert_uint_eq(look("rocketkv", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
+        free(q);
+    }
+    // By chance it would be a tenth.
+    for (int i = 0; i < 3; i++) ck_assert_msg(found[i] > 0.3, "%d: %.2f of exact top-k is found", i, found[i]);
+    free(k);
+}
+END_TEST
+
+START_TEST(turns_lose_nothing)
+{
+    enum { T = 300, DIM = 16, W = 4, NEW = 6, CAP = 80 }; // the pool is 63 wide
+    float *k = case_floats((size_t)(T + 2 * NEW) * DIM, 0.3, 0), *q = case_floats((size_t)T * DIM, 0.3, 0);
+    float far[DIM], near[DIM];
+    for (uint32_t c = 0; c < DIM; c++) { // two places that two turns ask for
+        far[c] = c % 2 ? 3.0f : 0, near[c] = c % 2 ? 0 : 3.0f;
+        k[60 * DIM + c] = far[c], k[220 * DIM + c] = near[c];
+    }
+    for (uint32_t i = T - W; i < T; i++) memcpy(q + i * DIM, near, sizeof near);
+    layer_view view = view_of(q, k, NULL, T, T, 1, DIM);
+    rig *r = open_rig("rocketkv-mt:window=4", CAP, T, T + 2 * NEW, 1, DIM);
+    uint32_t indices[T + 2 * NEW], count = T;
+    prefill(r, &view);
+    ck_assert_uint_eq(r->n, T);
+    r->h.split = 0.5;
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < NEW; i++) {
+            count++;
+            uint32_t n = r->p.kind->choose(&r->h, (kv_span){.k = k, .count = count}, turn ? far : near, indices);
+            ck_assert_uint_le(turn ? n : 0, CAP + 2 * NEW);
+        }
+        help_ok(policy_new_turn(&r->h, (kv_span){.k = k, .count = count}, err));
+        bool has_far = false, has_near = false;
+        for (uint32_t i = 0; i < r->h.counts[1]; i++)
+            has_far = has_far || r->h.marks[i] == 60, has_near = has_near || r->h.marks[i] == 220;
+        // What the first turn did not choose is still there for the second.
+        ck_assert(turn ? has_far : has_near && !has_far);
+        ck_assert_uint_eq(r->h.counts[1], CAP);
+        ck_assert_uint_eq(r->h.counts[2], count);
+    }
+    close_rig(r);
+    free(k), free(q);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, morph_walk_through);
@@ -212,6 +629,15 @@ static void fill(TCase *tc)
     tcase_add_test(tc, streaming_by_position);
     tcase_add_test(tc, prefills_select);
     tcase_add_test(tc, specs);
+    tcase_add_test(tc, keydiff_blocks);
+    tcase_add_test(tc, keydiff_blocks_of_kvpress);
+    tcase_add_test(tc, keydiff_windows);
+    tcase_add_test(tc, lagkv_lengths);
+    tcase_add_test(tc, lagkv_recursion);
+    tcase_add_test(tc, rocket_split_rule);
+    tcase_add_test(tc, pages_bound_their_keys);
+    tcase_add_test(tc, corners_of_sparse_attention);
+    tcase_add_test(tc, turns_lose_nothing);
 }
 
 UNIT_MAIN("policies", fill)

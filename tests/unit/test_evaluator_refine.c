@@ -1,4 +1,4 @@
-// What the search for better budgets is given to measure with: texts dealt into sets by their contexts, candidates that
+// What the search for better budgets is given to measure with: texts dealt into sets, candidates that
 // lose what their cuts lose and are measured once, a start that no more texts are spent on than are paid for, and
 // stops.
 #include "evaluator/refine_bench.h"
@@ -75,7 +75,7 @@ static void write_table(const char *path, const char *sha256)
     cJSON_Delete(metadata);
 }
 
-// Six texts of random ids; the last is about the context of the first, and a little is asked otherwise.
+// Six texts of random ids.
 static void open_case(bench_case *c)
 {
     const char *path = help_path("table.safetensors");
@@ -87,8 +87,7 @@ static void open_case(bench_case *c)
     for (int t = 0; t < TEXTS; t++) {
         sweep_text *x = &c->texts[t];
         for (int i = 0; i < T + N; i++) c->ids[t][i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
-        if (t == TEXTS - 1) memcpy(c->ids[t], c->ids[0], T * sizeof(int32_t));
-        *x = (sweep_text){.ids = c->ids[t], .n_ids = T + N, .n_tokens = T};
+        *x = (sweep_text){.ids = c->ids[t], .n_ids = T + N};
         snprintf(x->name, sizeof x->name, "text %d", t);
         memset(x->sha256, 'a' + t, 64);
     }
@@ -98,7 +97,7 @@ static void open_case(bench_case *c)
                           .n_knots = KNOTS,
                           .texts = c->texts,
                           .n_texts = TEXTS,
-                          .plan = {.batch = 3, .by = &c->by, .sink = 4, .window = 1}};
+                          .plan = {.n_tokens = T, .n_next = N, .batch = 3, .by = &c->by, .sink = 4, .window = 1}};
 }
 
 static void close_case(bench_case *c)
@@ -115,37 +114,21 @@ static void setup(void)
     case_tiny_model(help_path("tiny.gguf"), NULL);
 }
 
-START_TEST(contexts_are_dealt_in_turn)
+START_TEST(texts_are_dealt_in_turn)
 {
     bench_case c;
     open_case(&c);
-    c.texts[2].n_tokens = T - 5; // another length
     help_ok(refine_bench_deal(&c.b, NULL, err));
-    const uint32_t want[SET_COUNT][3] = {{0, 4, 5}, {2}, {1, 3}}, n[SET_COUNT] = {3, 1, 2}; // 5 stands with its context
+    const uint32_t want[SET_COUNT][3] = {{0, 4}, {2}, {1, 3, 5}}, n[SET_COUNT] = {2, 1, 3};
     for (int s = 0; s < SET_COUNT; s++) {
         ck_assert_uint_eq(c.b.n_members[s], n[s]);
         for (uint32_t i = 0; i < n[s]; i++) ck_assert_uint_eq(c.b.members[s][i], want[s][i]);
     }
-    ck_assert(c.b.n_lengths == 2 && c.b.lengths[c.b.length_of[2]] == T - 5 && c.b.lengths[c.b.length_of[3]] == T);
-    ck_assert(c.b.plan.n_tokens == T && c.b.plan.n_next == N + 5);
-    ck_assert_uint_eq(refine_bench_bytes(&c.b), 6 * damage_text_bytes(c.m, &c.b.plan));
-    close_case(&c);
-}
-END_TEST
-
-START_TEST(sets_that_are_asked_for)
-{
-    bench_case c;
-    kvb_error err = {0};
-    open_case(&c);
-    const refine_set split[TEXTS] = {SET_CALIBRATION, SET_CALIBRATION, SET_SELECTION,
-                                     SET_TEST,        SET_TEST,        SET_SELECTION},
-                     none[TEXTS] = {0}; // all in one
-    ck_assert(refine_bench_deal(&c.b, split, &err) == KVB_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(err.message, "text 0 and text 5 have one context and stand in two sets"));
+    ck_assert_uint_eq(refine_bench_bytes(&c.b), 5 * damage_text_bytes(c.m, &c.b.plan));
     close_case(&c);
     open_case(&c);
-    ck_assert(refine_bench_deal(&c.b, none, &err) == KVB_ARGUMENT && strstr(err.message, "expected some of both"));
+    const refine_set none[TEXTS] = {0}; // all in one
+    help_fails(refine_bench_deal(&c.b, none, err), KVB_ARGUMENT, "expected some of both");
     close_case(&c);
 }
 END_TEST
@@ -176,8 +159,10 @@ START_TEST(candidates_lose_what_their_cuts_lose)
     help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, again, err));
     ck_assert(memcmp(loss, again, sizeof loss) == 0 && c.b.n_measured == 2 * KNOTS * 2);
     help_ok(refine_bench_judge(&c.b, SET_TEST, shift + KNOTS * HEADS, &kl, err));
-    for (int i = 0; i < 2 * KNOTS; i++) // means, then the texts
-        ck_assert(fabs(kl[i] - (kl[2 * KNOTS + i * 2] + kl[2 * KNOTS + i * 2 + 1]) / 2) < 1e-12 && kl[i] > 0);
+    for (int i = 0; i < 2 * KNOTS; i++) { // means, then the texts
+        const double *each = kl + 2 * KNOTS + i * 3;
+        ck_assert(fabs(kl[i] - (each[0] + each[1] + each[2]) / 3) < 1e-12 && kl[i] > 0);
+    }
     free(kl);
     close_case(&c);
 }
@@ -194,19 +179,19 @@ START_TEST(a_start_costs_what_is_paid)
     bench_case c;
     uint32_t n;
     refine_task t = {
-        .n_layers = L, .n_heads = HEADS, .n_knots = KNOTS, .n_texts = 3, .heads = true, .evaluations = 100};
+        .n_layers = L, .n_heads = HEADS, .n_knots = KNOTS, .n_texts = 2, .heads = true, .evaluations = 100};
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, NULL, err));
-    // Six budgets of four heads, half a continuation each, at two ratios and three texts: two evaluations a text.
+    // Six budgets of four heads, half a continuation each, at two ratios and two texts: three evaluations a text.
     help_ok(refine_bench_start(&c.b, &t, &n, err));
-    ck_assert_uint_eq(n, 3);
-    ck_assert(t.start && fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 3 * 6 * HEADS);
+    ck_assert_uint_eq(n, 2);
+    ck_assert(t.start && fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS);
     free((void *)(uintptr_t)t.start);
     t.start = NULL;
     t.evaluations = 5; // three quarters of these pay for one text
     help_ok(refine_bench_start(&c.b, &t, &n, err));
-    ck_assert(n == 1 && t.start && fabs(t.start_cost - 2) < 1e-12 && c.b.n_alone == 3 * 6 * HEADS); // known
+    ck_assert(n == 1 && t.start && fabs(t.start_cost - 3) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known
     free((void *)(uintptr_t)t.start);
     t.start = NULL;
     t.evaluations = 2;
@@ -223,8 +208,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, contexts_are_dealt_in_turn);
-    tcase_add_test(tc, sets_that_are_asked_for);
+    tcase_add_test(tc, texts_are_dealt_in_turn);
     tcase_add_test(tc, candidates_lose_what_their_cuts_lose);
     tcase_add_test(tc, a_start_costs_what_is_paid);
 }

@@ -127,27 +127,6 @@ START_TEST(pages_keep_the_total)
 }
 END_TEST
 
-START_TEST(headkv)
-{
-    size_t size;
-    uint32_t capacity;
-    help_ok(export_headkv(&b, help_path("heads.json"), &capacity, err));
-    ck_assert_uint_eq(capacity, 35); // (214 - 6 windows of 1) / 6, rounded
-    char *text = (char *)help_slurp(help_path("heads.json"), &size);
-    ck_assert_ptr_eq(strchr(text, '\n'), text + size - 1); // it is read with readline()
-    free(text);
-    cJSON *o = read_json(help_path("heads.json")), *item = o->child;
-    for (int h = 0; h < 18; h++, item = item->next) { // in the order of query heads: keys are not looked at
-        char key[16];
-        snprintf(key, sizeof key, "%d-%d", h / 6, h % 6);
-        ck_assert_str_eq(item->string, key);
-        ck_assert_double_eq(cJSON_GetArrayItem(item, 0)->valuedouble, KEEP[h / 3] - 1);
-    }
-    ck_assert_ptr_null(item);
-    cJSON_Delete(o);
-}
-END_TEST
-
 static void expect_array(const char *name, const int32_t *expected, size_t count)
 {
     size_t size;
@@ -204,7 +183,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, duo_without_streaming_heads);
     tcase_add_test(tc, per_layer);
     tcase_add_test(tc, pages_keep_the_total);
-    tcase_add_test(tc, headkv);
     tcase_add_test(tc, varlen);
     tcase_add_test(tc, varlen_without_pages);
     tcase_add_test(tc, varlen_counts_in_32_bits);

@@ -180,17 +180,20 @@ START_TEST(test_wrong_numbers_are_refused)
     const char *path = help_path("bad.h5");
     help_ok(record_begin(&w, path, &small_shape, NULL, RECORD_NEW, err));
     curves[RECORD_CURVE_LEVELS * SMALL_G] = -1;
-    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC, "question 1: curves of tova: layer 1: found -1");
+    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
+               "question 1: curves of tova: layer 1, row 0, column 0: found -1");
     curves[RECORD_CURVE_LEVELS * SMALL_G] = 0;
     gains[0] = NAN;
-    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC, "gains of keydiff: layer 0: found nan");
-    help_fails(record_put_losses(w, "..", 0, &l, err), KVB_ARGUMENT, "expected ids of");
+    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
+               "gains of keydiff: layer 0, row 0, column 0: found nan");
+    help_fails(record_put_losses(w, "..", 0, &l, err), KVB_ARGUMENT, "context id");
     ck_assert(!record_writer_has_losses(w, "one", 0, NULL));
     record_writer_free(w);
     // Two runs that disagree.
     const char *const inputs[] = {make("a.h5", 3, 3), make("b.h5", 3, 3)};
     spoil_curve(inputs[1]);
-    help_fails(record_merge(help_path("c.h5"), inputs, 2, false, err), KVB_MISMATCH, "both have curves of keydiff");
+    help_fails(record_merge(help_path("c.h5"), inputs, 2, false, err), KVB_MISMATCH,
+               "with different curves of keydiff");
 }
 END_TEST
 

@@ -123,7 +123,7 @@ START_TEST(test_merge_refuses_other_contents)
 {
     const char *a = make("a.h5", &(shard){.number = 1, .of = 2, .has = {15, 0}}), *out = help_path("out.h5");
     const char *b = make("b.h5", &(shard){.number = 2, .of = 2, .has = {8, 15}, .spoil_score = 1});
-    help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH, "with different keydiff");
+    help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH, "with different scores of keydiff");
     help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH, "b.h5 both have context zeta");
     b = make("b.h5", &(shard){.number = 2, .of = 2, .has = {9, 15}, .spoil_oracle = 1});
     help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH, "with different oracle");

@@ -5,7 +5,7 @@
 #include "formats/names.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
-#include "formats/table_weights.h"
+#include "formats/table_write.h"
 #include "formats_help.h"
 #include <fcntl.h>
 

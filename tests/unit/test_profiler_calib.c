@@ -42,9 +42,8 @@ static const char *text_of(const int32_t *ids, size_t n)
 
 static size_t lines_of(const char *text, text_line *first)
 {
-    text_line *lines;
     size_t n;
-    help_ok(text_lines_find(&lines, &n, text, strlen(text), err));
+    text_line *lines = text_lines_find(&n, text, strlen(text));
     *first = n ? lines[0] : (text_line){0};
     free(lines);
     return n;
@@ -269,10 +268,10 @@ START_TEST(round_trip)
     for (size_t i = 0; i < 2; i++) help_ok(calib_make_of_context(&made, &r, tokens, "in", &in.contexts[i], err));
     FILE *to = fopen(help_path("out.jsonl"), "wb");
     ck_assert_ptr_nonnull(to);
-    for (size_t i = 0; i < 2; i++) help_ok(calib_write_line(to, &made.contexts[i], err));
+    for (size_t i = 0; i < 2; i++) calib_write_line(to, &made.contexts[i]);
     for (size_t i = 0; i < 2; i++) { // as text too, under other names
         in.contexts[i].sample_id[0] = (char)('u' + i);
-        help_ok(calib_write_line(to, &in.contexts[i], err));
+        calib_write_line(to, &in.contexts[i]);
     }
     ck_assert_int_eq(fclose(to), 0);
     help_ok(calib_load(&read, help_path("out.jsonl"), err));

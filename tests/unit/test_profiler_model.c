@@ -52,16 +52,6 @@ static unsigned char *bytes_at(const void *place)
     return (unsigned char *)(uintptr_t)place;
 }
 
-START_TEST(test_cut_model)
-{
-    patient p = patient_open();
-    for (size_t n = 1; n < 40; n++) refused(&p, n, KVB_OK, "");
-    for (size_t i = 1; i < 60; i++) refused(&p, p.size * i / 60, KVB_OK, "");
-    refused(&p, p.size - 33, KVB_FORMAT, "output_norm.weight"); // the last tensor
-    patient_close(&p);
-}
-END_TEST
-
 START_TEST(test_wrong_shapes)
 {
     patient p = patient_open();
@@ -251,20 +241,6 @@ END_TEST
 
 // ---- how weights are held ----
 
-static float *logits_of(const model *m, uint32_t n)
-{
-    forward *f = NULL;
-    const forward_plan plan = {n, 1, 1, false, false};
-    int32_t *ids = case_alloc(n, sizeof *ids);
-    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
-    for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(3 + i * 7 % 200);
-    help_ok(forward_open(&f, m, &plan, err));
-    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
-    forward_close(f);
-    free(ids);
-    return logits;
-}
-
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
 // However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
@@ -273,7 +249,7 @@ START_TEST(test_weights_in_place)
     enum { N = 70 };
     for (size_t b = 0; b < sizeof cpus / sizeof *cpus; b++) {
         model *m = case_open(help_path("tiny.gguf"), cpus[b]);
-        float *want = logits_of(m, N);
+        float *want = case_logits(m, N);
         uint32_t groups = m->config.n_layers + 1;
         ck_assert_uint_eq(m->n_held, groups);
         size_t n = (size_t)N * m->config.vocabulary;
@@ -283,7 +259,7 @@ START_TEST(test_weights_in_place)
                 const model_options o = {.without_weights = true, .form = wide ? WEIGHTS_WIDE : WEIGHTS_KEEP};
                 help_ok(model_open(&m, help_path("tiny.gguf"), cpus[b], &o, err));
                 help_ok(model_load(m, held, err));
-                float *got = logits_of(m, N);
+                float *got = case_logits(m, N);
                 case_same("logits", got, want, n);
                 free(got);
                 model_free(m);
@@ -351,7 +327,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_room_of_weights);
     tcase_add_test(tc, test_file_that_changes_in_use);
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_cut_model);
     tcase_add_test(tc, test_wrong_shapes);
     tcase_add_test(tc, test_weights_that_are_no_numbers);
     tcase_add_test(tc, test_wrong_config);

@@ -198,17 +198,6 @@ START_TEST(test_first_failure_stays)
 }
 END_TEST
 
-// Pairs of query and key: half of T x T of a context, and T for every row that a question may decode.
-START_TEST(test_pairs_of_attention)
-{
-    profile_question questions[2] = {{.tail = 3}, {.tail = 5}};
-    profile_context contexts[2] = {{.n_tokens = 100, .n_questions = 2, .questions = questions}, {.n_tokens = 30}};
-    const profile_job job = {.contexts = contexts, .n_contexts = 2, .max_tokens = 100};
-    const model m = {.config = {.n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16}};
-    ck_assert(profile_scores(&m, &job) == 3 * 4 * (100 * 100 / 2 + (3 + 5) * 100 + 30 * 30 / 2));
-}
-END_TEST
-
 // ---- What is asked of models ----
 
 // Layers with a window are not budgeted: the others stand one after the other, and shares are of theirs.
@@ -258,7 +247,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_draws);
     tcase_add_test(tc, test_products);
     tcase_add_test(tc, test_first_failure_stays);
-    tcase_add_test(tc, test_pairs_of_attention);
     tcase_add_test(tc, test_bounded_layers);
     tcase_add_test(tc, test_config_of_a_file);
 }

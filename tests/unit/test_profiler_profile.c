@@ -544,12 +544,12 @@ START_TEST(test_estimated_time)
     c.metrics[2] = c.metrics[1]; // cheap ones
     prepare(&c);
     profile_times times;
-    help_ok(profile_estimate_time(&times, c.m, &c.job, &c.o, 4e8, err));
+    help_ok(profile_estimate_time(&times, c.m, &c.job, 4e8, err));
     ck_assert_double_eq_tol(times.writing, 1.05, 1e-9);
     ck_assert_msg(times.prefill > 0 && times.prefill < 60 && times.decode > 0 && times.decode < 60, "%g, %g s",
                   times.prefill, times.decode);
     c.job.n_contexts = 0; // --add may find nothing to do
-    help_ok(profile_estimate_time(&times, c.m, &c.job, &c.o, 0, err));
+    help_ok(profile_estimate_time(&times, c.m, &c.job, 0, err));
     ck_assert(times.prefill == 0 && times.decode == 0);
     c.job.n_contexts = 2;
     case_free(&c);

@@ -84,7 +84,7 @@ START_TEST(test_table)
     float frequency[PAIRS];
     help_ok(backend_ref.open(&on, &backend_ref, NULL, err));
     rope_frequencies(frequency, &EXPECTED[0].rule, DIM, 0);
-    dev table = rope_table(on, frequency, DIM, POSITIONS, 1.5);
+    dev table = rope_table(on, frequency, DIM, POSITIONS, (rope_size){.attention = 1.5});
     const float *t = backend_ref.host_view(on, table);
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < POSITIONS; i++)
@@ -93,7 +93,7 @@ START_TEST(test_table)
                 ck_assert(t[(i * PAIRS + p) * 2] == (float)(cos(angle) * (round ? 1 : 1.5)));
                 ck_assert(t[(i * PAIRS + p) * 2 + 1] == (float)(sin(angle) * (round ? 1 : 1.5)));
             }
-        ck_assert(rope_fill(on, table, frequency, DIM, POSITIONS, 1));
+        ck_assert(rope_fill(on, table, frequency, DIM, POSITIONS, (rope_size){.attention = 1}));
     }
     backend_ref.release(on, table);
     backend_ref.close(on);
@@ -104,14 +104,12 @@ END_TEST
 START_TEST(test_queries_grow)
 {
     enum { POSITIONS = 40, ORIGINAL = 8 };
-    const rope_rule rule = {
-        .kind = ROPE_DEFAULT, .theta = 10000, .attention = 1.5, .growth = 0.1, .original = ORIGINAL};
     backend_device *on;
     float frequency[PAIRS];
     help_ok(backend_ref.open(&on, &backend_ref, NULL, err));
-    rope_frequencies(frequency, &rule, DIM, 0);
-    dev grown = rope_query_table(on, frequency, &rule, DIM, POSITIONS),
-        plain = rope_table(on, frequency, DIM, POSITIONS, 1);
+    rope_frequencies(frequency, &EXPECTED[0].rule, DIM, 0);
+    dev grown = rope_table(on, frequency, DIM, POSITIONS, (rope_size){1.5, 0.1, ORIGINAL}),
+        plain = rope_table(on, frequency, DIM, POSITIONS, (rope_size){.attention = 1});
     const float *g = backend_ref.host_view(on, grown), *t = backend_ref.host_view(on, plain);
     for (int i = 0; i < POSITIONS; i++)
         for (int p = 0; p < DIM; p++) {

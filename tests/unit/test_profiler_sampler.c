@@ -202,8 +202,18 @@ START_TEST(test_draw_depends_on_its_key)
 }
 END_TEST
 
+START_TEST(test_scale_of_draws)
+{
+    sampler s = {false, 0.7, 1};
+    ck_assert(sampler_scale(&s) == (float)(1 / 0.7));
+    s.temperature = 1;
+    ck_assert(sampler_scale(&s) == 1);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, test_scale_of_draws);
     tcase_add_test(tc, test_philox_vectors);
     tcase_add_test(tc, test_uniform_distribution);
     tcase_add_test(tc, test_uniform_depends_on_every_bit);

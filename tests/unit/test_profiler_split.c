@@ -1,8 +1,7 @@
 // Split GGUF files (tests/golden/split, by the gguf package): any part opens the whole, which is bit for bit the model
 // of one file; parts that are missing, of another model, renamed or damaged are errors that name file and fault.
 #include "formats/sha256.h"
-#include "profiler/model/forward.h"
-#include "profiler/weights/gguf_set.h"
+#include "profiler/weights/gguf.h"
 #include "profiler/weights/weights.h"
 #include "test_profiler_cases.h"
 
@@ -42,22 +41,10 @@ static void set_number(int part, const char *key, unsigned char value)
     free(bytes);
 }
 
-static float *logits_of(const model *m)
-{
-    int32_t ids[T];
-    forward *f;
-    float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
-    for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
-    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false, false}, err));
-    help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
-    forward_close(f);
-    return logits;
-}
-
 START_TEST(any_part_opens_the_whole)
 {
     model *whole = case_open(help_path("tiny.gguf"), &backend_cpu), *m = case_open(part_path(_i), &backend_cpu);
-    float *want = logits_of(whole), *got = logits_of(m);
+    float *want = case_logits(whole, T), *got = case_logits(m, T);
     case_same("logits", got, want, (size_t)T * VOCABULARY);
     const weights_origin *from = weights_origin_of(m->source);
     model_text text = case_text(m);

@@ -1,6 +1,6 @@
-// The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), against a
-// naive merge loop, and on vocabularies that do not fit together. The default model's part of the golden data is
-// tested by tests/cli/real_tokens.sh.
+// The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), and on
+// vocabularies that do not fit together. The default model's part of the golden data is tested by
+// tests/cli/real_tokens.sh.
 #include "formats/file_read.h"
 #include "profiler/text/tokenizer.h"
 #include "tests/gguf_build.h"
@@ -18,7 +18,7 @@ static tokenizer *make(const char *pre)
     gguf_build_begin(&b, 3);
     tiny_vocab_build(&b, pre);
     ck_assert_msg(gguf_parse(&f, b.data, b.size, "tiny", &err) == KVB_OK, "%s", err.message);
-    ck_assert_msg(tokenizer_from_gguf(&t, &f, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(tokenizer_from_gguf(&t, &f, NULL, &err) == KVB_OK, "%s", err.message);
     gguf_close(&f);
     free(b.data); // the tokenizer keeps nothing of the file
     return t;
@@ -57,18 +57,6 @@ START_TEST(test_golden)
     cJSON_Delete(all);
 }
 END_TEST
-
-static void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected, size_t n_expected)
-{
-    int32_t *ids;
-    size_t n = encode(t, text, strlen(text), special, &ids);
-    ck_assert_uint_eq(n, n_expected);
-    for (size_t i = 0; i < n; i++) ck_assert_int_eq(ids[i], expected[i]);
-    free(ids);
-}
-#define EXPECT_IDS(t, text, special, ...)                        \
-    expect_ids(t, text, special, (const int32_t[]){__VA_ARGS__}, \
-               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
 enum { SPACE = TINY_FIRST_BYTE + ' ', TWO_SPACES = TINY_FIRST_MERGE + 15, TOOL = TINY_FIRST_MERGE + TINY_MERGES + 1 };
 static int32_t byte(char c)
@@ -110,17 +98,15 @@ START_TEST(test_special)
     ck_assert_uint_gt(n, 1); // a control token is not
     for (size_t i = 0; i < n; i++) ck_assert_int_ne(ids[i], TINY_IM_START);
     free(ids);
-    ck_assert_int_eq(tokenizer_bos(t), TINY_IM_START);
-    ck_assert_int_eq(tokenizer_eos(t), TINY_IM_END);
-    ck_assert_int_eq(tokenizer_eot(t), -1);
-    ck_assert(!tokenizer_add_bos(t));
+    ck_assert_int_eq(tokenizer_special(t).bos, TINY_IM_START);
+    ck_assert_int_eq(tokenizer_special(t).eos, TINY_IM_END);
+    ck_assert_int_eq(tokenizer_special(t).eot, -1);
+    ck_assert(!tokenizer_special(t).add_bos);
     ck_assert_uint_eq(tokenizer_size(t), 300);
     ck_assert_str_eq(tokenizer_pre(t), "smollm");
-    ck_assert(tokenizer_is_control(t, TINY_IM_END) && !tokenizer_is_control(t, TOOL));
-    ck_assert(!tokenizer_is_control(t, -1) && !tokenizer_is_control(t, 300));
     tokenizer_free(t);
     t = make("llama-bpe");
-    ck_assert(!tokenizer_add_bos(t)); // the file says false
+    ck_assert(!tokenizer_special(t).add_bos); // the file says false
     tokenizer_free(t);
     tokenizer_free(NULL);
 }
@@ -198,62 +184,6 @@ START_TEST(test_decode)
 }
 END_TEST
 
-typedef struct word {
-    char text[64];
-} word;
-
-// The definition: take the pair with the lowest rank, of equal ranks the leftmost, until there is none. On texts in
-// the byte alphabet.
-static size_t naive_merge(word *words, size_t n)
-{
-    for (;;) {
-        size_t best = 0;
-        int best_rank = TINY_MERGES;
-        for (size_t i = 0; i + 1 < n; i++) {
-            char pair[64];
-            snprintf(pair, sizeof pair, "%.30s %.30s", words[i].text, words[i + 1].text);
-            for (int rank = 0; rank < best_rank; rank++)
-                if (strcmp(tiny_merges[rank], pair) == 0) best_rank = rank, best = i;
-        }
-        if (best_rank == TINY_MERGES) return n;
-        word joined;
-        snprintf(joined.text, sizeof joined.text, "%.30s%.30s", words[best].text, words[best + 1].text);
-        words[best] = joined;
-        memmove(&words[best + 1], &words[best + 2], (n - best - 2) * sizeof *words);
-        n--;
-    }
-}
-
-START_TEST(test_merges_against_definition)
-{
-    uint64_t seed = (uint64_t)time(NULL), state = seed;
-    printf("seed %llu\n", (unsigned long long)seed);
-    tokenizer *t = make("gpt-2");
-    for (int round = 0; round < 3000; round++) {
-        static word words[40];
-        char text[40];
-        size_t n = 1 + next_random(&state) % 39;
-        for (size_t i = 0; i < n; i++) text[i] = i ? "theaninrodslwgkyf"[next_random(&state) % 17] : ' ';
-        for (size_t i = 0; i < n; i++) tiny_byte_token((unsigned char)text[i], words[i].text);
-        size_t n_naive = n > 1 ? naive_merge(words, n) : n;
-        int32_t *ids;
-        size_t n_ids = encode(t, text, n, false, &ids), at = 0;
-        ck_assert_msg(n_ids == n_naive, "seed %llu round %d: '%.*s'", (unsigned long long)seed, round, (int)n, text);
-        for (size_t i = 0; i < n_ids; i++) { // the same cuts
-            char piece[64];
-            size_t size = tokenizer_decode(t, &ids[i], 1, piece, sizeof piece), naive = 0;
-            for (const char *p = words[i].text; *p; p++)
-                naive += ((unsigned char)*p & 0xc0) != 0x80; // one character is one byte
-            ck_assert_msg(size == naive && memcmp(piece, text + at, size) == 0, "seed %llu round %d: '%.*s'",
-                          (unsigned long long)seed, round, (int)n, text);
-            at += size;
-        }
-        free(ids);
-    }
-    tokenizer_free(t);
-}
-END_TEST
-
 // Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
 START_TEST(test_long_words)
 {
@@ -308,7 +238,7 @@ static kvb_status make_parts(tokenizer **t, const parts *p)
     if (p->add_bos >= 0) build_key_bool(&b, "tokenizer.ggml.add_bos_token", p->add_bos);
     if (p->prefix) build_key_bool(&b, "tokenizer.ggml.add_space_prefix", 1);
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "parts.gguf", &err), KVB_OK);
-    kvb_status status = tokenizer_from_gguf(t, &f, &err);
+    kvb_status status = tokenizer_from_gguf(t, &f, NULL, &err);
     gguf_close(&f);
     free(b.data);
     return status;
@@ -358,7 +288,7 @@ START_TEST(test_incomplete_vocabularies)
     EXPECT_IDS(t, "abba", false, 2, 1, 0);
     EXPECT_IDS(t, "axab", false, 0,
                2); // no token for x and no unknown token: it vanishes, as in Hugging Face's tokenizers
-    ck_assert(tokenizer_bos(t) == -1 && tokenizer_eos(t) == -1 && !tokenizer_add_bos(t));
+    ck_assert(tokenizer_special(t).bos == -1 && tokenizer_special(t).eos == -1 && !tokenizer_special(t).add_bos);
     tokenizer_free(t);
     p.unknown = 2;
     p.bos = 2;
@@ -366,7 +296,7 @@ START_TEST(test_incomplete_vocabularies)
     ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
     EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one for a run
     EXPECT_IDS(t, "x", false, 2);
-    ck_assert(tokenizer_add_bos(t)); // Llama 3 does, unless the file says otherwise
+    ck_assert(tokenizer_special(t).add_bos); // Llama 3 does, unless the file says otherwise
     tokenizer_free(t);
 }
 END_TEST
@@ -392,7 +322,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_special);
     tcase_add_test(tc, test_round_trip);
     tcase_add_test(tc, test_decode);
-    tcase_add_test(tc, test_merges_against_definition);
     tcase_add_test(tc, test_long_words);
     tcase_add_test(tc, test_refusals);
     tcase_add_test(tc, test_incomplete_vocabularies);

@@ -1,7 +1,6 @@
 // Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
 // (tests/golden/tokenizers.json), what their files say besides, and what is refused.
 #include "formats/file_read.h"
-#include "profiler/text/tokenizer_json.h"
 #include "tokenizer_help.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,28 +59,16 @@ END_TEST
 #define WHOLE(steps, more) "{" steps ADDED MODEL(more) "}"
 #define PLAIN WHOLE(STEPS("null", "null"), "")
 
-static void expect_ids(const tokenizer *t, const char *text, const int32_t *expected, size_t n_expected)
-{
-    int32_t *ids;
-    size_t n;
-    ck_assert_msg(tokenizer_encode(t, text, strlen(text), true, &ids, &n, &err) == KVB_OK, "%s", err.message);
-    ck_assert_msg(n == n_expected, "%s: expected %zu ids, got %zu", text, n_expected, n);
-    for (size_t i = 0; i < n; i++) ck_assert_msg(ids[i] == expected[i], "%s: id %zu is %d", text, i, ids[i]);
-    free(ids);
-}
-#define EXPECT_IDS(t, text, ...) \
-    expect_ids(t, text, (const int32_t[]){__VA_ARGS__}, sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
-
 START_TEST(test_bytes_and_unknown)
 {
     tokenizer *t = make(PLAIN, NULL, NULL);
-    EXPECT_IDS(t, "abxba", 2, 1, 0); // x has no token, and there is no unknown one
+    EXPECT_IDS(t, "abxba", true, 2, 1, 0); // x has no token, and there is no unknown one
     tokenizer_free(t);
     t = make(WHOLE(STEPS("null", "null"), "\"unk_token\":\"<s>\",\"byte_fallback\":true,"), NULL, NULL);
-    EXPECT_IDS(t, "\xc3\xa9zzab", 5, 6, 3, 3, 2); // e with an acute has both bytes; z has none
+    EXPECT_IDS(t, "\xc3\xa9zzab", true, 5, 6, 3, 3, 2); // e with an acute has both bytes; z has none
     tokenizer_free(t);
     t = make(WHOLE(STEPS("null", "null"), "\"unk_token\":\"<s>\",\"fuse_unk\":true,"), NULL, NULL);
-    EXPECT_IDS(t, "zzabz", 3, 2, 3);
+    EXPECT_IDS(t, "zzabz", true, 3, 2, 3);
     tokenizer_free(t);
 }
 END_TEST
@@ -104,9 +91,9 @@ START_TEST(test_special_tokens)
 {
     tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
                         "{\"eos_token_id\":[4,9]}");
-    ck_assert_int_eq(tokenizer_bos(t), 3);
-    ck_assert_int_eq(tokenizer_eos(t), 4);
-    ck_assert(!tokenizer_add_bos(t)); // nothing puts it in front
+    ck_assert_int_eq(tokenizer_special(t).bos, 3);
+    ck_assert_int_eq(tokenizer_special(t).eos, 4);
+    ck_assert(!tokenizer_special(t).add_bos); // nothing puts it in front
     ck_assert(tokenizer_is_end(t, 4) && tokenizer_is_end(t, 9) && !tokenizer_is_end(t, 3) && !tokenizer_is_end(t, -1));
     ck_assert_str_eq(tokenizer_chat_template(t), "T");
     ck_assert_uint_eq(tokenizer_size(t), 10);
@@ -115,7 +102,7 @@ START_TEST(test_special_tokens)
              "{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}]}]}," ADDED MODEL("") "}",
              "{\"chat_template\":[{\"name\":\"tool\",\"template\":\"X\"},{\"name\":\"default\",\"template\":\"Y\"}]}",
              "{\"eos_token_id\":4}");
-    ck_assert(tokenizer_add_bos(t) && tokenizer_bos(t) == 3 && tokenizer_is_end(t, 4));
+    ck_assert(tokenizer_special(t).add_bos && tokenizer_special(t).bos == 3 && tokenizer_is_end(t, 4));
     ck_assert_str_eq(tokenizer_chat_template(t), "Y");
     tokenizer_free(t);
 }

@@ -1,28 +1,15 @@
 // Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
 // positions in both forms; every fault of config and tensors is an error that names file and tensor.
 #include "folder_case.h"
-#include "profiler/model/forward.h"
 #include "profiler/weights/weights.h"
 #include <dirent.h>
 
 enum { T = 40 };
 
-static float *logits_of(const model *m)
-{
-    int32_t ids[T];
-    forward *f;
-    float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
-    for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
-    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false, false}, err));
-    help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
-    forward_close(f);
-    return logits;
-}
-
 static void same_as_gguf(const char *path, bool same)
 {
     model *gguf = open_path(help_path("tiny.gguf")), *other = open_path(path);
-    float *want = logits_of(gguf), *got = logits_of(other);
+    float *want = case_logits(gguf, T), *got = case_logits(other, T);
     size_t n = (size_t)T * VOCABULARY;
     if (same) case_same("logits", got, want, n);
     else ck_assert(memcmp(got, want, n * sizeof *got) != 0);
@@ -110,11 +97,11 @@ START_TEST(test_rotary_settings_in_both_forms)
         write_config(&f, cases[i].old_form);
         same_as_gguf(f.path, false);
         model *m = open_path(f.path);
-        float *want = logits_of(m);
+        float *want = case_logits(m, T);
         model_free(m);
         write_config(&f, cases[i].new_form);
         m = open_path(f.path);
-        float *got = logits_of(m);
+        float *got = case_logits(m, T);
         case_same("logits", got, want, (size_t)T * VOCABULARY);
         free(want), free(got);
         model_free(m);
@@ -188,10 +175,6 @@ START_TEST(test_config_alone)
     help_ok(model_open(&whole, f.path, &backend_cpu, &plan, err));
     ck_assert_uint_eq(bare->config.vocabulary, VOCABULARY);
     ck_assert_int_eq(memcmp(&bare->config, &whole->config, sizeof bare->config), 0);
-    for (uint32_t held = 0; held <= bare->config.n_layers + 1; held++) {
-        ck_assert_uint_eq(model_weight_bytes(bare, held), model_weight_bytes(whole, held));
-        ck_assert_uint_eq(model_mapped_bytes(bare, held), model_mapped_bytes(whole, held));
-    }
     model_free(bare), model_free(whole);
     write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
     help_ok(weights_open_config(&w, f.path, err));
@@ -249,11 +232,6 @@ START_TEST(test_wrong_tensors)
     help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT,
                "model.layers.1.mlp.up_proj.weight is missing, expected [128, 64]");
     strcpy(t->name, "model.layers.1.mlp.up_proj.weight");
-    t->values[5] = NAN;
-    write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_NUMERIC,
-               "model.layers.1.mlp.up_proj.weight: value 5 of 8192 is not finite");
-    t->values[5] = 0;
     t->rows /= 2, t->columns *= 2;
     write_shard(&f, "model.safetensors", 0, f.n);
     help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "has shape [64, 128], expected [128, 64]");

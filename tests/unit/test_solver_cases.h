@@ -100,7 +100,7 @@ static inline void case_curves(loss_curves *c, case_kind kind, const cache_shape
     ck_assert(scores && oracle);
     case_arrays(kind, shape, scores, oracle);
     must(metric_order_make(&order, shape, scores, &err), &err);
-    must(loss_curves_init(c, shape, &err), &err);
+    *c = loss_curves_make(shape);
     must(loss_curves_fill(c, &order, oracle, &err), &err);
     metric_order_free(&order);
     free(scores);
@@ -110,8 +110,26 @@ static inline void case_curves(loss_curves *c, case_kind kind, const cache_shape
 // Curves written down by hand: gains [N, M], nothing protected.
 static inline void case_by_hand(loss_curves *c, uint32_t layers, uint32_t heads, uint32_t tokens, const double *gains)
 {
-    kvb_error err = {0};
-    must(loss_curves_init(c, &(cache_shape){layers, heads, tokens, 0, 0}, &err), &err);
+    *c = loss_curves_make(&(cache_shape){layers, heads, tokens, 0, 0});
     memcpy(c->gain, gains, (size_t)layers * heads * tokens * sizeof *gains);
     loss_curves_sum(c);
+}
+
+// A random problem at every per cent, solved greedily.
+static inline void case_solved(problem *p, case_kind kind, const cache_shape *shape, solve_scope scope, hull_range hull)
+{
+    static double ratios[TABLE_ROWS];
+    kvb_error err = {0};
+    table_ratios(ratios);
+    problem_init(p, shape, &(solve_options){hull, scope, ratios, TABLE_ROWS, NULL});
+    loss_curves_free(&p->curves);
+    case_curves(&p->curves, kind, shape);
+    must(problem_solve(p, &err), &err);
+}
+
+static inline uint64_t case_total(const uint32_t *keep, uint32_t n)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += keep[i];
+    return sum;
 }

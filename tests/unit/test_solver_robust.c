@@ -11,7 +11,7 @@ static void make_texts(loss_mean *texts, uint32_t n, const cache_shape *shape)
     for (uint32_t k = 0; k < n; k++) {
         loss_curves c;
         case_curves(&c, k % 2 ? CASE_HEAVY : CASE_RANDOM, shape);
-        must(loss_mean_init_coarse(&texts[k], shape, 64, &err), &err);
+        loss_mean_init_coarse(&texts[k], shape, 64);
         must(loss_mean_add(&texts[k], &c, &err), &err);
         loss_mean_finish(&texts[k]);
         loss_curves_free(&c);
@@ -55,8 +55,8 @@ START_TEST(one_text_is_greedys_problem)
     solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
     robust_result x;
     problem p;
-    must(robust_solve(&x, &text, 1, 0, &options, 0, &err), &err);
-    must(problem_init(&p, &text.curves.shape, &options, &err), &err);
+    must(robust_solve(&x, &text, 1, 0, &options, &err), &err);
+    problem_init(&p, &text.curves.shape, &options);
     must(problem_solve_curves(&p, &text.curves, &err), &err);
     for (int r = 0; r < N_RATIOS; r++) {
         ck_assert_double_le(x.loss[r], p.loss[r] + 1e-12);
@@ -84,11 +84,11 @@ START_TEST(nothing_beats_the_bound)
         double tail = round / 2 == 0 ? 0 : round / 2 == 1 ? 0.5 : 1;
         robust_result x;
         problem p;
-        must(robust_solve(&x, texts, TEXTS, tail, &options, 0, &err), &err);
-        must(loss_mean_init_coarse(&all, &shape, 64, &err), &err);
-        for (int k = 0; k < TEXTS; k++) loss_mean_join(&all, &texts[k], 1);
+        must(robust_solve(&x, texts, TEXTS, tail, &options, &err), &err);
+        loss_mean_init_coarse(&all, &shape, 64);
+        for (int k = 0; k < TEXTS; k++) loss_mean_join(&all, &texts[k]);
         loss_mean_finish(&all);
-        must(problem_init(&p, &all.curves.shape, &options, &err), &err);
+        problem_init(&p, &all.curves.shape, &options);
         must(problem_solve_curves(&p, &all.curves, &err), &err);
         for (int r = 0; r < N_RATIOS; r++) {
             double own[TEXTS], common[TEXTS], uniform[TEXTS], table[16], flat[16], sum = 0, row = 0;
@@ -126,12 +126,12 @@ START_TEST(hostile_arguments)
     kvb_error err = {0};
     robust_result x;
     solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
-    ck_assert(robust_solve(&x, NULL, 0, 0, &options, 0, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, NULL, 0, 0, &options, &err) == KVB_ARGUMENT);
     loss_mean text;
     cache_shape shape = {1, 2, 30, 2, 1};
     make_texts(&text, 1, &shape);
-    ck_assert(robust_solve(&x, &text, 1, -1, &options, 0, &err) == KVB_ARGUMENT);
-    ck_assert(robust_solve(&x, &text, 1, NAN, &options, 0, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, &text, 1, -1, &options, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, &text, 1, NAN, &options, &err) == KVB_ARGUMENT);
     ck_assert(x.loss == NULL);
     loss_mean_free(&text);
 }

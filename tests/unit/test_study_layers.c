@@ -2,7 +2,6 @@
 #include "study/layer_map.h"
 #include "study/table.h"
 #include "study/table_check.h"
-#include "study/table_file.h"
 #include "study_help.h"
 
 static const case_context TEXT = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};

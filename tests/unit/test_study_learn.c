@@ -4,7 +4,6 @@
 #include "study/learned_scores.h"
 #include "study/table.h"
 #include "study/table_check.h"
-#include "study/table_file.h"
 #include "study_help.h"
 
 enum { TEXTS = 3, TOKENS = 60, NUMBERS = CASE_HEADS * TOKENS };

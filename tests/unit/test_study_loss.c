@@ -2,7 +2,6 @@
 // follow from them, and rivals that lose less on texts that a table has not seen.
 #include "study/output_loss.h"
 #include "study/table.h"
-#include "study/table_file.h"
 #include "study/versus.h"
 #include "study_help.h"
 
@@ -87,7 +86,7 @@ START_TEST(test_curves_are_lines_between_the_levels)
     const double gain = 3;
     const cache_shape shape = {1, 2, T, 1, 1};
     case_select(&s, make("lines.h5", STEEP, STEEP, 5));
-    help_ok(loss_curves_init(&c, &shape, err));
+    c = loss_curves_make(&shape);
     help_ok(output_curves_fill(&c, &s, 0, 0, "keydiff", &gain, buffer, err));
     ck_assert(c.rises);
     ck_near(c.total, 1);

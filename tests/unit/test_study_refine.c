@@ -1,5 +1,5 @@
 // The search for better budgets on losses with a known best: it finds its way, the selection set stops what overfits, a
-// start is tried, any stop leaves the best so far, and a seed repeats everything.
+// start is tried, and a seed repeats everything.
 #include "study/refine.h"
 #include "test_solver_cases.h"
 
@@ -65,7 +65,6 @@ static refine_task task_of(bowl *b, uint32_t evaluations)
                          .n_selection = SELECTION,
                          .heads = true,
                          .evaluations = evaluations,
-                         .patience = 50,
                          .seed = 7,
                          .measure = measure,
                          .report = listen,
@@ -91,7 +90,6 @@ START_TEST(the_search_finds_its_way)
     printf("%.3f of the loss is left after %.0f evaluations\n", gain(&r), r.evaluations);
     ck_assert_msg(gain(&r) < 0.9, "%.3f is left", gain(&r));
     ck_assert(r.rounds > 1 && b.reports == r.rounds + 1 && r.evaluations < 200 + 40 && b.last < 1);
-    ck_assert(refine_gained(&r, KNOTS));
     for (int k = 0; k < KNOTS; k++) {
         double sum = 0;
         for (int t = 0; t < SELECTION; t++) sum += loss_of(&b, r.shift, (uint32_t)k, TEXTS + (uint32_t)t) / SELECTION;
@@ -116,7 +114,6 @@ START_TEST(the_selection_set_ends_what_overfits)
     for (int h = 0; h < HEADS; h++) // the selection texts want the contrary
         for (int t = TEXTS; t < TEXTS + SELECTION; t++) b.drift[t][h] = -2 * b.goal[0][h];
     refine_task task = task_of(&b, 1000);
-    task.patience = 3;
     must(refine_run(&r, &task, &err), &err);
     ck_assert_msg(r.settled && r.evaluations < 300, "%.0f evaluations", r.evaluations);
     for (int k = 0; k < KNOTS; k++) ck_assert(r.selection[k] <= r.selection_before[k]);
@@ -124,7 +121,7 @@ START_TEST(the_selection_set_ends_what_overfits)
 }
 END_TEST
 
-START_TEST(a_stop_leaves_the_best_so_far)
+START_TEST(a_stop_leaves_nothing)
 {
     kvb_error err = {0};
     case_seed("refine, stops");
@@ -135,17 +132,7 @@ START_TEST(a_stop_leaves_the_best_so_far)
         b.stop_after = stop;
         refine_task task = task_of(&b, 1000);
         ck_assert(refine_run(&r, &task, &err) == KVB_INTERRUPTED);
-        ck_assert_ptr_nonnull(r.shift);
-        if (stop >= 2)
-            for (int k = 0; k < KNOTS; k++) {
-                double sum = 0;
-                for (uint32_t t = 0; t < SELECTION; t++)
-                    sum += loss_of(&b, r.shift, (uint32_t)k, TEXTS + t) / SELECTION;
-                ck_assert_double_eq_tol(sum, r.selection[k], 1e-12);
-            }
-        if (stop <= 3) ck_assert(!refine_gained(&r, KNOTS)); // the table itself, on one set or both: no candidate yet
-        if (stop > 50) ck_assert(gain(&r) < 1 && refine_gained(&r, KNOTS));
-        refine_free(&r);
+        ck_assert_ptr_null(r.shift);
     }
 }
 END_TEST
@@ -159,13 +146,8 @@ START_TEST(layers_alone_move_together)
     bowl_make(&b, 0.1);
     refine_task task = task_of(&b, 60);
     task.heads = false;
-    task.worst = true;
     must(refine_run(&r, &task, &err), &err);
     for (int i = 0; i < KNOTS * HEADS; i += 2) ck_assert(r.shift[i] == r.shift[i + 1]);
-    for (int k = 0; k < KNOTS; k++) { // the worst text's loss, not the mean
-        double most = fmax(loss_of(&b, r.shift, (uint32_t)k, TEXTS), loss_of(&b, r.shift, (uint32_t)k, TEXTS + 1));
-        ck_assert_double_eq_tol(most, r.selection[k], 1e-12);
-    }
     refine_free(&r);
     task.n_selection = 0;
     ck_assert(refine_run(&r, &task, &err) == KVB_ARGUMENT);
@@ -199,12 +181,6 @@ START_TEST(a_start_is_tried_and_judged)
     for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
     ck_assert(r.rounds == 3);
     refine_free(&r);
-    task.evaluations = 1000; // without a search nothing more is spent
-    task.start_alone = true;
-    b.spent = 0;
-    must(refine_run(&r, &task, &err), &err);
-    ck_assert(r.rounds == 3 && r.evaluations < 30);
-    refine_free(&r);
 }
 END_TEST
 
@@ -212,7 +188,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, the_search_finds_its_way);
     tcase_add_test(tc, the_selection_set_ends_what_overfits);
-    tcase_add_test(tc, a_stop_leaves_the_best_so_far);
+    tcase_add_test(tc, a_stop_leaves_nothing);
     tcase_add_test(tc, a_start_is_tried_and_judged);
     tcase_add_test(tc, layers_alone_move_together);
 }

@@ -2,7 +2,6 @@
 #include "study/refine_table.h"
 #include "study/table.h"
 #include "study/table_check.h"
-#include "study/table_file.h"
 #include "study_help.h"
 
 static const float EASY[12] = {0, 6, 5, 4, 3, 2, 1, 1, 1, 1, 1, 0}, FLAT[12] = {0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0};
@@ -109,45 +108,11 @@ START_TEST(its_bounds_are_still_true)
 }
 END_TEST
 
-// A search that is stopped must not put a worse table in the place of a better one.
-START_TEST(only_a_worse_refinement_is_replaced)
-{
-    char run[256], path[256], out[256];
-    snprintf(run, sizeof run, "%s", case_record("stopped.h5", CONTEXTS, 2));
-    snprintf(path, sizeof path, "%s", help_path("stopped.safetensors"));
-    snprintf(out, sizeof out, "%s", help_path("best.safetensors"));
-    write_table(run, path);
-    kvb_table *table;
-    refine_table t;
-    const double shift[2 * CASE_HEADS] = {0};
-#define ACCOUNT(from, text, a, b)                                                                               \
-    cJSON_Parse("{\"from\":\"" from "\",\"ratios\":[0.3,0.6],\"n_tokens\":9,\"n_next\":4,\"objective\":\"kl\"," \
-                "\"worst\":false,\"questions\":false,\"compute\":\"f32\",\"selection\":{\"texts\":[\"" text     \
-                "\"],\"loss_before\":[0.5,2],\"loss\":[" #a "," #b "]}}")
-    cJSON *good = ACCOUNT("t", "x", 0.4, 1), *same = ACCOUNT("t", "x", 0.4, 1), *worse = ACCOUNT("t", "x", 0.45, 1),
-          *better = ACCOUNT("t", "x", 0.1, 1.5), *other = ACCOUNT("t", "y", 0.1, 0.1),
-          *of_another = ACCOUNT("u", "x", 0.1, 0.1);
-    help_ok(kvb_table_open(&table, path, NULL, err));
-    help_ok(refine_table_open(&t, table, path, err));
-    ck_assert(refine_table_may_replace(out, good));   // nothing is there
-    ck_assert(!refine_table_may_replace(path, good)); // a table that says nothing of itself
-    help_ok(refine_table_write(&t, KNOTS, 2, shift, good, out, err));
-    ck_assert(!refine_table_may_replace(out, same) && !refine_table_may_replace(out, worse));
-    ck_assert(refine_table_may_replace(out, better));
-    ck_assert(!refine_table_may_replace(out, other) && !refine_table_may_replace(out, of_another));
-    cJSON *const all[] = {good, same, worse, better, other, of_another};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cJSON_Delete(all[i]);
-    refine_table_free(&t);
-    kvb_table_close(table);
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, a_refined_table_is_a_table);
     tcase_add_test(tc, its_bounds_are_still_true);
-    tcase_add_test(tc, only_a_worse_refinement_is_replaced);
 }
 
 UNIT_MAIN("study/refine_table", fill)

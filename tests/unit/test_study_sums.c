@@ -1,7 +1,7 @@
 // Tables from any part of the pairs, taking a pair out again, and what options are called.
 #include "study/pair_sums.h"
 #include "study/progress.h"
-#include "study/table_file.h"
+#include "study/table.h"
 #include "test_solver_cases.h"
 #include <string.h>
 
@@ -14,7 +14,7 @@ static kvb_error err;
 // A pair whose heads have these importances at every token.
 static void make_pair(problem *p, double head_0, double head_1)
 {
-    must(problem_init(p, &SHAPE, &OPTIONS, &err), &err);
+    problem_init(p, &SHAPE, &OPTIONS);
     for (uint32_t i = 0; i < TOKENS - 2; i++) {
         p->curves.gain[i] = head_0;
         p->curves.gain[TOKENS - 2 + i] = head_1;
@@ -25,7 +25,7 @@ static void make_pair(problem *p, double head_0, double head_1)
 
 static void make_sums(pair_sums *sums, const double (*heads)[2], uint32_t n)
 {
-    must(pair_sums_init(sums, &SHAPE, 1024, 2, &err), &err);
+    pair_sums_init(sums, &SHAPE, 1024, 2);
     for (uint32_t i = 0; i < n; i++) {
         problem p;
         make_pair(&p, heads[i][0], heads[i][1]);
@@ -69,29 +69,6 @@ START_TEST(parts_count_by_their_pairs)
     ck_assert(pair_sums_mean_ratio(table, parts + 2, 1, &err) == KVB_ARGUMENT);
     ck_assert(pair_sums_mean_loss(table, parts, 0, 0, &OPTIONS, &err) == KVB_ARGUMENT);
     for (int i = 0; i < PARTS; i++) pair_sums_free(&sums[i]);
-}
-END_TEST
-
-START_TEST(a_pair_taken_out_again)
-{
-    pair_sums all, rest, expected;
-    problem last;
-    double table[2][4];
-    const pair_sums *parts[2] = {&rest, &expected};
-    make_sums(&all, (const double[][2]){{1, 0}, {3, 1}, {0, 1}}, 3);
-    make_sums(&expected, (const double[][2]){{1, 0}, {3, 1}}, 2);
-    make_sums(&rest, NULL, 0);
-    make_pair(&last, 0, 1);
-    must(pair_sums_without(&rest, &all, &last, &err), &err);
-    ck_assert_uint_eq(rest.mean.count, 2);
-    for (int i = 0; i < 2; i++) must(pair_sums_mean_ratio(table[i], &parts[i], 1, &err), &err);
-    for (int i = 0; i < 4; i++) ck_assert_double_eq_tol(table[0][i], table[1][i], 1e-12);
-    for (int i = 0; i < 2; i++) must(pair_sums_mean_loss(table[i], &parts[i], 1, 0.1, &OPTIONS, &err), &err);
-    for (int i = 0; i < 4; i++) ck_assert_double_eq_tol(table[0][i], table[1][i], 1e-12);
-    problem_free(&last);
-    pair_sums_free(&all);
-    pair_sums_free(&rest);
-    pair_sums_free(&expected);
 }
 END_TEST
 
@@ -148,7 +125,6 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, tables_of_one_part);
     tcase_add_test(tc, parts_count_by_their_pairs);
-    tcase_add_test(tc, a_pair_taken_out_again);
     tcase_add_test(tc, limits_as_text_come_back);
     tcase_add_test(tc, names_and_progress);
 }

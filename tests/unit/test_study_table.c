@@ -1,7 +1,6 @@
 // Tables from records whose best budgets are known, their files, and the check of their bounds.
 #include "study/table.h"
 #include "study/table_check.h"
-#include "study/table_file.h"
 #include "study_help.h"
 
 // T = 12, protected 1 + 1, floor 2: a head that is never needed gives up 10 tokens before the other gives up one.

@@ -62,9 +62,6 @@ START_TEST(the_optimum_is_that_of_trying_all_budgets)
         ck_assert_uint_eq(v->unproved[r], 0);
         ck_assert_double_le(v->optimum[r], v->greedy[r] + 1e-12);
         ck_assert_double_le(v->bound[r], v->optimum[r] + 1e-12);
-        ck_assert_double_le(v->optimum[r], v->nested_loss[r] + 1e-12);
-        ck_assert_double_le(v->greedy[r], v->bound[r] + v->certificate[r] + 1e-12);
-        ck_assert(v->surviving[r] >= 0 && v->surviving[r] <= PAIRS);
         gained += v->greedy[r] - v->optimum[r];
     }
     ck_assert_double_gt(gained, 0.1); // else the case were too easy

@@ -1,6 +1,5 @@
 // Options, numbers and progress of the command line.
 #include "tools/cli.h"
-#include "tools/manual.h"
 #include "tools/terminal.h"
 #include "unit.h"
 #include <fcntl.h>
@@ -77,50 +76,18 @@ START_TEST(wrong_options)
 }
 END_TEST
 
-static const char *first_option; // name of the first option that the last manual had
-
-static void note_manual(const cli_command *command, const cli_option *options)
-{
-    ck_assert_ptr_eq(command, &COMMAND);
-    first_option = options[0].name;
-}
-
-START_TEST(manuals_in_other_forms)
+START_TEST(numbers_are_strict)
 {
     values v;
-    cli_print_manuals_by(note_manual);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_nonnull(first_option);
-    ck_assert_str_eq(first_option, "flag");
-    cli_print_manuals_by(NULL);
-    first_option = NULL;
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_null(first_option);
-    const cli_command *const commands[] = {&COMMAND};
-    const manual m = {"Introduction.\n", "Way.\n", commands, 1};
-    ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
-    ck_assert(!manual_print(&m, "fish"));
-}
-END_TEST
-
-START_TEST(counts_are_strict)
-{
-    values v;
-    ck_assert_int_eq(PARSE(&v, "-n", "18446744073709551615"), 0);
-    ck_assert_uint_eq(v.count, UINT64_MAX);
-    static const char *const wrong[] = {"", " 1", "1 ", "+1", "-1", "0x10", "1e3", "1.0", "4k", "18446744073709551616"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, "-n", wrong[i]), EXIT_USAGE);
-}
-END_TEST
-
-START_TEST(reals_are_strict)
-{
-    values v;
-    ck_assert_int_eq(PARSE(&v, "-r", ".5"), 0);
-    ck_assert_double_eq(v.real, 0.5);
-    static const char *const wrong[] = {"",      " 1",  "1 ",    "nan", "inf",   "-inf",
+    ck_assert_int_eq(PARSE(&v, "-n", "18446744073709551615", "-r", ".5"), 0);
+    ck_assert(v.count == UINT64_MAX && v.real == 0.5);
+    static const char *const counts[] = {"",     " 1",  "1 ",  "+1", "-1",
+                                         "0x10", "1e3", "1.0", "4k", "18446744073709551616"};
+    static const char *const reals[] = {"",      " 1",  "1 ",    "nan", "inf",   "-inf",
                                         "0x1p3", "1,5", "1e999", "e5",  "1.2.3", "--1"};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, "-r", wrong[i]), EXIT_USAGE);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        ck_assert_int_eq(PARSE(&v, "-n", counts[i]), EXIT_USAGE);
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ck_assert_int_eq(PARSE(&v, "-r", reals[i]), EXIT_USAGE);
 }
 END_TEST
 
@@ -132,77 +99,6 @@ START_TEST(ratios_are_shares_or_per_cent)
     ck_assert(cli_ratio(&r, "0") && r == 0);
     const char *const wrong[] = {"1", "-0.1", "100%", "80", "0.8x", "80%%", "", "nan"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
-}
-END_TEST
-
-// What progress writes to standard error; valid until the next call.
-static const char *told(void (*tell)(progress *))
-{
-    static char text[2000];
-    fflush(stderr);
-    int shown = dup(STDERR_FILENO);
-    FILE *file = tmpfile();
-    dup2(fileno(file), STDERR_FILENO);
-    progress p;
-    progress_begin(&p, "work", false);
-    tell(&p);
-    fflush(stderr);
-    dup2(shown, STDERR_FILENO);
-    close(shown);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
-    fclose(file);
-    return text;
-}
-
-// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
-static void slow_down(progress *p)
-{
-    p->start -= 1.5;
-    progress_update(p, 0, 100, "steps"); // from here on it counts
-    p->start = seconds_now() - 2;
-    p->last_shown = -1e9;
-    progress_update(p, 20, 100, "steps");
-    p->start -= 100;
-    p->last_shown = -1e9;
-    progress_update(p, 21, 100, NULL);
-    progress_end(p, "%d steps", 21);
-}
-
-START_TEST(what_is_left_never_grows)
-{
-    const char *text = told(slow_down);
-    ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
-                  "%s", text);
-    ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
-    ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
-}
-END_TEST
-
-// Hashing counts gigabytes, ends without a word, and stops when somebody asks.
-static void hash_models(progress *p)
-{
-    p->last_shown = -1e9;
-    ck_assert(progress_hashed(p, 4e9, 16e9));
-    progress_clear(p); // of a log nothing is taken away
-    cli_stop_requested = 1;
-    ck_assert(!progress_hashed(p, 5e9, 16e9));
-    cli_stop_requested = 0;
-    p->terminal = true;
-    progress_clear(p);
-}
-
-START_TEST(hashing_is_shown)
-{
-    ck_assert_str_eq(told(hash_models), "work:  25 %  4/16 GB\n\r\033[K");
-}
-END_TEST
-
-START_TEST(no_colour_is_respected)
-{
-    setenv("TERM", "xterm-256color", 1);
-    setenv("NO_COLOR", "1", 1);
-    ck_assert(!cli_colour_wanted(STDOUT_FILENO));
 }
 END_TEST
 
@@ -224,6 +120,64 @@ static const char *said(int stream, void (*say)(void))
     fclose(file);
     return text;
 }
+
+// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
+static void slow_down(void)
+{
+    progress bar, *p = &bar;
+    progress_begin(p, "work", false);
+    p->start -= 1.5;
+    progress_update(p, 0, 100, "steps"); // from here on it counts
+    p->start = seconds_now() - 2;
+    p->last_shown = -1e9;
+    progress_update(p, 20, 100, "steps");
+    p->start -= 100;
+    p->last_shown = -1e9;
+    progress_update(p, 21, 100, NULL);
+    progress_end(p, "%d steps", 21);
+}
+
+START_TEST(what_is_left_never_grows)
+{
+    const char *text = said(STDERR_FILENO, slow_down);
+    ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
+                  "%s", text);
+    ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
+    ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
+}
+END_TEST
+
+// Hashing counts gigabytes, ends without a word, and stops when somebody asks.
+static void hash_models(void)
+{
+    progress bar, *p = &bar;
+    progress_begin(p, "work", false);
+    p->last_shown = -1e9;
+    ck_assert(progress_hashed(p, 4e9, 16e9));
+    progress_clear(p); // of a log nothing is taken away
+    cli_stop_requested = 1;
+    ck_assert(!progress_hashed(p, 5e9, 16e9));
+    cli_stop_requested = 0;
+    p->terminal = true;
+    progress_clear(p);
+}
+
+START_TEST(hashing_is_shown)
+{
+    ck_assert_str_eq(said(STDERR_FILENO, hash_models), "work:  25 %  4/16 GB\n\r\033[K");
+}
+END_TEST
+
+START_TEST(no_colour_is_respected)
+{
+    setenv("TERM", "xterm-256color", 1);
+    setenv("NO_COLOR", "1", 1);
+    ck_assert(!cli_colour_wanted(STDOUT_FILENO));
+    int no_terminal = open("/dev/null", O_RDWR);
+    ck_assert_int_eq(cli_terminal_width(no_terminal, 77), 77);
+    close(no_terminal);
+}
+END_TEST
 
 static void say_usage(void)
 {
@@ -258,10 +212,9 @@ START_TEST(messages)
 }
 END_TEST
 
-static progress bar;
-
 static void say_progress(void)
 {
+    progress bar;
     double before = seconds_now();
     progress_begin(&bar, "work", false);
     progress_update(&bar, 1, 4, "tokens"); // too early for a line
@@ -318,9 +271,6 @@ START_TEST(files_that_are_named)
     const cli_option options[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."},
                                   {"csv", 'c', CLI_WRITES(FILE_CSV), &csv, "FILE", "What is written."},
                                   {0}};
-    const cli_option none[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."}, {0}};
-    ck_assert_str_eq(cli_force_option(options)->name, "force");
-    ck_assert_ptr_null(cli_force_option(none));
     const struct {
         const char *words[6];
         bool first;
@@ -430,34 +380,6 @@ START_TEST(signals)
 }
 END_TEST
 
-static int manuals;
-
-static void count_manual(const cli_command *command, const cli_option *options)
-{
-    manuals += strcmp(command->name, "try") == 0 && strcmp(options[0].name, "flag") == 0;
-}
-
-// Completion and manual pages are made of the same tables that --help prints.
-START_TEST(other_manuals)
-{
-    values v;
-    cli_print_manuals_by(count_manual);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_int_eq(manuals, 1);
-    cli_print_manuals_by(NULL);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_int_eq(manuals, 1);
-}
-END_TEST
-
-START_TEST(terminals)
-{
-    int no_terminal = open("/dev/null", O_RDWR);
-    ck_assert_int_eq(cli_terminal_width(no_terminal, 77), 77);
-    close(no_terminal);
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, messages);
@@ -465,13 +387,9 @@ static void fill(TCase *tc)
     tcase_add_test(tc, files_that_are_named);
     tcase_add_test(tc, terminal_shows);
     tcase_add_test(tc, signals);
-    tcase_add_test(tc, other_manuals);
-    tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
-    tcase_add_test(tc, manuals_in_other_forms);
-    tcase_add_test(tc, counts_are_strict);
-    tcase_add_test(tc, reals_are_strict);
+    tcase_add_test(tc, numbers_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);
     tcase_add_test(tc, what_is_left_never_grows);
     tcase_add_test(tc, hashing_is_shown);

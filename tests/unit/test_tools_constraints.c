@@ -1,6 +1,6 @@
 // Constraints and ratios as they are written on the command line, and where files of several metrics go.
 #include "formats_help.h"
-#include "tools/cmd/solve_constraints.h"
+#include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
 #include <math.h>
 
@@ -48,8 +48,7 @@ START_TEST(sizes_of_caches)
     } cases[] = {{{.bytes = "768000", .tokens = 1000}, 0.5},
                  {{.bytes = "750KiB", .tokens = 1000}, 0.5},
                  {{.bytes = "0.384MB", .dtype = "fp8", .tokens = 1000}, 0.5},
-                 {{.bytes = "1.536MB", .dtype = "f32", .tokens = 1000}, 0.5},
-                 {{.keep_tokens = 1500, .tokens = 1000}, 0.75}};
+                 {{.bytes = "1.536MB", .dtype = "f32", .tokens = 1000}, 0.5}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         help_ok(apply(&cases[i].w, &o, &limits, err));
         ck_assert_uint_eq(o.n_rows, 1);
@@ -59,7 +58,7 @@ START_TEST(sizes_of_caches)
     const struct {
         constraint_wishes w;
         const char *says;
-    } wrong[] = {{{.bytes = "1GiB"}, "need --tokens T"},
+    } wrong[] = {{{.bytes = "1GiB"}, "needs --tokens T"},
                  {{.bytes = "1GiB", .tokens = 1000}, "nothing has to be pruned"},
                  {{.bytes = "300", .tokens = 1000}, "too small"},
                  {{.bytes = "1QiB", .tokens = 1000}, "expected a size"},
@@ -67,7 +66,7 @@ START_TEST(sizes_of_caches)
                  {{.bytes = "1MB", .dtype = "f8", .tokens = 1000}, "--dtype f8"},
                  {{.dtype = "f16"}, "--dtype is for --bytes"},
                  {{.tokens = 9}, "--tokens is for"},
-                 {{.bytes = "1MB", .keep_tokens = 5, .tokens = 1000}, "exclude each other"}};
+                 {{.bytes = "1MB", .ratios = "0.5", .tokens = 1000}, "exclude each other"}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         help_fails(apply(&wrong[i].w, &o, &limits, err), KVB_ARGUMENT, wrong[i].says);
         kvb_limits_free(&limits);

@@ -1,7 +1,7 @@
 // What `kvbudget inspect` says of models, rankings and results, and how documents are printed.
-#include "formats/rank_write.h"
+#include "formats/table_write.h"
 #include "formats_help.h"
-#include "tools/document_print.h"
+#include "tools/json_print.h"
 #include "tools/report/inspect_files.h"
 
 enum { L = 2, G = 1, P = 4 };

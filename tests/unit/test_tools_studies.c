@@ -1,6 +1,6 @@
 // What solve, validate, learn and recommend print and add to their results of a study: the study's own numbers,
 // at the places where people and programs look for them. The studies are judged by test_study_*.c.
-#include "study/table_file.h"
+#include "study/table.h"
 #include "study_help.h"
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
@@ -13,9 +13,6 @@ static const case_context TEXTS[] = {
     {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {7, {2, 0}, NULL}}},
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
     {.id = "none", .n_tokens = 40, .n_questions = 1, .questions = {{.n_queries = 0}}}};
-static const case_context LONGER[] = {
-    {.id = "a", .n_tokens = 24, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {9, {2, 0}, NULL}}},
-    {.id = "b", .n_tokens = 24, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}}};
 enum { QUARTER = 24, HALF = 49 }; // rows of 25 and 50 %
 static selection from;
 static study_options o;
@@ -116,25 +113,10 @@ START_TEST(of_a_table)
 }
 END_TEST
 
-START_TEST(of_windows)
-{
-    const window_choice c = {.each = {{4, 1, {0.5, 0.25, NAN}, 0.3}, {0, 16, {0.125, 0.0625, 0.03125}, 0.06}},
-                             .n = 2,
-                             .chosen = 1,
-                             .held_out = true};
-    watch(1);
-    print_windows(&c, "keydiff");
-    watched(1);
-    says("       4        1   50.000   25.000        -  the metric's own\n");
-    says("       0       16   12.500    6.250    3.125  <- chosen\n");
-    says("each text under the other texts' budgets");
-}
-END_TEST
-
 START_TEST(of_texts_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
-    help_ok(holdout_open(h, &from, "keydiff", &o, false, 1, err));
+    help_ok(holdout_open(h, &from, "keydiff", &o, err));
     help_ok(holdout_run(h, NULL, err));
     watch(1);
     print_holdout(h);
@@ -164,29 +146,6 @@ START_TEST(of_other_methods)
     ck_near(value("loss", "allocator", 0.25, ablation_ways[WAY_UNIFORM]), 0.3);
     ck_near(value("loss", "allocator", 0.25, ablation_ways[WAY_OPTIMUM]), x.loss[WAY_OPTIMUM][4]);
     ablation_free(&x);
-}
-END_TEST
-
-START_TEST(of_lengths)
-{
-    lengths *x = calloc(1, sizeof *x);
-    static char paths[2][256];
-    char *const all[] = {strcpy(paths[0], from.path), strcpy(paths[1], case_record("long.h5", LONGER, 2))};
-    const selection_request wanted = {CASE_METRIC, 1, "a,b", UINT64_MAX, NULL};
-    help_ok(lengths_open(x, all, 2, &wanted, &o, err));
-    for (uint32_t k = 0; k < 2; k++) help_ok(lengths_read(x, k, NULL, err));
-    help_ok(lengths_fit(x, err));
-    for (uint32_t k = 0; k < 2; k++) help_ok(lengths_judge(x, k, NULL, err));
-    watch(1);
-    print_lengths(x);
-    watched(1);
-    says("6 questions on 2 texts at 2 lengths, each text held out");
-    says("all but this");
-    add_lengths(&found, x);
-    ck_near(value("loss", "table_from", 0.25, lengths_source(x, 0)), 0.6);
-    ck_near(value("loss", "table_from", 0.25, lengths_source(x, 3)), x->loss[3][0][QUARTER]);
-    lengths_free(x);
-    free(x);
 }
 END_TEST
 
@@ -332,10 +291,8 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, of_a_table);
-    tcase_add_test(tc, of_windows);
     tcase_add_test(tc, of_texts_held_out);
     tcase_add_test(tc, of_other_methods);
-    tcase_add_test(tc, of_lengths);
     tcase_add_test(tc, of_a_validation);
     tcase_add_test(tc, of_a_checked_table);
     tcase_add_test(tc, of_a_fit);

@@ -2,7 +2,6 @@
 // people and for kvpress.
 #include "formats/npy.h"
 #include "formats/sha256.h"
-#include "profiler/backend/peaks.h"
 #include "study_help.h"
 #include "test_runtime_cases.h"
 #include "tools/device.h"
@@ -10,7 +9,6 @@
 #include "tools/memory.h"
 #include "tools/ranks.h"
 #include "tools/report/compare_report.h"
-#include "tools/report/roofline.h"
 #include "tools/report/table_npy.h"
 #include <omp.h>
 #include <sys/resource.h>
@@ -164,28 +162,6 @@ START_TEST(curves_for_kvpress)
 }
 END_TEST
 
-// Speeds are measured, so only their order is known: something, and not a thousand times the fastest machine.
-START_TEST(peaks_of_this_machine)
-{
-    omp_set_num_threads(1);
-    double found[] = {peak_sgemm(), peak_products(precision_named("bf16")), peak_reading()};
-    for (int i = 0; i < 3; i++) ck_assert_msg(found[i] > 1e8 && found[i] < 1e16, "%d: %g", i, found[i]);
-    fflush(stderr);
-    int shown = dup(STDERR_FILENO);
-    FILE *file = tmpfile();
-    dup2(fileno(file), STDERR_FILENO);
-    roofline_print(backend_find("ref"), 1);
-    fflush(stderr);
-    dup2(shown, STDERR_FILENO);
-    close(shown);
-    char text[200] = "";
-    rewind(file);
-    ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
-    ck_assert_str_eq(text, "the roofline table is of backend cpu\n");
-    fclose(file);
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
@@ -195,7 +171,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, allocators_are_named);
     tcase_add_test(tc, results_of_a_record);
     tcase_add_test(tc, curves_for_kvpress);
-    tcase_add_test(tc, peaks_of_this_machine);
 }
 
 UNIT_MAIN("tools: work", fill)

@@ -38,3 +38,19 @@ static inline void check_case(const char *kind, const tokenizer *t, const cJSON 
     free(ids);
     free(text);
 }
+
+// The text becomes these ids; `special`: control tokens are found in it.
+static inline void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected,
+                              size_t n_expected)
+{
+    kvb_error err;
+    int32_t *ids;
+    size_t n;
+    ck_assert_msg(tokenizer_encode(t, text, strlen(text), special, &ids, &n, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(n == n_expected, "%s: expected %zu ids, got %zu", text, n_expected, n);
+    for (size_t i = 0; i < n; i++) ck_assert_msg(ids[i] == expected[i], "%s: id %zu is %d", text, i, ids[i]);
+    free(ids);
+}
+#define EXPECT_IDS(t, text, special, ...)                        \
+    expect_ids(t, text, special, (const int32_t[]){__VA_ARGS__}, \
+               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))

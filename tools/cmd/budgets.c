@@ -1,5 +1,5 @@
 // kvbudget budgets: what an engine would get from a table, as text or JSON.
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "runtime/limits.h"
 #include "tools/cli.h"
 #include "tools/report/results.h"
@@ -13,7 +13,7 @@ enum { MAX_WARNINGS = 5, WARNING_SIZE = 240 };
 
 typedef struct budgets_command {
     const cli_command *self;
-    const char *ratio_text, *rounding_text, *lookup_text, *metric, *model_sha256, *csv;
+    const char *ratio_text, *metric, *model_sha256, *csv;
     uint64_t tokens, block;
     bool strict, json;
 
@@ -30,25 +30,8 @@ typedef struct budgets_command {
     size_t n_warnings;
 } budgets_command;
 
-static const char *const roundings[] = {"layer_lr", "floor", "global_lr"};
-static const char *const lookups[] = {"nearest", "linear"};
-
-// ---- options ----
-
-static bool parse_name(const char *text, const char *const *names, size_t n, int *out)
-{
-    for (size_t i = 0; i < n; ++i) {
-        if (strcmp(text, names[i]) == 0) {
-            *out = (int)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 static int check_options(budgets_command *b, int n_operands)
 {
-    int rounding = 0, lookup = 0;
     if (n_operands != 1) {
         return cli_usage_error(b->self, "expected one table, found %d: kvbudget %s", n_operands, b->self->synopsis);
     }
@@ -62,15 +45,8 @@ static int check_options(budgets_command *b, int n_operands)
     if (b->tokens > UINT32_MAX || b->block > UINT32_MAX) {
         return cli_usage_error(b->self, "--tokens and --block: expected at most %u", UINT32_MAX);
     }
-    if (!parse_name(b->rounding_text, roundings, 3, &rounding)) {
-        return cli_usage_error(b->self, "--rounding: expected layer_lr, floor or global_lr, found %s",
-                               b->rounding_text);
-    }
-    if (!parse_name(b->lookup_text, lookups, 2, &lookup)) {
-        return cli_usage_error(b->self, "--lookup: expected nearest or linear, found %s", b->lookup_text);
-    }
     b->n_tokens = (uint32_t)b->tokens;
-    b->options = (kvb_budget_options){(kvb_rounding)rounding, (kvb_lookup)lookup, b->strict, (uint32_t)b->block};
+    b->options = (kvb_budget_options){.strict = b->strict, .block = (uint32_t)b->block};
     return EXIT_DONE;
 }
 
@@ -147,8 +123,7 @@ static kvb_status compute(budgets_command *b, kvb_error *err)
     if (status != KVB_OK) return status;
     const kvb_info *info = kvb_table_info(b->table);
     b->n_heads = (size_t)info->n_layers * info->n_kv_heads;
-    b->keep = calloc(b->n_heads, sizeof *b->keep);
-    if (!b->keep) return kvb_fail(err, KVB_MEMORY, "no memory for %zu counts", b->n_heads);
+    b->keep = need(b->n_heads, sizeof *b->keep, "counts of tokens");
     status = kvb_budgets(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, err);
     if (status == KVB_OK) {
         status = kvb_budgets_summarize(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, &b->sum, err);
@@ -173,8 +148,8 @@ static void print_text(const budgets_command *b)
     int width = snprintf(NULL, 0, "%u", b->n_tokens);
     width = width < 3 ? 3 : width;
     printf("%s: %s, %u layers x %u KV heads\n", b->path, info->metric, info->n_layers, info->n_kv_heads);
-    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s", b->n_tokens, b->ratio, row_percent(b),
-           roundings[b->options.rounding], b->options.strict ? ", strict" : "");
+    printf("kept of %u tokens at ratio %g (row %.10g %%%s", b->n_tokens, b->ratio, row_percent(b),
+           b->options.strict ? ", strict" : "");
     if (b->page > 1) printf(", pages of %u", b->page);
     printf(")\n\nlayer");
     for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
@@ -234,8 +209,6 @@ static void add_settings(cJSON *to, const budgets_command *b)
     cJSON_AddNumberToObject(to, "ratio", b->ratio);
     cJSON_AddNumberToObject(to, "row", row_percent(b));
     cJSON_AddNumberToObject(to, "n_tokens", b->n_tokens);
-    cJSON_AddStringToObject(to, "rounding", roundings[b->options.rounding]);
-    cJSON_AddStringToObject(to, "lookup", lookups[b->options.lookup]);
     cJSON_AddBoolToObject(to, "strict", b->options.strict);
     cJSON_AddNumberToObject(to, "block", b->page);
     cJSON_AddNumberToObject(to, "budgets_version", kvb_budgets_version());
@@ -265,14 +238,10 @@ static kvb_status report(const budgets_command *b, kvb_error *err)
 
 static int run_budgets(const cli_command *self, int argc, char **argv)
 {
-    budgets_command b = {.self = self, .rounding_text = "layer_lr", .lookup_text = "nearest"};
+    budgets_command b = {.self = self};
     const cli_option options[] = {
         {"ratio", 'r', CLI_TEXT, &b.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
         {"tokens", 't', CLI_POSITIVE, &b.tokens, "N", "length of the context, sinks and window included"},
-        {"rounding", 0, CLI_TEXT, &b.rounding_text, "RULE",
-         "layer_lr (default): as kvpress, to the bit; floor: as the paper; global_lr: the exact\ntotal over all heads"},
-        {"lookup", 0, CLI_TEXT, &b.lookup_text, "RULE",
-         "nearest (default): the row that kvpress takes; linear: between two rows"},
         {"strict", 0, CLI_FLAG, &b.strict, NULL,
          "no head keeps fewer than the protected tokens; the total stays the same"},
         {"block", 0, CLI_COUNT, &b.block, "N", "whole blocks of N tokens, for paged caches"},
@@ -307,6 +276,8 @@ const cli_command cmd_budgets = {
     "\n"
     "Examples:\n"
     "  kvbudget budgets snapkv.safetensors --ratio 80% --tokens 4096\n"
-    "  kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096 --block 16 --strict --json\n",
+    "  kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096 --block 16 --strict --json\n"
+    "\n"
+    "Counts are rounded as kvpress rounds them, to the bit; kvb_budgets() has other rules.\n",
     run_budgets,
 };

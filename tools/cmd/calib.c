@@ -71,11 +71,9 @@ static kvb_status write_lines(const calib_command *c, kvb_error *err)
 {
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, c->output, err);
-    for (size_t i = 0; status == KVB_OK && i < c->made.count; i++)
-        status = calib_write_line(file.stream, &c->made.contexts[i], err);
-    if (status == KVB_OK) status = atomic_file_commit(&file, err);
-    atomic_file_abandon(&file);
-    return status;
+    if (status != KVB_OK) return status;
+    for (size_t i = 0; i < c->made.count; i++) calib_write_line(file.stream, &c->made.contexts[i]);
+    return atomic_file_commit(&file, err);
 }
 
 static void print_summary(const calib_command *c)

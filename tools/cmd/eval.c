@@ -29,15 +29,6 @@ static int check_options(eval_command *e)
     return e->in.device ? EXIT_DONE : EXIT_USAGE;
 }
 
-static int check_allocators(const eval_command *e)
-{
-    for (size_t i = 0; e->predictions && i < e->with.n_columns; i++)
-        if (e->with.columns[i].how->kind == ALLOCATOR_ORACLE)
-            return cli_usage_error(e->self, "allocator %s needs what --predictions-only leaves away",
-                                   e->with.columns[i].how->label);
-    return EXIT_DONE;
-}
-
 static void print_rate(const sweep *s)
 {
     size_t n_resumed = s->n_cells - s->n_measured;
@@ -71,7 +62,7 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
 {
     progress bar;
     sweep_watch watch = {show_progress, &bar};
-    kvb_status status = sweep_open(s, e->with.ratios, e->with.n_ratios, e->no_protect, err);
+    kvb_status status = sweep_open(s, e->with.ratios, e->with.n_ratios, err);
     if (status != KVB_OK) return status;
     progress_begin(&bar, "eval", e->out.quiet);
     status = sweep_run(s, &watch, err);
@@ -88,13 +79,13 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
 static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 {
     char *log = e->out.name ? need_text("%s.cells", e->out.name) : NULL;
-    sweep s = {.m = e->in.m,
-               .statistics = e->in.opened.statistics,
-               .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
-                     e->out.kept, e->predictions},
-               .texts = e->in.texts,
-               .n_texts = (uint32_t)e->in.n_texts,
-               .methods = methods_list(&e->with)};
+    sweep s = {
+        .m = e->in.m,
+        .statistics = e->in.opened.statistics,
+        .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log, e->out.kept},
+        .texts = e->in.texts,
+        .n_texts = (uint32_t)e->in.n_texts,
+        .methods = methods_list(&e->with)};
     sweep_summary *rows = NULL;
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = measure(e, &s, err);
@@ -117,14 +108,8 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         METHODS_OPTIONS(e.with),
         {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
-        {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL, "run everything a second time with nothing protected"},
-        {"predictions-only", 0, CLI_FLAG, &e.predictions, NULL,
-         "only KL, top-1 and NLL, without lost and out, which take part of a run's time"},
         {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
-         "write the kept positions of every run, as JSON lines"},
-        {"speed", 0, CLI_FLAG, &e.speed, NULL,
-         "instead, measure memory and decoding speed at the first --ratio (0.8): one metric,\n--next steps of one "
-         "token, --batch sequences at a time"},
+         "write the kept positions of every run, as JSON lines; measures all runs again"},
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &e.in.special, NULL,
@@ -148,10 +133,9 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
-    if (code == EXIT_DONE) code = check_allocators(&e);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        if ((e.speed ? eval_measure_speed(&e, &err) : run_sweep(&e, &err)) != KVB_OK) code = cli_failed(self, &err);
+        if (run_sweep(&e, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     eval_free_inputs(&e);
     return code < 0 ? EXIT_DONE : code;
@@ -172,7 +156,7 @@ const cli_command cmd_eval = {
     "  top-1       share of positions where the likeliest token is still the same\n"
     "  NLL         of the text's true next token\n"
     "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
-    "  out         how far the layers' attention outputs are off for the full cache's queries\n"
+    "  looks       share of the context that a policy looks at per step\n"
     "  MiB         what the compacted cache takes, as the allocator counts it\n"
     "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
     "AdaKV and the published form where these are run.\n"
@@ -185,7 +169,6 @@ const cli_command cmd_eval = {
     "\n"
     "Examples:\n"
     "  kvbudget eval model.gguf snapkv.safetensors keydiff.safetensors paper.txt manual.txt -o worth\n"
-    "  kvbudget eval model.gguf lukv=greedy.safetensors exact.safetensors book.txt --ratio 0.8,0.9 --no-protect\n"
-    "  kvbudget eval model.gguf snapkv.safetensors long.txt --speed --tokens 8000 --next 32\n",
+    "  kvbudget eval model.gguf lukv=greedy.safetensors exact.safetensors book.txt --ratio 0.8,0.9\n",
     run_eval,
 };

@@ -8,8 +8,7 @@
 typedef struct eval_inputs {
     const char *backend_name, *compute, *bos, *pre, *statistics;
     bool chat, special;
-    bool questions;            // texts are questions with answers, which follow their contexts
-    uint64_t n_tokens, n_next; // context and continuation of every text; with `questions`, context and answer at most
+    uint64_t n_tokens, n_next; // context and continuation of every text
     // Opened:
     const backend *device;
     opened_model opened;
@@ -50,7 +49,6 @@ typedef struct eval_command {
     // What is compared, and how:
     methods with;
     uint64_t batch, threads, seed; // seed: of who draws texts
-    bool no_protect, speed, predictions;
     eval_outputs out;
 } eval_command;
 
@@ -64,6 +62,3 @@ int eval_check_operands(const cli_command *self, int n);
 // Catches signals, takes the threads, and opens; e->with has one column. `ratios`: those without --ratio.
 int eval_open_table(eval_command *e, char **operands, size_t n, const char *ratios);
 void eval_free_inputs(eval_command *e);
-
-// `--speed`: memory and decode speed of compacted caches against the full one.
-kvb_status eval_measure_speed(const eval_command *e, kvb_error *err);

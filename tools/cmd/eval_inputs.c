@@ -4,7 +4,7 @@
 #include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
-#include "profiler/profile.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cmd/eval_command.h"
@@ -15,25 +15,18 @@
 
 // ---- Texts ----
 
-// One more text, with room for n_ids ids and a number behind them.
-static sweep_text *add_eval_text(eval_inputs *e, const char *name, size_t n_ids)
-{
-    e->texts = need_more(e->texts, e->n_texts + 1, sizeof *e->texts, "texts");
-    e->origin = need_more(e->origin, e->n_texts + 1, sizeof *e->origin, "texts");
-    e->origin[e->n_texts] = e->reading;
-    sweep_text *t = &e->texts[e->n_texts++];
-    *t = (sweep_text){.n_ids = (uint32_t)n_ids, .ids = need(n_ids + 1, sizeof *t->ids, "token ids")};
-    snprintf(t->name, sizeof t->name, "%s", name);
-    return t;
-}
-
 static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
 {
     const model_text *own = &e->opened.text;
     bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_text_begins_with_bos(own));
     size_t most = e->n_tokens + e->n_next, shift = bos && own->special.bos >= 0;
-    sweep_text *t = add_eval_text(e, name, n + shift < most ? n + shift : most);
-    t->n_tokens = (uint32_t)e->n_tokens;
+    e->texts = need_more(e->texts, e->n_texts + 1, sizeof *e->texts, "texts");
+    e->origin = need_more(e->origin, e->n_texts + 1, sizeof *e->origin, "texts");
+    e->origin[e->n_texts] = e->reading;
+    sweep_text *t = &e->texts[e->n_texts++];
+    *t = (sweep_text){.n_ids = (uint32_t)(n + shift < most ? n + shift : most)};
+    t->ids = need(t->n_ids, sizeof *t->ids, "token ids");
+    snprintf(t->name, sizeof t->name, "%s", name);
     if (shift) t->ids[0] = own->special.bos;
     if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
     return sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256, err);
@@ -66,49 +59,6 @@ static kvb_status read_npy_ids(eval_inputs *e, const char *path, const file_view
     return status;
 }
 
-// Question `number` of a context with its answer behind it, if it has one.
-static kvb_status take_question(eval_inputs *e, const profile_context *c, uint32_t number, kvb_error *err)
-{
-    char name[sizeof((sweep_text *)0)->name];
-    const profile_question *q = &c->questions[number];
-    uint32_t n_answer = q->n_answer < e->n_next ? q->n_answer : (uint32_t)e->n_next;
-    if (!q->answer) return KVB_OK;
-    snprintf(name, sizeof name, "%s question %u", c->id, number + 1);
-    sweep_text *t = add_eval_text(e, name, (size_t)c->n_tokens + q->n_suffix + n_answer);
-    t->n_tokens = c->n_tokens;
-    memcpy(t->ids, c->ids, c->n_tokens * sizeof *t->ids);
-    memcpy(t->ids + c->n_tokens, q->suffix, q->n_suffix * sizeof *t->ids);
-    memcpy(t->ids + c->n_tokens + q->n_suffix, q->answer, n_answer * sizeof *t->ids);
-    t->ids[t->n_ids] = (int32_t)t->n_tokens;
-    return sha256_hex(t->ids, (t->n_ids + 1) * sizeof *t->ids, t->sha256, err);
-}
-
-// Every question that has an answer, as a profile takes them.
-static kvb_status take_questions(eval_inputs *e, const calib_file *file, const char *path, kvb_error *err)
-{
-    profile_job job;
-    profile_options o = {.new_tokens = 2,
-                         .include_first = true, // answers of one token
-                         .bos = strcmp(e->bos, "yes") == 0  ? BOS_YES
-                                : strcmp(e->bos, "no") == 0 ? BOS_NO
-                                                            : BOS_AS_MODEL,
-                         .max_tokens = (uint32_t)e->n_tokens};
-    size_t before = e->n_texts;
-    kvb_status status = profile_prepare(&job, e->m, &e->opened.text, file, 1, &o, err);
-    if (status != KVB_OK) return status;
-    for (size_t i = 0; i < job.n_contexts && status == KVB_OK; i++)
-        for (uint32_t q = 0; q < job.contexts[i].n_questions && status == KVB_OK; q++)
-            status = take_question(e, &job.contexts[i], q, err);
-    profile_job_free(&job);
-    if (status == KVB_OK && e->n_texts == before)
-        return kvb_fail(
-            err, KVB_ARGUMENT,
-            "%s: no question has an answer, and --questions measures these; give \"answers\", or take lines "
-            "that `kvbudget calib` asks for",
-            path);
-    return status;
-}
-
 static kvb_status take_contexts(eval_inputs *e, const calib_file *file, kvb_error *err)
 {
     kvb_status status = KVB_OK;
@@ -124,7 +74,7 @@ static kvb_status read_calibration(eval_inputs *e, const char *path, kvb_error *
 {
     calib_file file;
     kvb_status status = calib_load(&file, path, err);
-    if (status == KVB_OK) status = e->questions ? take_questions(e, &file, path, err) : take_contexts(e, &file, err);
+    if (status == KVB_OK) status = take_contexts(e, &file, err);
     calib_free(&file);
     return status;
 }
@@ -133,9 +83,6 @@ static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
 {
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     if (kvb_ends_with(path, ".jsonl")) return read_calibration(e, path, err);
-    if (e->questions)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: --questions needs questions with answers, which .jsonl files have",
-                        path);
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
@@ -158,7 +105,7 @@ static kvb_status check_texts(const eval_inputs *e, kvb_error *err)
             if (t[i].ids[j] < 0 || (uint32_t)t[i].ids[j] >= e->m->config.vocabulary)
                 return kvb_fail(err, KVB_ARGUMENT, "%s: token %u: id %d, expected 0 to %u", t[i].name, j, t[i].ids[j],
                                 e->m->config.vocabulary - 1);
-        if (!e->questions && t[i].n_ids < e->n_tokens + e->n_next)
+        if (t[i].n_ids < e->n_tokens + e->n_next)
             return kvb_fail(err, KVB_ARGUMENT,
                             "%s: %u tokens, expected at least %llu of context and %llu to go on with; use a longer "
                             "text or a smaller --tokens",

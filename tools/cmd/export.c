@@ -1,12 +1,9 @@
 // kvbudget export: tables and records in the formats of others. A format is a row of `formats` and a function.
-#include "formats/atomic_file.h"
 #include "formats/budget_export.h"
 #include "formats/lukv_steps.h"
 #include "formats/need.h"
-#include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
-#include "study/mean_curves.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
 #include <stdio.h>
@@ -14,16 +11,15 @@
 #include <string.h>
 
 typedef struct export_command {
-    const char *input, *output, *format, *ratio_text, *metric;
+    const char *input, *output, *format, *ratio_text;
     double ratio;
     uint64_t n_tokens, block;
     bool strict;
-    uint32_t capacity; // of HeadKV; what is printed
 } export_command;
 
 // ---- A table as a whole ---------------------------------------------------------------------------------------------
 
-static kvb_status export_npy(export_command *x, kvb_error *err)
+static kvb_status export_npy(const export_command *x, kvb_error *err)
 {
     kvb_table *table = NULL;
     cJSON *metadata = NULL;
@@ -39,37 +35,9 @@ static kvb_status export_npy(export_command *x, kvb_error *err)
     return status;
 }
 
-static kvb_status write_csv(const kvb_table *table, const char *output, kvb_error *err)
-{
-    const kvb_info *info = kvb_table_info(table);
-    atomic_file f;
-    kvb_status status = atomic_file_begin(&f, output, err);
-    if (status != KVB_OK) return status;
-    fprintf(f.stream, "ratio,layer,head,prune_ratio\n");
-    for (uint32_t i = 0; i < info->n_rows && status == KVB_OK; i++) {
-        kvb_row row;
-        status = kvb_table_row(table, i, &row, err);
-        for (uint32_t h = 0; h < info->n_layers * info->n_kv_heads && status == KVB_OK; h++)
-            fprintf(f.stream, "%.12g,%u,%u,%.17g\n", row.ratio, h / info->n_kv_heads, h % info->n_kv_heads,
-                    row.prune_ratio[h]);
-    }
-    if (status == KVB_OK) return atomic_file_commit(&f, err); // finds what went wrong with the stream
-    atomic_file_abandon(&f);
-    return status;
-}
-
-static kvb_status export_csv(export_command *x, kvb_error *err)
-{
-    kvb_table *table = NULL;
-    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
-    if (status == KVB_OK) status = write_csv(table, x->output, err);
-    kvb_table_close(table);
-    return status;
-}
-
 // ---- A record -------------------------------------------------------------------------------------------------------
 
-static kvb_status export_steps(export_command *x, kvb_error *err)
+static kvb_status export_steps(const export_command *x, kvb_error *err)
 {
     record *r = NULL;
     kvb_status status = record_open(&r, x->input, err);
@@ -78,25 +46,11 @@ static kvb_status export_steps(export_command *x, kvb_error *err)
     return status;
 }
 
-static kvb_status export_curves(export_command *x, kvb_error *err)
-{
-    selection from;
-    const study_options options = study_options_make();
-    const selection_request wanted = {.metrics = &x->metric, .n_metrics = 1, .max_questions = UINT64_MAX};
-    kvb_status status = selection_open(&from, x->input, &wanted, err);
-    if (status == KVB_OK && from.n_metrics > 1)
-        status = kvb_fail(err, KVB_ARGUMENT, "%s: --metric %s names %zu metrics, expected one", x->input, x->metric,
-                          from.n_metrics);
-    if (status == KVB_OK) status = mean_curves_write(&from, from.metrics[0], &options, x->output, NULL, err);
-    selection_close(&from);
-    return status;
-}
-
 // ---- Budgets of one ratio and length --------------------------------------------------------------------------------
 
-static kvb_status with_budgets(export_command *x,
-                               kvb_status (*write)(const budget_export *, export_command *, kvb_error *),
-                               kvb_error *err)
+typedef kvb_status budget_writer(const budget_export *b, const char *path, kvb_error *err);
+
+static kvb_status with_budgets(const export_command *x, budget_writer *write, kvb_error *err)
 {
     kvb_table *table = NULL;
     const kvb_budget_options options = {.strict = x->strict, .block = (uint32_t)x->block};
@@ -106,58 +60,26 @@ static kvb_status with_budgets(export_command *x,
     uint32_t *keep = need(n, sizeof *keep, "heads");
     const budget_export b = {table, x->input, x->ratio, (uint32_t)x->n_tokens, (uint32_t)x->block, keep};
     status = kvb_budgets(table, x->ratio, b.n_tokens, &options, keep, n, err);
-    if (status == KVB_OK) status = write(&b, x, err);
+    if (status == KVB_OK) status = write(&b, x->output, err);
     free(keep);
     kvb_table_close(table);
     return status;
 }
 
-static kvb_status write_duo(const budget_export *b, export_command *x, kvb_error *err)
-{
-    return export_duo(b, x->output, err);
-}
-
-static kvb_status write_per_layer(const budget_export *b, export_command *x, kvb_error *err)
-{
-    return export_per_layer(b, x->output, err);
-}
-
-static kvb_status write_varlen(const budget_export *b, export_command *x, kvb_error *err)
-{
-    return export_varlen(b, x->output, err);
-}
-
-static kvb_status write_headkv(const budget_export *b, export_command *x, kvb_error *err)
-{
-    kvb_status status = export_headkv(b, x->output, &x->capacity, err);
-    if (status == KVB_OK)
-        printf("run with --head_path %s --head_beta 1 --max_capacity_prompts %u, and a window of %u\n", x->output,
-               x->capacity, kvb_table_info(b->table)->window);
-    return status;
-}
-
 // ---- The command ----------------------------------------------------------------------------------------------------
-
-enum { NEEDS_METRIC = 1, NEEDS_BUDGETS = 2 };
 
 static const struct {
     const char *name, *ending; // of outputs that tell their format; NULL: none
-    unsigned needs;
-    kvb_status (*run)(export_command *x, kvb_error *err);
-    kvb_status (*write)(const budget_export *b, export_command *x, kvb_error *err); // with NEEDS_BUDGETS
-    file_kind kind; // FILE_ANY: a folder, which must be new
+    kvb_status (*run)(const export_command *x, kvb_error *err);
+    budget_writer *write; // instead: what takes budgets of one ratio and length
+    file_kind kind;       // FILE_ANY: a folder, which must be new
 } formats[] = {
-    {"npy", ".npy", 0, export_npy, NULL, FILE_TABLE_ARRAY},
-    {"csv", ".csv", 0, export_csv, NULL, FILE_CSV},
-    {"lukv-steps", NULL, 0, export_steps, NULL, FILE_ANY},
-    {"curves", NULL, NEEDS_METRIC, export_curves, NULL, FILE_ARRAY},
-    {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen, FILE_ANY},
-    {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer, FILE_JSON},
-    {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo, FILE_ANY},
-    {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv, FILE_JSON},
+    {"npy", ".npy", export_npy, NULL, FILE_TABLE_ARRAY}, {"lukv-steps", NULL, export_steps, NULL, FILE_ANY},
+    {"varlen", NULL, NULL, export_varlen, FILE_ANY},     {"per-layer", NULL, NULL, export_per_layer, FILE_JSON},
+    {"duo", NULL, NULL, export_duo, FILE_ANY},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
-#define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|duo|headkv"
+#define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo"
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -175,16 +97,12 @@ static int find_format(const export_command *x)
     return i;
 }
 
-static int check_needs(const cli_command *self, export_command *x, unsigned needs, const char *format)
+static int check_options(const cli_command *self, export_command *x, bool budgets, const char *format)
 {
-    bool budgets = x->ratio_text || x->n_tokens || x->block || x->strict;
-    if (!(needs & NEEDS_METRIC) != !x->metric)
-        return cli_usage_error(self, "--metric: %s with --format %s",
-                               needs & NEEDS_METRIC ? "expected" : "has no meaning", format);
-    if (!(needs & NEEDS_BUDGETS))
-        return budgets ? cli_usage_error(
-                             self, "--ratio, --tokens, --block and --strict have no meaning with --format %s", format)
-                       : EXIT_DONE;
+    if (!budgets && (x->ratio_text || x->n_tokens || x->block || x->strict))
+        return cli_usage_error(self, "--ratio, --tokens, --block and --strict have no meaning with --format %s",
+                               format);
+    if (!budgets) return EXIT_DONE;
     if (!x->ratio_text || x->n_tokens == 0)
         return cli_usage_error(self, "--format %s: expected --ratio R and --tokens T: it holds one set of budgets",
                                format);
@@ -200,14 +118,13 @@ static int run(const cli_command *self, int argc, char **argv)
     export_command x = {0};
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &x.format, FORMAT_NAMES,
-         "what to write, see below; may be left out when OUT ends with .npy or .csv"},
+         "what to write, see below; may be left out when OUT ends with .npy"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &x.output, "OUT", "the file or new folder to write"},
         {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
         {"tokens", 't', CLI_POSITIVE, &x.n_tokens, "N", "length of the context, sinks and window included"},
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
         {"strict", 0, CLI_FLAG, &x.strict, NULL,
          "no head keeps fewer than the protected tokens; the total stays the same"},
-        {"metric", 'm', CLI_TEXT, &x.metric, "M", "with curves: the metric of the record"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -219,7 +136,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (i == N_FORMATS)
         return cli_usage_error(self, "--format: expected one of " FORMAT_NAMES ", found '%s'",
                                x.format ? x.format : "");
-    code = check_needs(self, &x, formats[i].needs, formats[i].name);
+    code = check_options(self, &x, formats[i].write, formats[i].name);
     if (code != EXIT_DONE) return code;
     kvb_error err;
     kvb_status status = named_output(x.output, "--output", formats[i].kind, &err);
@@ -236,7 +153,6 @@ const cli_command cmd_export = {
         "Of a table, all ratios:\n"
         "npy           For kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and OUT.json\n"
         "              beside it everything that the array cannot say, with the lines of Python that load it.\n"
-        "csv           For spreadsheets: ratio,layer,head,prune_ratio, one line per number.\n"
         "\n"
         "Of a table, one --ratio and --tokens (with --block: pages):\n"
         "varlen        For kernels of flash-attn, FlashInfer and PyTorch, and paged engines: a folder of int32 "
@@ -250,21 +166,14 @@ const cli_command cmd_export = {
         "that\n"
         "              stream. Such heads keep all or little, so it is the table's order of heads more than its "
         "budgets.\n"
-        "headkv        For HeadKV in KVCache-Factory (--method headkv --head_path OUT): one line of JSON, a score per\n"
-        "              query head; prints the options that make its capacities the table's.\n"
         "\n"
         "Of a record:\n"
         "lukv-steps    For the published LU-KV pipeline: a folder of .npy files, context_<id>/<metric>.npy and\n"
         "              question_<i>.npy, each float32 [layers, KV heads, tokens]. `kvbudget import` reads it back.\n"
-        "curves        For solvers and pictures of your own: float64 [layers, KV heads, T + 1], the share of "
-        "importance\n"
-        "              that a head loses when it keeps its best b of T tokens under --metric, averaged over "
-        "questions.\n"
         "\n"
         "Examples:\n"
         "  kvbudget export keydiff.safetensors -o keydiff.npy\n"
         "  kvbudget export keydiff.safetensors --format varlen --ratio 80% --tokens 4096 --block 16 -o arrays\n"
-        "  kvbudget export run.h5 --format curves --metric keydiff -o curves.npy\n"
         "  kvbudget export run.h5 --format lukv-steps -o steps\n",
     .run = run,
 };

@@ -11,7 +11,6 @@
 #include "runtime/text.h"
 #include "study/interval.h"
 #include "tools/cli.h"
-#include "tools/document_print.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_files.h"
 #include <math.h>
@@ -37,8 +36,7 @@ static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
     kvb_status status = record_open(&r, path, err);
     if (status != KVB_OK) return status;
     record_shape s = record_get_shape(r);
-    cJSON_AddNumberToObject(doc, "format_version", record_has_sums(r) ? RECORD_FORMAT_VERSION : 1);
-    cJSON_AddBoolToObject(doc, "checksums", record_has_sums(r)); // without: zeros in place of numbers are not noticed
+    cJSON_AddNumberToObject(doc, "format_version", RECORD_FORMAT_VERSION);
     cJSON_AddNumberToObject(doc, "n_layers", s.n_layers);
     cJSON_AddNumberToObject(doc, "n_heads", s.n_heads);
     cJSON_AddNumberToObject(doc, "n_kv_heads", s.n_kv_heads);
@@ -167,20 +165,6 @@ static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *p
     return KVB_OK;
 }
 
-static kvb_status inspect_sidecar(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
-{
-    cJSON *metadata;
-    kvb_status status = table_sidecar_parse(&metadata, view->data, view->size, path, NULL, err);
-    if (status != KVB_OK) return status;
-    cJSON_AddItemToObject(doc, "metadata", metadata);
-    bool no_memory;
-    cJSON *whole = kvb_json_parse((const char *)view->data, view->size, NULL, &no_memory);
-    cJSON *kvpress = cJSON_DetachItemFromObjectCaseSensitive(whole, "kvpress");
-    if (kvpress) cJSON_AddItemToObject(doc, "kvpress", kvpress);
-    cJSON_Delete(whole);
-    return KVB_OK;
-}
-
 // ---- Recognising ----
 
 // Eight bytes of header length, then a JSON object.
@@ -196,15 +180,6 @@ static bool is_ranking(const file_view *view)
 {
     static const char format[] = "\"format\":\"kvbudget-rank\"";
     return memmem(view->data, view->size, format, sizeof format - 1) != NULL;
-}
-
-static bool is_sidecar(const file_view *view)
-{
-    bool no_memory; // ends the program
-    cJSON *whole = kvb_json_parse((const char *)view->data, view->size, NULL, &no_memory);
-    bool found = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(whole, "format"));
-    cJSON_Delete(whole);
-    return found;
 }
 
 // JSON lines begin with an object, perhaps after a mark of UTF-8 or blank lines.
@@ -240,15 +215,13 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
         return inspect_results(doc, (const char *)view->data, view->size, path, err);
     }
     if (is_json(view)) {
-        bool sidecar = is_sidecar(view);
-        cJSON_AddStringToObject(doc, "kind", sidecar ? "sidecar" : "calibration");
-        return sidecar ? inspect_sidecar(doc, view, path, err) : inspect_calib(doc, view, path, err);
+        cJSON_AddStringToObject(doc, "kind", "calibration");
+        return inspect_calib(doc, view, path, err);
     }
-    return kvb_fail(
-        err, KVB_FORMAT,
-        "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, a side-car (.json), calibration "
-        "lines (.jsonl), a model (.gguf) or results (.json), found none of these",
-        path);
+    return kvb_fail(err, KVB_FORMAT,
+                    "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, calibration "
+                    "lines (.jsonl), a model (.gguf) or results (.json), found none of these",
+                    path);
 }
 
 // ---- The command ----

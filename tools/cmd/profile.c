@@ -1,17 +1,59 @@
 // kvbudget profile: calibration texts and a model in, a record out.
+#include "profiler/profile.h"
 #include "formats/need.h"
+#include "formats/record.h"
+#include "profiler/metric/learned.h"
+#include "profiler/metric/query_statistics.h"
+#include "profiler/profile_losses.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "study/record_metric.h"
-#include "tools/cmd/profile_command.h"
+#include "tools/cli.h"
 #include "tools/device.h"
 #include "tools/memory.h"
-#include "tools/report/roofline.h"
+#include "tools/ranks.h"
+#include "tools/report/words.h"
 #include <inttypes.h>
+#include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+// The command line as given, and what is opened from it.
+typedef struct profile_command {
+    const cli_command *self;
+    cli_list metric_names;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
+    uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
+    bool curves;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
+    double temperature, keep_after;
+    bool beyond_trained, chat, special;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet;
+    weight_form form;               // --weights
+    uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
+    uint64_t opened;                // memory of this program with the model opened and no weights loaded
+    uint64_t writing;               // memory for the record's index while it is put together
+    uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
+    profile_options options;
+    record *base; // --add: the finished record; else NULL
+    const backend *device;
+    metric *metrics;
+    learned_list learned; // rankings that metrics are
+    calib_file *files;
+    size_t n_files;
+    model *m;
+    model_text text;
+    query_statistics *stored;
+    profile_job job;
+    ranks ranks;
+    bool peer_failed; // another rank has failed, and says why itself
+    progress bar;
+} profile_command;
+
+// ---- The command line ----
 
 static bool is_listed(const profile_command *p, const char *spec)
 {
@@ -146,6 +188,445 @@ static int check_options(profile_command *p)
     return read_metrics(p);
 }
 
+// ---- --add: the finished record, whose settings are those of what is added unless the command line says otherwise;
+// saying otherwise is then refused where the record's attributes are compared ----
+
+static void take_text(const char **out, const cJSON *attributes, const char *name)
+{
+    const cJSON *a = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    if (cJSON_IsString(a)) *out = a->valuestring;
+}
+
+static void take_count(uint64_t *out, const cJSON *attributes, const char *name)
+{
+    const cJSON *a = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    if (cJSON_IsNumber(a) && a->valuedouble >= 0 && a->valuedouble <= UINT32_MAX) *out = (uint64_t)a->valuedouble;
+}
+
+static void take_flag(bool *out, const cJSON *attributes, const char *name)
+{
+    *out = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(attributes, name));
+}
+
+static void take_settings(profile_command *p, const cJSON *from)
+{
+    const char *sampling = "", *seed = NULL, *oracle = "";
+    const cJSON *temperature = cJSON_GetObjectItemCaseSensitive(from, "temperature");
+    take_text(&p->backend_name, from, "backend");
+    take_text(&p->compute, from, "compute");
+    take_text(&p->bos, from, "bos");
+    take_text(&p->weights, from, "weights");
+    take_text(&sampling, from, "sampling");
+    take_text(&seed, from, "seed");
+    take_count(&p->new_tokens, from, "new_tokens");
+    take_count(&p->max_tokens, from, "max_tokens");
+    take_count(&p->max_questions, from, "max_questions");
+    take_flag(&p->ignore_eos, from, "ignore_eos");
+    take_flag(&p->ignore_answers, from, "ignore_answers");
+    take_flag(&p->include_first, from, "include_first");
+    take_text(&oracle, from, "oracle");
+    p->greedy = strcmp(sampling, "greedy") == 0;
+    p->oracle = strncmp(oracle, "mean", 4) == 0 ? "output" : "lukv";
+    p->chat = cJSON_GetObjectItemCaseSensitive(from, "chat") != NULL;
+    p->special = cJSON_GetObjectItemCaseSensitive(from, "special") != NULL;
+    if (seed) p->seed = strtoull(seed, NULL, 10);
+    if (cJSON_IsNumber(temperature) && !p->greedy) p->temperature = temperature->valuedouble;
+}
+
+static int open_base(profile_command *p)
+{
+    kvb_error err = {0};
+    if (!p->output) return cli_usage_error(p->self, "--add: -o RUN.h5 is missing: which record should be added to?");
+    if (p->shard)
+        return cli_usage_error(p->self, "--add has no shards: profile what is new with --shard into a record of its "
+                                        "own, and `kvbudget merge` both");
+    if (record_open(&p->base, p->output, &err) != KVB_OK) return cli_failed(p->self, &err);
+    const cJSON *a = record_attributes(p->base);
+    if (record_shard(p->base)) {
+        kvb_fail(&err, KVB_MISMATCH, "%s: is shard %s of a run; merge its shards first", p->output,
+                 record_shard(p->base));
+        return cli_failed(p->self, &err);
+    }
+    if (!cJSON_GetObjectItemCaseSensitive(a, "model_sha256") || !cJSON_GetObjectItemCaseSensitive(a, "seed")) {
+        kvb_fail(&err, KVB_MISMATCH,
+                 "%s: does not say which model made it with which options (it was not written by "
+                 "`kvbudget profile`), so nothing can be added",
+                 p->output);
+        return cli_failed(p->self, &err);
+    }
+    take_settings(p, a);
+    return EXIT_DONE;
+}
+
+static int check_base(const profile_command *p)
+{
+    if (cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "query_statistics_sha256") && !p->statistics)
+        return cli_usage_error(p->self, "%s was made with stored query statistics: give them with --query-statistics",
+                               p->output);
+    return EXIT_DONE;
+}
+
+// ---- Before it runs: the texts, the model, and who gets which memory ----
+
+// HDF5 keeps what describes a group or a dataset, about 5 KiB, in a cache that grows to 32 MiB, and 4 more (measured
+// with 10 to 1,000 contexts).
+static uint64_t writing_memory(const profile_command *p)
+{
+    const uint64_t most = 36u << 20;
+    uint64_t objects = 0;
+    for (size_t f = 0; f < p->n_files; f++) {
+        for (size_t i = 0; i < p->files[f].count; i++) {
+            uint64_t questions = p->files[f].contexts[i].n_questions;
+            if (p->max_questions && p->max_questions < questions) questions = p->max_questions;
+            objects += 4 + p->options.n_metrics + 3 * questions;
+        }
+    }
+    for (size_t i = 0; p->base && i < record_context_count(p->base); i++)
+        objects += 4 + p->options.n_metrics + 3 * record_context(p->base, i)->n_questions;
+    return objects < most / 5120 ? objects * 5120 : most;
+}
+
+static uint64_t expected_peak(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    return p->opened + model_weight_bytes(p->m, p->m->n_held) + p->writing + profile_memory_total(&run);
+}
+
+// Pages of this program and its libraries that are touched first when it computes: measured, 2 to 3 MiB.
+enum { TOUCHED_BYTES = 3 << 20 };
+
+// How many groups of weights are held in memory. They get what `left` bytes leave beside a batch, which may have a
+// quarter of it where that is more than one question takes: each pass over weights in the file is for a whole batch.
+// Sets m->n_held on the way, since what a run takes depends on it.
+static uint32_t groups_held(const profile_command *p, uint64_t left)
+{
+    model *m = p->m;
+    uint32_t all = m->config.n_layers + 1;
+    if (p->held < all) return p->held ? (uint32_t)p->held + 1 : 0;
+    m->n_held = all;
+    profile_memory one = profile_memory_of(m, &p->job, &p->options, 1);
+    if (model_weight_bytes(m, all) + profile_memory_total(&one) <= left) return all;
+    m->n_held = 0;
+    one = profile_memory_of(m, &p->job, &p->options, 1);
+    profile_memory batch = profile_memory_of(m, &p->job, &p->options, p->job.max_questions);
+    uint64_t least = profile_memory_total(&one), most = profile_memory_total(&batch);
+    if (!p->options.batch && most > left / 4) most = left / 4;
+    if (most < least) most = least;
+    return model_fit_weights(m, left > most ? left - most : 0);
+}
+
+// What the weights may take, and what the run beside them: of what was asked for, or of what is free, this process's
+// part. What is read from the file takes no memory that the system could not take back.
+static kvb_status allot_memory(profile_command *p, kvb_error *err)
+{
+    const backend *b = p->m->device->b;
+    p->opened = memory_resident() + TOUCHED_BYTES;
+    p->writing = writing_memory(p);
+    p->options.memory_is_asked = p->memory_bytes != 0;
+    uint64_t own = p->opened + p->writing, all = memory_free() / (uint64_t)p->ranks.local_size + own;
+    if (p->memory_bytes) all = p->memory_bytes;
+    p->m->n_held = p->m->config.n_layers + 1;
+    if (b->free_bytes(p->m->device)) return KVB_OK;
+    if (!p->memory && all == own)
+        return kvb_fail(err, KVB_MEMORY,
+                        "no memory is free, or how much is cannot be read (/proc/meminfo; how many files may be open, "
+                        "ulimit -n?); say with --memory SIZE how much this run may take");
+    if (all <= own)
+        return kvb_fail(err, KVB_MEMORY, "--memory %s: this program alone takes %.2f GiB, the record's index %.3f",
+                        p->memory, (double)p->opened / 0x1p30, (double)p->writing / 0x1p30);
+    p->m->n_held = groups_held(p, all - own);
+    uint64_t held = model_weight_bytes(p->m, p->m->n_held);
+    if (all - own <= held)
+        return kvb_fail(err, KVB_MEMORY, "%.2f GiB of memory: the model alone takes %.2f GiB", (double)all / 0x1p30,
+                        (double)(own + held) / 0x1p30);
+    p->options.memory = all - own - held;
+    return KVB_OK;
+}
+
+static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_error *err)
+{
+    p->files = need(n, sizeof *p->files, "calibration files");
+    for (; p->n_files < n; p->n_files++) {
+        kvb_status status = calib_load(&p->files[p->n_files], paths[p->n_files], err);
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+// Hashing files larger than memory takes minutes, in which it should be seen to work.
+static kvb_status identify_model(profile_command *p, kvb_error *err)
+{
+    progress_begin(&p->bar, "hash of the model", p->quiet || p->ranks.rank > 0);
+    kvb_status status = model_identify(p->m, &(weights_watch){progress_hashed, &p->bar}, err);
+    progress_clear(&p->bar);
+    return status;
+}
+
+// The model's numbers and its text side; what takes long, or a plan does without, comes last.
+static kvb_status open_model(profile_command *p, const char *path, bool ids_alone, kvb_error *err)
+{
+    const model_options wishes = {
+        .n_layers = (uint32_t)p->layers, .form = p->form, .without_weights = true, .for_plan = p->plan};
+    const model_text_options texts = {.without_tokenizer = ids_alone, .pre = p->pre, .for_plan = p->plan};
+    kvb_status status = model_open(&p->m, path, p->device, &wishes, err);
+    if (status == KVB_OK) status = model_text_open(&p->text, p->m->source, p->m->config.vocabulary, &texts, err);
+    if (status == KVB_OK && p->chat && (p->text.tokens || !p->plan)) status = model_text_use_chat(&p->text, err);
+    p->text.parse_special = p->special;
+    if (status == KVB_OK && !p->plan) status = identify_model(p, err);
+    if (status == KVB_OK) status = query_statistics_open(&p->stored, p->statistics, p->m, err);
+    p->options.statistics = p->stored;
+    return status;
+}
+
+// The cheap checks first: the texts, then the model's numbers, then whether all of it fits, and its weights last.
+static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
+{
+    // What is added by ids alone has the record's tokenizer, if that has one.
+    const cJSON *hash =
+        p->base ? cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "tokenizer_sha256") : NULL;
+    bool ids_alone = !cJSON_IsString(hash) || !*hash->valuestring;
+    kvb_status status = open_texts(p, operands + 1, n - 1, err);
+    for (size_t i = 0; i < p->n_files && status == KVB_OK; i++) ids_alone &= !calib_has_text(&p->files[i]);
+    if (status == KVB_OK) status = open_model(p, operands[0], ids_alone, err);
+    for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
+        const model_config *c = &p->m->config;
+        status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
+    }
+    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, &p->text, p->files, p->n_files, &p->options, err);
+    if (status == KVB_OK) status = allot_memory(p, err);
+    if (status == KVB_OK) status = profile_fit_batch(&p->job, p->m, &p->options, err);
+    if (status == KVB_OK && !p->plan) status = model_load(p->m, p->m->n_held, err);
+    // A device with memory of its own knows what is left of it once the weights are there.
+    if (status == KVB_OK && !p->plan) status = profile_fit_batch(&p->job, p->m, &p->options, err);
+    return status;
+}
+
+// ---- --plan: what a run would take ----
+
+static kvb_status print_time(const profile_command *p, double record_bytes, kvb_error *err)
+{
+    profile_times times;
+    kvb_status status = profile_estimate_time(&times, p->m, &p->job, record_bytes, err);
+    if (status != KVB_OK) return status;
+    double seconds = times.prefill + times.decode + times.writing;
+    printf(
+        "time       about %.*f s on backend %s: prefill %.1f, decoding %.1f, writing %.1f, at the rate that a product "
+        "of\n           this model's shape reaches now, beside reading the model's files; %.2f TFLOP in %s\n",
+        seconds < 20 ? 1 : 0, seconds, p->device->name, times.prefill, times.decode, times.writing,
+        profile_flops(p->m, &p->job) / 1e12, p->device->compute);
+    return KVB_OK;
+}
+
+static void print_memory(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    uint32_t all = p->m->config.n_layers + 1, held = p->m->n_held;
+    printf("memory     %.3f GiB at its peak: this program %.3f (measured), weights %.3f, keys and values %.3f, "
+           "questions %.3f,\n           activations %.3f, scratch %.3f, scores and logits %.3f, the record's index "
+           "%.3f\n",
+           (double)expected_peak(p) / 0x1p30, (double)p->opened / 0x1p30,
+           (double)model_weight_bytes(p->m, held) / 0x1p30, (double)run.cache / 0x1p30, (double)run.questions / 0x1p30,
+           (double)run.activations / 0x1p30, (double)run.scratch / 0x1p30, (double)run.host / 0x1p30,
+           (double)p->writing / 0x1p30);
+    if (held < all)
+        printf("weights    of %u of %u layers stay in the file, %.3f GiB, and are read there each time; all would take "
+               "%.3f GiB of memory\n",
+               p->m->config.n_layers - (held ? held - 1 : 0), p->m->config.n_layers,
+               (double)model_mapped_bytes(p->m, held) / 0x1p30, (double)model_weight_bytes(p->m, all) / 0x1p30);
+}
+
+// How evenly the work divides, and what the prefills cost that several processes make of one context.
+static kvb_status print_shares(const profile_command *p, kvb_error *err)
+{
+    uint32_t n = p->n_shards ? p->n_shards : (uint32_t)p->ranks.size;
+    profile_share share;
+    kvb_status status = profile_share_out(&share, p->m, &p->job, NULL, n, p->n_shards ? p->shard_index : 0, err);
+    if (status != KVB_OK) return status;
+    double whole = profile_flops(p->m, &p->job);
+    printf("shards     %u: this one %.2f TFLOP in %zu pieces, the largest %.2f, all %.2f (repeated prefills %.1f %%); "
+           "speed-up %.1f at most\n",
+           n, share.cost / 1e12, share.n, share.heaviest / 1e12, share.total / 1e12,
+           100 * (share.total - whole) / whole, share.heaviest > 0 ? whole / share.heaviest : 1);
+    profile_share_free(&share);
+    return KVB_OK;
+}
+
+static kvb_status print_plan(const profile_command *p, kvb_error *err)
+{
+    const model_config *c = &p->m->config;
+    const profile_job *job = &p->job;
+    double heads = (double)model_budgeted(c, c->n_layers) * c->n_kv_heads; // of the record
+    double record_bytes = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *one = &job->contexts[i];
+        size_t arrays = one->n_questions - one->n_recorded;
+        for (size_t k = 0; k < p->options.n_metrics; k++) arrays += !(one->recorded && job->growth.recorded >> k & 1);
+        record_bytes += heads * one->n_tokens * arrays * sizeof(float);
+    }
+    printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
+           c->n_kv_heads, c->head_dim);
+    printf("work       %zu %s, %llu tokens (longest %u), %llu %s, at most %llu decoded rows\n", job->n_contexts,
+           plural(job->n_contexts, "context", "contexts"), (unsigned long long)job->n_context_tokens, job->max_tokens,
+           (unsigned long long)job->n_pairs, plural(job->n_pairs, "question", "questions"),
+           (unsigned long long)job->n_rows);
+    kvb_status status = p->n_shards || p->ranks.size > 1 ? print_shares(p, err) : KVB_OK;
+    if (status != KVB_OK) return status;
+    printf("batch      %u %s at a time\n", job->max_questions, plural(job->max_questions, "question", "questions"));
+    print_memory(p);
+    double curves = profile_losses_bytes(p->m, job, &p->options), more = profile_losses_flops(p->m, job, &p->options);
+    record_bytes += curves;
+    printf("record     %.1f MB%s\n", record_bytes / 1e6, p->add ? " more" : "");
+    if (curves > 0)
+        printf(
+            "losses     curves and gains: %.2f MB of these, %.2f TFLOP, %.0f %% of the other work, which is not in the "
+            "time below\n",
+            curves / 1e6, more / 1e12, 100 * more / fmax(profile_flops(p->m, job), 1));
+    return print_time(p, record_bytes, err);
+}
+
+// ---- The run: one process, a shard of several runs, or one rank of several under mpirun ----
+//
+// Ranks share the folder of parts: every rank puts its contexts and questions there as files of their own, atomically,
+// and rank 0 assembles them at the end. So nothing has to be sent, a dead rank loses what was in flight, and the next
+// run may have any number of ranks. What is done is read by rank 0 alone and sent to the others, because a network file
+// system may show every machine another state, and all must plan from the same one.
+
+// A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
+static kvb_status agree(profile_command *p, kvb_status mine, kvb_error *err)
+{
+    int who;
+    kvb_status status = ranks_agree(&p->ranks, mine, &who);
+    if (mine != KVB_OK || status == KVB_OK) return mine;
+    p->peer_failed = true;
+    return kvb_fail(err, status,
+                    "rank %d of %d %s; what is finished stays on disk, and --resume goes on with any number of ranks",
+                    who, p->ranks.size, status == KVB_INTERRUPTED ? "was stopped" : "failed (its message says why)");
+}
+
+static bool show_progress(void *context, double done, double total)
+{
+    profile_command *p = context;
+    if (p->ranks.rank == 0) progress_update(&p->bar, done, total, NULL);
+    return !cli_stop_requested;
+}
+
+static void show_message(void *context, const char *text)
+{
+    const profile_command *p = context;
+    if (p->ranks.size > 1) fprintf(stderr, "warning: rank %d: %s\n", p->ranks.rank, text);
+    else fprintf(stderr, "warning: %s\n", text);
+}
+
+static kvb_status make_attributes(cJSON **out, const profile_command *p, kvb_error *err)
+{
+    if (p->base) return profile_grown_attributes(out, p->m, &p->job, &p->options, err);
+    *out = profile_attributes(p->m, &p->job, &p->options);
+    if (!p->n_shards) return KVB_OK;
+    record_whole *all = need(p->job.n_contexts, sizeof *all, "contexts");
+    for (size_t i = 0; i < p->job.n_contexts; i++)
+        all[i] = (record_whole){p->job.contexts[i].id, p->job.contexts[i].n_questions};
+    kvb_status status = record_mark_shard(*out, p->shard_index + 1, p->n_shards, all, p->job.n_contexts, err);
+    free(all);
+    return status;
+}
+
+// Rank 0 makes the folder, the others join it: their attributes must be equal, so model, texts and options are as well.
+static kvb_status begin_record(record_writer **writer, profile_command *p, kvb_error *err)
+{
+    const model_config *c = &p->m->config;
+    record_shape shape = {model_budgeted(c, c->n_layers), c->n_heads, c->n_kv_heads, c->head_dim};
+    record_start add = p->force ? RECORD_ADD_ANEW : RECORD_ADD;
+    record_start start = p->add ? add : p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
+    cJSON *attributes = NULL;
+    kvb_status status = make_attributes(&attributes, p, err);
+    if (status == KVB_OK && p->ranks.rank == 0)
+        status = record_begin(writer, p->output, &shape, attributes, start, err);
+    status = agree(p, status, err);
+    if (status == KVB_OK && p->ranks.rank > 0)
+        status = record_begin(writer, p->output, &shape, attributes, p->add ? RECORD_ADD_JOIN : RECORD_JOIN, err);
+    cJSON_Delete(attributes);
+    return agree(p, status, err);
+}
+
+static kvb_status find_share(profile_share *share, profile_command *p, const record_writer *writer, kvb_error *err)
+{
+    if (p->n_shards) return profile_share_out(share, p->m, &p->job, NULL, p->n_shards, p->shard_index, err);
+    if (p->ranks.size == 1) return profile_share_out(share, p->m, &p->job, NULL, 1, 0, err);
+    size_t size = profile_state_size(&p->job);
+    uint8_t *state = need(size, 1, "pieces of work");
+    if (p->ranks.rank == 0) profile_read_state(state, &p->job, writer);
+    ranks_broadcast(&p->ranks, state, size);
+    kvb_status status =
+        profile_share_out(share, p->m, &p->job, state, (uint32_t)p->ranks.size, (uint32_t)p->ranks.rank, err);
+    free(state);
+    return status;
+}
+
+// Sums and maxima over the ranks.
+static void join_times(const ranks *r, profile_times *t)
+{
+    double counts[] = {(double)t->queries, (double)t->skipped};
+    ranks_sum(r, counts, 2);
+    t->queries = (uint64_t)counts[0];
+    t->skipped = (uint64_t)counts[1];
+    double seconds[] = {t->prefill, t->scorers, t->extras, t->decode, t->writing};
+    ranks_largest(r, seconds, 5);
+    ranks_largest(r, t->each, PROFILE_MAX_METRICS);
+    t->prefill = seconds[0], t->scorers = seconds[1], t->extras = seconds[2], t->decode = seconds[3];
+    t->writing = seconds[4];
+}
+
+static kvb_status run_and_finish(profile_command *p, record_writer *writer, profile_times *times, kvb_error *err)
+{
+    profile_watch watch = {show_progress, show_message, p};
+    profile_share share = {0};
+    kvb_status status = agree(p, find_share(&share, p, writer, err), err);
+    if (status == KVB_OK) status = profile_run_share(p->m, &p->job, &p->options, &share, writer, &watch, times, err);
+    status = agree(p, status, err);
+    if (status == KVB_OK) {
+        join_times(&p->ranks, times);
+        double start = seconds_now();
+        if (p->ranks.rank == 0) status = profile_finish(&p->job, p->n_shards ? &share : NULL, writer, err);
+        times->writing += seconds_now() - start;
+        status = agree(p, status, err);
+    }
+    profile_share_free(&share);
+    return status;
+}
+
+static void end_progress(profile_command *p, kvb_status status, const profile_times *times)
+{
+    const profile_job *job = &p->job;
+    unsigned long long tokens = job->n_context_tokens, questions = job->n_pairs, queries = times->queries;
+    const char *asked = plural(questions, "question", "questions");
+    const char *stopped = p->add ? "stopped; the same command goes on" : "stopped; --resume goes on";
+    if (status != KVB_OK) progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? stopped : "failed");
+    else if (p->n_shards)
+        progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1, p->n_shards,
+                     queries);
+    else if (p->add && !job->n_contexts) progress_end(&p->bar, "%s: has all of this already", p->output);
+    else if (p->add)
+        progress_end(&p->bar, "%s: %zu %s now; prefilled %zu, %llu tokens; added %llu %s", p->output, job->growth.n_ids,
+                     plural(job->growth.n_ids, "context", "contexts"), job->n_contexts, tokens, questions, asked);
+    else
+        progress_end(&p->bar, "%s: %zu %s, %llu tokens, %llu %s, %llu recorded %s", p->output, job->n_contexts,
+                     plural(job->n_contexts, "context", "contexts"), tokens, questions, asked, queries,
+                     plural(queries, "query", "queries"));
+}
+
+static kvb_status make_record(profile_command *p, profile_times *times, kvb_error *err)
+{
+    record_writer *writer = NULL;
+    kvb_status status = begin_record(&writer, p, err);
+    if (status == KVB_OK) {
+        progress_begin(&p->bar, "profile", p->quiet || p->ranks.rank > 0);
+        status = run_and_finish(p, writer, times, err);
+        end_progress(p, status, times);
+    }
+    record_writer_free(writer);
+    return status;
+}
+
 static void warn_of_inputs(const profile_command *p)
 {
     if (p->job.n_short && p->ranks.rank == 0)
@@ -194,14 +675,14 @@ static int run_command(profile_command *p, char **operands, size_t n)
 {
     kvb_error err = {0};
     profile_times times = {0};
-    kvb_status status = profile_agree(p, profile_open_inputs(p, operands, n, &err), &err);
+    kvb_status status = agree(p, open_inputs(p, operands, n, &err), &err);
     if (status == KVB_OK) warn_of_inputs(p);
     if (status == KVB_OK && p->plan) {
-        if (p->ranks.rank == 0) status = profile_print_plan(p, &err);
+        if (p->ranks.rank == 0) status = print_plan(p, &err);
         return status == KVB_OK ? EXIT_DONE : report_failure(p, &err);
     }
     double start = seconds_now();
-    if (status == KVB_OK) status = profile_make_record(p, &times, &err);
+    if (status == KVB_OK) status = make_record(p, &times, &err);
     if (status != KVB_OK) return report_failure(p, &err);
     double peak = (double)memory_peak();
     ranks_largest(&p->ranks, &peak, 1);
@@ -212,10 +693,9 @@ static int run_command(profile_command *p, char **operands, size_t n)
                 "%.3f GiB "
                 "(planned %.3f)\n",
                 wall, times.prefill, times.scorers + times.extras, times.decode, times.curves, times.gains,
-                times.writing, peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
+                times.writing, peak / 0x1p30, (double)expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
-    if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
     return EXIT_DONE;
 }
 
@@ -227,10 +707,10 @@ static int run_command(profile_command *p, char **operands, size_t n)
     "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as fit; " \
     "0: not even the embedding); changes no number"
 
-// An exit code, or -1 when the manual was printed.
-static int parse_profile(profile_command *p, int argc, char **argv, int *first)
+// What is recorded of which texts.
+static size_t list_recording(profile_command *p, cli_option *out)
 {
-    const cli_option options[] = {
+    const cli_option all[] = {
         {"output", 'o', CLI_WRITES(FILE_RECORD), &p->output, "FILE", "the record to write (.h5)"},
         {"metric", 'm', CLI_INPUTS, &p->metric_names, "M",
          "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
@@ -272,6 +752,15 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "use only the first N questions of every context; 0: all"},
         {"beyond-trained", 0, CLI_FLAG, &p->beyond_trained, NULL,
          "allow contexts longer than the model was trained for"},
+    };
+    memcpy(out, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+// How it runs.
+static size_t list_running(profile_command *p, cli_option *out)
+{
+    const cli_option all[] = {
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
         {"memory", 0, CLI_TEXT, &p->memory, "SIZE",
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
@@ -297,11 +786,17 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print how much work, memory and time it would take, and stop"},
-        {"roofline", 0, CLI_FLAG, &p->roofline, NULL,
-         "print at the end where the time went, compared with this machine's measured peaks"},
         {"quiet", 0, CLI_FLAG, &p->quiet, NULL, "no progress, no summary"},
-        {0},
     };
+    memcpy(out, all, sizeof all);
+    return sizeof all / sizeof *all;
+}
+
+// An exit code, or -1 when the manual was printed.
+static int parse_profile(profile_command *p, int argc, char **argv, int *first)
+{
+    cli_option options[64] = {{0}};
+    list_running(p, options + list_recording(p, options));
     return cli_parse(p->self, options, argc, argv, first);
 }
 
@@ -310,12 +805,12 @@ static int read_command_line(profile_command *p, int argc, char **argv, int *fir
 {
     int code = parse_profile(p, argc, argv, first);
     if (code != EXIT_DONE || !p->add) return code;
-    code = profile_add_open(p);
+    code = open_base(p);
     if (code != EXIT_DONE) return code;
     cli_list_free(&p->metric_names);
     p->metric_names = (cli_list){0};
     code = parse_profile(p, argc, argv, first);
-    return code == EXIT_DONE ? profile_add_check(p) : code;
+    return code == EXIT_DONE ? check_base(p) : code;
 }
 
 static int run_profile(const cli_command *self, int argc, char **argv)

@@ -90,8 +90,7 @@ static kvb_status measure_text(recommend_command *c, damage *d, damage_text *tex
 {
     size_t n = c->e.with.n_ratios, n_texts = c->e.in.n_texts, cells = n * n_texts;
     const forward_progress prefill = {show_prefill, w};
-    const damage_input in = {c->e.in.texts[t].ids, (uint32_t)c->e.in.n_tokens, (uint32_t)c->e.in.n_next};
-    kvb_status status = damage_text_fill(d, text, &in, &prefill, err);
+    kvb_status status = damage_text_fill(d, text, c->e.in.texts[t].ids, &prefill, err);
     if (status == KVB_OK) status = damage_measure(d, text, keep, n, found, err);
     for (size_t r = 0; r < n && status == KVB_OK; r++) {
         c->values[r * n_texts + t] = found[r].kl;

@@ -1,13 +1,34 @@
 // kvbudget refine: budgets improved on measured damage.
+#include "evaluator/refine_bench.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
-#include "tools/cmd/refine_command.h"
+#include "study/interval.h"
+#include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
+#include "tools/report/results.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+typedef struct refine_command {
+    eval_command e;
+    cli_list select, test;
+    const char *objective, *search, *start;
+    bool worst, layers;
+    uint64_t evaluations, patience;
+    char **operands; // model, table and the texts of all sets
+    size_t n_operands, n_calibration, n_select;
+    char table_sha256[65];
+    refine_table table;
+    refine_bench bench;
+    refine_task task;
+    uint32_t n_start; // texts that the search's start was measured on
+    refine_result best;
+    double *kl[SET_COUNT]; // of each set (refine_bench_judge); NULL: not measured
+} refine_command;
 
 static bool go_on(void *context, double done, double total)
 {
@@ -65,10 +86,11 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                               .strict = column->how->strict,
                               .knots = c->e.with.ratios,
                               .n_knots = (uint32_t)c->e.with.n_ratios,
-                              .nll = strcmp(c->objective, "nll") == 0,
                               .texts = in->texts,
                               .n_texts = (uint32_t)in->n_texts,
-                              .plan = {.batch = (uint32_t)c->e.batch,
+                              .plan = {.n_tokens = (uint32_t)in->n_tokens,
+                                       .n_next = (uint32_t)in->n_next,
+                                       .batch = (uint32_t)c->e.batch,
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
@@ -97,8 +119,7 @@ static void show_losses(const char *set, const double *now, const double *before
 static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
-    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; %s", p->round, p->evaluations, p->wanted,
-            b->nll ? "NLL" : "KL");
+    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; KL", p->round, p->evaluations, p->wanted);
     show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
     show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
@@ -108,49 +129,186 @@ static kvb_status search(refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
     const model_config *m = &c->e.in.m->config;
-    c->task =
-        (refine_task){.n_layers = m->n_layers,
-                      .n_heads = m->n_layers * m->n_kv_heads,
-                      .n_knots = b->n_knots,
-                      .n_texts = b->n_members[SET_CALIBRATION],
-                      .n_selection = b->n_members[SET_SELECTION],
-                      .heads = !c->layers && !(c->table.options.limits && c->table.limits.levels), // which tie layers
-                      .worst = c->worst,
-                      .start_alone = strcmp(c->search, "none") == 0,
-                      .evaluations = (uint32_t)c->evaluations,
-                      .patience = (uint32_t)c->patience,
-                      .seed = c->e.seed,
-                      .measure = refine_bench_losses,
-                      .report = c->e.out.quiet ? NULL : show_round,
-                      .context = &c->bench};
-    kvb_status status = KVB_OK;
-    if (strcmp(c->start, "heads") == 0) status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
+    c->task = (refine_task){.n_layers = m->n_layers,
+                            .n_heads = m->n_layers * m->n_kv_heads,
+                            .n_knots = b->n_knots,
+                            .n_texts = b->n_members[SET_CALIBRATION],
+                            .n_selection = b->n_members[SET_SELECTION],
+                            .heads = !(c->table.options.limits && c->table.limits.levels), // which tie layers
+                            .evaluations = (uint32_t)c->evaluations,
+                            .seed = c->e.seed,
+                            .measure = refine_bench_losses,
+                            .report = c->e.out.quiet ? NULL : show_round,
+                            .context = &c->bench};
+    kvb_status status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
     return status == KVB_OK ? refine_run(&c->best, &c->task, err) : status;
+}
+
+// ---- The result ----
+
+static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
+
+// Mean KL at each ratio.
+static const double *mean_kl(const refine_command *c, refine_set set, bool after)
+{
+    return c->kl[set] + (after ? c->bench.n_knots : 0);
+}
+
+// What is left of the KL at one ratio, and how sure that is over the texts of the set.
+static interval share_left(const refine_command *c, refine_set set, uint32_t knot)
+{
+    size_t n = c->bench.n_members[set], K = c->bench.n_knots;
+    const double *before = c->kl[set] + 2 * K + knot * n, *after = before + K * n;
+    const double **rows = need(2 * n, sizeof *rows, "texts");
+    uint32_t *counts = need(n, sizeof *counts, "texts");
+    interval found = {NAN, NAN, NAN};
+    for (size_t t = 0; t < n; t++) {
+        rows[t] = after + t;
+        rows[n + t] = before + t;
+        counts[t] = 1;
+    }
+    if (n) found = interval_ratio(&(value_groups){rows, counts, (uint32_t)n}, rows + n);
+    free(rows);
+    free(counts);
+    return found;
+}
+
+static void add_numbers(cJSON *to, const char *name, const double *values, uint32_t n)
+{
+    if (values) cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
+}
+
+// Its texts, what the search saw of it, and mean KL before and after.
+static void describe_set(const refine_command *c, refine_set set, cJSON *to)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *one = cJSON_AddObjectToObject(to, SET_NAMES[set]), *texts = cJSON_AddArrayToObject(one, "texts");
+    for (uint32_t t = 0; t < b->n_members[set]; t++)
+        cJSON_AddItemToArray(texts, cJSON_CreateString(b->texts[b->members[set][t]].sha256));
+    const double *const losses[SET_COUNT][2] = {{c->best.calibration_before, c->best.calibration},
+                                                {c->best.selection_before, c->best.selection}};
+    add_numbers(one, "loss_before", losses[set][0], b->n_knots);
+    add_numbers(one, "loss", losses[set][1], b->n_knots);
+    add_numbers(one, "kl_before", mean_kl(c, set, false), b->n_knots);
+    add_numbers(one, "kl", mean_kl(c, set, true), b->n_knots);
+}
+
+static cJSON *describe_search(const refine_command *c)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *all = cJSON_CreateObject();
+    cJSON_AddStringToObject(all, "from", c->table_sha256);
+    cJSON_AddNumberToObject(all, "start_texts", c->n_start);
+    cJSON_AddNumberToObject(all, "seed", (double)c->e.seed);
+    cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations);
+    cJSON_AddNumberToObject(all, "rounds", c->best.rounds);
+    cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens);
+    cJSON_AddNumberToObject(all, "n_next", b->plan.n_next);
+    cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
+    add_numbers(all, "ratios", b->knots, b->n_knots);
+    for (int s = 0; s < SET_COUNT; s++) describe_set(c, (refine_set)s, all);
+    return all;
+}
+
+static void print_result(const refine_command *c)
+{
+    printf("mean KL to the full cache\n%8s", "");
+    for (int s = 0; s < SET_COUNT; s++)
+        if (c->bench.n_members[s]) printf("  %-26s", SET_NAMES[s]);
+    printf("\npruned  ");
+    for (int s = 0; s < SET_COUNT; s++)
+        if (c->bench.n_members[s]) printf("  before    after     ratio ");
+    printf("\n");
+    for (uint32_t k = 0; k < c->bench.n_knots; k++) {
+        printf("%6.4g %%", 100 * c->bench.knots[k]);
+        for (int s = 0; s < SET_COUNT; s++)
+            if (c->bench.n_members[s])
+                printf("  %-8.4f  %-8.4f  %-6.3f", mean_kl(c, s, false)[k], mean_kl(c, s, true)[k],
+                       share_left(c, s, k).value);
+        interval left = share_left(c, SET_TEST, k);
+        if (isfinite(left.low)) printf("  %.3f .. %.3f", left.low, left.high);
+        printf("\n");
+    }
+    if (isfinite(share_left(c, SET_TEST, 0).low))
+        printf("behind the last ratio: its 95 %% interval over the %u test texts\n", c->bench.n_members[SET_TEST]);
+}
+
+// One row per set and ratio, and the KLs of single texts.
+static void add_rows(const refine_command *c, results *to)
+{
+    for (int s = 0; s < SET_COUNT; s++)
+        for (uint32_t k = 0; k < c->bench.n_knots; k++) {
+            const double *before = mean_kl(c, s, false), *after = mean_kl(c, s, true);
+            interval left = share_left(c, s, k);
+            cJSON *o = results_row(to);
+            cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
+            cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
+            cJSON_AddNumberToObject(o, "kl_before", before[k]);
+            cJSON_AddNumberToObject(o, "kl", after[k]);
+            results_interval(o, "kl_left", left);
+            size_t n = c->bench.n_members[s], K = c->bench.n_knots;
+            const double *texts = c->kl[s] + 2 * K + k * n;
+            cJSON *d = results_detail(to);
+            cJSON_AddStringToObject(d, "set", SET_NAMES[s]);
+            cJSON_AddNumberToObject(d, "ratio", c->bench.knots[k]);
+            cJSON_AddItemToObject(d, "kl_before", cJSON_CreateDoubleArray(texts, (int)n));
+            cJSON_AddItemToObject(d, "kl", cJSON_CreateDoubleArray(texts + K * n, (int)n));
+        }
+}
+
+static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
+{
+    results found = results_begin("refine");
+    const eval_inputs *in = &c->e.in;
+    results_input(&found, "model", in->m->config.name, in->m->sha256);
+    results_input(&found, "table", c->e.with.columns[0].how->path, c->table_sha256);
+    for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+    cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
+    add_rows(c, &found);
+    kvb_status status = results_give(&found, c->e.out.json, c->e.out.csv, err);
+    results_free(&found);
+    return status;
+}
+
+// What was spent. A long search measures as many a second as the second rate says, a short one as the first.
+static void say_work(const refine_command *c)
+{
+    const refine_bench *b = &c->bench;
+    double n = (double)b->n_measured, cutting = b->seconds - b->prefill_seconds;
+    fprintf(stderr,
+            "wrote %s after %.0f evaluations (%s); %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
+            "texts; %llu known from %s.cells\n",
+            c->e.out.name, c->best.evaluations,
+            c->best.settled ? "the selection texts gained nothing more" : "all that were wanted", n,
+            b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
+            (unsigned long long)b->n_known, c->e.out.name);
+    if (b->n_alone)
+        fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
+                (double)b->n_alone / b->alone_seconds);
+}
+
+// Writes the table with an account of how it was found, and prints what it gains.
+static kvb_status write_result(const refine_command *c, kvb_error *err)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *about = describe_search(c);
+    kvb_status status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
+    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK && !c->e.out.json) print_result(c);
+    if (status == KVB_OK && !c->e.out.quiet) say_work(c);
+    cJSON_Delete(about);
+    return status;
 }
 
 static kvb_status refine(refine_command *c, kvb_error *err)
 {
-    const char *name = c->e.out.name;
-    bool written = false;
     kvb_status status = open_bench(c, err);
-    if (status != KVB_OK) return status;
-    status = search(c, err);
+    if (status == KVB_OK) status = search(c, err);
     for (int s = 0; s < SET_COUNT && status == KVB_OK; s++)
         status = refine_bench_judge(&c->bench, (refine_set)s, c->best.shift, &c->kl[s], err);
-    bool stopped = status == KVB_INTERRUPTED;
-    if (status != KVB_OK && !stopped) return status;
-    if (stopped && !(c->best.shift && refine_gained(&c->best, c->bench.n_knots)))
-        return kvb_fail(err, KVB_INTERRUPTED,
-                        "stopped before anything better than the table was found; nothing is written, and the same "
-                        "command goes on");
-    status = refine_write_result(c, stopped, &written, err);
-    if (status != KVB_OK || !stopped) return status;
-    if (!written)
-        return kvb_fail(err, KVB_INTERRUPTED,
-                        "stopped; %s stays as it was, since what was found so far is not known to be better, and the "
-                        "same command goes on",
-                        name);
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on", name);
+    if (status == KVB_OK) return write_result(c, err);
+    if (status != KVB_INTERRUPTED) return status;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing is written, and the same command goes on");
 }
 
 // ---- The command line ----
@@ -160,18 +318,11 @@ static int check_options(refine_command *c)
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
     if (!c->e.out.name) return cli_usage_error(self, "-o is needed: where the refined table goes");
-    if (strcmp(c->objective, "kl") != 0 && strcmp(c->objective, "nll") != 0)
-        return cli_usage_error(self, "--objective: expected kl or nll, found '%s'", c->objective);
-    if (strcmp(c->start, "heads") != 0 && strcmp(c->start, "table") != 0)
-        return cli_usage_error(self, "--start: expected heads or table, found '%s'", c->start);
-    if (strcmp(c->search, "model") != 0 && strcmp(c->search, "none") != 0)
-        return cli_usage_error(self, "--search: expected model or none, found '%s'", c->search);
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
-    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000 || c->patience < 1 ||
-        c->patience > 1000000)
-        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations, --patience: 1 to 1000000");
+    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000)
+        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations: 1 to 1000000");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -209,11 +360,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                               .in = EVAL_INPUTS,
                               .batch = 8,
                               .seed = 1},
-                        .objective = "kl",
-                        .search = "model",
-                        .start = "heads",
-                        .evaluations = 200,
-                        .patience = 6};
+                        .evaluations = 200};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
@@ -222,20 +369,8 @@ static int run_refine(const cli_command *self, int argc, char **argv)
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
-        {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
-        {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
-         "texts are the questions of .jsonl files that have answers: the whole context is cut,\nquestion and answer "
-         "follow; --tokens and --next limit context and answer"},
-        {"worst", 0, CLI_FLAG, &c.worst, NULL, "minimise the loss of the text that loses most, instead of the mean"},
-        {"layers", 0, CLI_FLAG, &c.layers, NULL, "move whole layers only: for few texts or few evaluations"},
-        {"search", 0, CLI_TEXT, &c.search, "KIND",
-         "what follows the start: model (the default: gradients from pairs, halving over texts), or none"},
-        {"start", 0, CLI_TEXT, &c.start, "KIND",
-         "where the search begins: heads (default), budgets solved from what each head loses\nwhen it is cut alone, "
-         "which takes up to three quarters of the evaluations; or table"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "how many candidates to measure at most, each on all texts of the search (200)"},
-        {"patience", 0, CLI_COUNT, &c.patience, "N", "stop after N rounds without a gain on the selection texts (6)"},
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
@@ -266,22 +401,20 @@ const cli_command cmd_refine = {
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
-    "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
-    "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
+    "each head loses when it alone is cut, solved as tables are from importance, which takes up to three quarters of\n"
+    "the evaluations. Then all heads of a layer move together, then each by itself; every ratio counts relative to\n"
+    "what the table loses there. The search ends after six rounds without a gain on the second set of texts.\n"
     "\n"
     "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
     "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
-    "first two, and its share of the table's loss. Ctrl-C writes the best table so far, unless a\n"
-    "better one is there. The same seed gives the same table, with any number of threads and after any stop.\n"
+    "first two, and its share of the table's loss. Ctrl-C writes nothing, and\n"
+    "the same command goes on. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
-    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
-    "--questions every question of a .jsonl that has an answer is one text, and those about one context are in one\n"
-    "set.\n"
+    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen.\n"
     "\n"
     "Examples:\n"
     "  kvbudget refine model.gguf keydiff.safetensors texts.jsonl -o refined.safetensors\n"
     "  kvbudget refine model.gguf keydiff.safetensors a.txt b.c --select c.txt --test d.txt -o refined.safetensors\n"
-    "  kvbudget refine model.gguf keydiff.safetensors asked.jsonl --questions -o for-questions.safetensors\n"
     "  kvbudget eval model.gguf keydiff.safetensors refined=refined.safetensors other.txt\n",
     run_refine,
 };

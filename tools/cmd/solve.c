@@ -1,14 +1,20 @@
 // kvbudget solve: a record in, a table of budgets out; or what study/ measures on the record.
+#include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/table_file.h"
+#include "study/table.h"
 #include "study/versus.h"
 #include "tools/cmd/solve_line.h"
-#include "tools/cmd/solve_studies.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/table_npy.h"
 #include "tools/report/words.h"
 #include <stdlib.h>
+#include <string.h>
+
+// What is measured in place of making a table.
+typedef struct study_words {
+    bool holdout, ablation;
+} study_words;
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
@@ -79,23 +85,6 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     return status;
 }
 
-// --window auto: fills o->sink and o->window.
-static kvb_status find_window(const solve_line *l, const selection *from, const char *metric, study_options *o,
-                              kvb_error *err)
-{
-    progress bar;
-    window_choice found;
-    study_progress told = progress_on(&bar);
-    progress_begin(&bar, "windows", l->outputs.quiet);
-    kvb_status status = window_choose(&found, from, metric, o, &told, err);
-    progress_end(&bar, status == KVB_OK ? "%u sinks and windows compared" : "failed", found.n);
-    if (status != KVB_OK) return status;
-    o->sink = found.each[found.chosen].sink;
-    o->window = found.each[found.chosen].window;
-    if (!l->outputs.json) print_windows(&found, metric);
-    return KVB_OK;
-}
-
 static kvb_status take_best(study_table *t, const solve_outputs *out, kvb_error *err)
 {
     progress bar;
@@ -112,15 +101,13 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     const solve_outputs *out = &l->outputs;
-    study_options options = l->options;
-    study_table *t = calloc(1, sizeof *t);
-    if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    kvb_status status = l->choose_window ? find_window(l, from, metric, &options, err) : KVB_OK;
-    if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
+    const study_options *o = &l->options;
+    study_table *t = need(1, sizeof *t, "a table");
+    kvb_status status = study_table_open(t, from, metric, o, out->budgets != NULL, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
-    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !options.limits && !options.exact && !l->words.alone)
+    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !l->words.alone)
         status = take_best(t, out, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
     if (status == KVB_OK) warn_of_table(t);
@@ -131,6 +118,70 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     return status;
 }
 
+// ---- Studies --------------------------------------------------------------------------------------------------------
+
+static bool study_given(const study_words *w)
+{
+    return w->holdout || w->ablation;
+}
+
+// What the studies go together with. An exit code.
+static int study_check(const solve_line *l, const study_words *w)
+{
+    const solve_outputs *out = &l->outputs;
+    bool study = study_given(w);
+    const refusal refusals[] = {
+        {w->holdout && w->ablation, "--holdout and --ablation are two studies; run them one after the other"},
+        {study && (out->table || out->npy || out->budgets),
+         "a study writes no table: leave out --output, --npy and --budgets"},
+        {study && (wishes_limit(&l->wishes) || wishes_ratios(&l->wishes)),
+         "studies know neither constraints nor ratios of the user's; leave them out"},
+        {study && l->options.oracle_order, "--ablation compares both orders by itself, and --holdout knows only the "
+                                           "metric's; leave out --order"},
+        {w->ablation && l->options.loss == LOSS_OUTPUT,
+         "--ablation compares orders of importance; leave out --loss output"},
+        {study && l->options.exact, "studies solve greedily; leave out --exact"}};
+    return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
+}
+
+static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
+                              kvb_error *err)
+{
+    progress bar;
+    study_progress told = progress_on(&bar);
+    holdout *h = need(1, sizeof *h, "held-out losses");
+    kvb_status status = holdout_open(h, from, metric, &l->options, err);
+    if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&h->pairs);
+    if (status == KVB_OK) {
+        progress_begin(&bar, metric, l->outputs.quiet);
+        status = holdout_run(h, &told, err);
+        progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
+    }
+    if (status == KVB_OK) add_holdout(to, h);
+    if (status == KVB_OK && !l->outputs.json) print_holdout(h);
+    holdout_free(h);
+    free(h);
+    return status;
+}
+
+static kvb_status run_ablation(const solve_line *l, const selection *from, const char *metric, results *to,
+                               kvb_error *err)
+{
+    ablation x;
+    progress bar;
+    study_progress told = progress_on(&bar);
+    kvb_status status = ablation_open(&x, from, metric, &l->options, err);
+    if (status == KVB_OK) {
+        progress_begin(&bar, metric, l->outputs.quiet);
+        status = ablation_run(&x, &told, err);
+        progress_end(&bar, "%s", status == KVB_OK ? "compared" : "stopped");
+    }
+    if (status == KVB_OK) add_ablation(to, &x);
+    if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
+    ablation_free(&x);
+    return status;
+}
+
 // ---- The command ----------------------------------------------------------------------------------------------------
 
 // Everything that can be refused before any work is done.
@@ -138,9 +189,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
 {
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
-    if (!record_has_sums(from->r) && !l->outputs.quiet)
-        fprintf(stderr, "note: %s is of format version 1, without checksums: wrong numbers in it are not noticed\n",
-                path);
     record_shape shape = record_get_shape(from->r);
     layer_map layers;
     status = layer_map_read(&layers, from->r, err);
@@ -163,29 +211,25 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     return status;
 }
 
-// The record that is open has its hash from what was read; the others of --lengths from their files.
 static kvb_status give_results(const solve_line *l, const study_words *study, const selection *from, results *found,
                                kvb_error *err)
 {
-    static const char *const studies[] = {"", "holdout", "ablation", "lengths"};
-    const char *study_name = studies[study->holdout ? 1 : study->ablation ? 2 : study->lengths ? 3 : 0];
     if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
-    if (*study_name) cJSON_AddStringToObject(found->settings, "study", study_name);
+    if (study_given(study)) cJSON_AddStringToObject(found->settings, "study", study->holdout ? "holdout" : "ablation");
     kvb_status status = results_record(found, from, err);
-    for (size_t i = 1; i < study->n_records && status == KVB_OK; i++)
-        status = results_file(found, "record", study->records[i], err);
     return status == KVB_OK ? results_give(found, l->outputs.json, l->outputs.csv, err) : status;
 }
 
-static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *err)
+static kvb_status solve_all(solve_line *l, const study_words *study, const char *path, kvb_error *err)
 {
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("solve");
-    kvb_status status = prepare(l, &from, study->records[0], err);
+    kvb_status status = prepare(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
-        status = study_given(study) ? run_study(l, study, &from, from.metrics[i], &found, err)
-                                    : solve_metric(l, &from, from.metrics[i], &found, err);
+        status = study->holdout    ? run_holdout(l, &from, from.metrics[i], &found, err)
+                 : study->ablation ? run_ablation(l, &from, from.metrics[i], &found, err)
+                                   : solve_metric(l, &from, from.metrics[i], &found, err);
     if (status == KVB_OK) status = give_results(l, study, &from, &found, err);
     results_free(&found);
     selection_close(&from);
@@ -232,22 +276,15 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
          "the true optimum, token by token, instead of greedy's budgets"},
-        {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
-         "with --exact: no head may keep more when more is pruned; prints what that costs"},
         SELECTION_OPTIONS(*line),
         {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
          "also write each question's own best budgets: tokens kept, an int32 .npy [questions,\n99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(line->wishes),
-        {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
-         "write no table; measure every --aggregate on texts (or questions) that are left out in\nturn: text, "
-         "question"},
+        {"holdout", 0, CLI_FLAG, &w->holdout, NULL,
+         "write no table; measure every --aggregate on texts that are left out in turn"},
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
-        {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
-         "write no table; compare tables from several records of the same contexts, cut to\ndifferent lengths (profile "
-         "--max-tokens), on each other's contexts"},
-        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
@@ -258,19 +295,17 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
 static int run_solve(const cli_command *self, int argc, char **argv)
 {
     solve_line l = solve_line_make(self);
-    study_words study = {.seed = 1};
+    study_words study = {.holdout = false};
     int first, code = parse(&l, &study, argc, argv, &first);
-    if (code == EXIT_DONE && (argc == first || (argc - first != 1 && !study.lengths)))
-        code = cli_usage_error(self, "expected one record (several with --lengths), found %d operands: kvbudget %s",
-                               argc - first, self->synopsis);
+    if (code == EXIT_DONE && argc - first != 1)
+        code =
+            cli_usage_error(self, "expected one record, found %d operands: kvbudget %s", argc - first, self->synopsis);
     if (code == EXIT_DONE) code = solve_line_check(&l, "mean_loss");
     if (code == EXIT_DONE) code = study_check(&l, &study);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        study.records = argv + first;
-        study.n_records = (size_t)(argc - first);
         cli_catch_signals();
-        if (solve_all(&l, &study, &err) != KVB_OK) code = cli_failed(self, &err);
+        if (solve_all(&l, &study, argv[first], &err) != KVB_OK) code = cli_failed(self, &err);
     }
     solve_line_free(&l);
     return code < 0 ? EXIT_DONE : code;
@@ -295,23 +330,12 @@ const cli_command cmd_solve = {
     "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than they say.\n"
     "\n"
-    "--window auto compares windows of 1 to 256 last tokens, and the metric's own, then 0 to 16 sinks (unless --sink\n"
-    "says how many), by what is lost at 50, 80 and 90 % of all importance, protected tokens included, so at equal\n"
-    "memory; each text is judged under budgets of the others.\n"
-    "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
-    "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
-    "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
-    "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
+    "question with mean_ratio, of the average with mean_loss), which need not be nested.\n"
     "\n"
-    "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
-    "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
-    "compares within each question, as figures 2 to 4 of the paper do.\n"
-    "\n"
-    "--lengths takes several records of the same contexts and says what tables from one length, from all, and from\n"
-    "all others lose on each length, the text that is judged being held out; --json also has the\n"
-    "transfer matrix between single texts at single lengths.\n"
+    "--holdout says what tables are worth: their loss on texts that they were not made from, with intervals.\n"
+    "--ablation compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
     "ranked tokens as the oracle does. `solved for` and `bound` are of that order, `table` is what the table loses "
@@ -328,11 +352,9 @@ const cli_command cmd_solve = {
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
-    "  kvbudget solve run.h5 --metric keydiff --window auto -o keydiff.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout text\n"
-    "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
-    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout\n"
+    "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",

@@ -1,30 +1,62 @@
-// The command line of solve and validate, in three parts: which part of the record, how to solve, what to write.
+// The command line of solve and validate, in three parts: which part of the record, how to solve (with what is demanded
+// of budgets beyond their sum), what to write.
 #pragma once
+#include "study/layer_map.h"
+#include "study/options.h"
 #include "study/progress.h"
 #include "study/selection.h"
 #include "tools/cli.h"
-#include "tools/cmd/solve_constraints.h"
 
 // Options of both commands, for their tables: which part of the record, and what is protected.
 #define SELECTION_OPTIONS(l)                                                                                           \
     {"sink",    0,                                                                                                     \
      CLI_COUNT, &(l).options.sink,                                                                                     \
      "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
-        {"window",                                                                                                     \
-         0,                                                                                                            \
-         CLI_TEXT,                                                                                                     \
-         &(l).words.window,                                                                                            \
-         "N|auto",                                                                                                     \
-         "last tokens that are always kept (default: as recorded with the metric); solve also\ntakes auto: the "       \
-         "number that loses least"},                                                                                   \
+        {"window",  0,                                                                                                 \
+         CLI_COUNT, &(l).options.window,                                                                               \
+         "N",       "last tokens that are always kept (default: as recorded with the metric)"},                        \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
     {                                                                                                                  \
         "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
     }
 
+// As given on the command line; counts are 0 and texts NULL when not given.
+typedef struct constraint_wishes {
+    uint64_t block, levels, ranks, tokens;
+    cli_list caps, floors, ceilings, pins;
+    const char *ratios, *bytes, *dtype;
+} constraint_wishes;
+
+// Entries of a table of options. Help texts of one line each; details are in `kvbudget help solve`.
+#define CONSTRAINT_OPTIONS(w)                                                                                          \
+    {"ratios",    0,      CLI_TEXT,                                                                                    \
+     &(w).ratios, "LIST", "solve for these prune ratios only: 0.3,0.5,0.8, or FIRST:LAST:STEP such as\n0.5:0.9:0.05"}, \
+        {"bytes",    0,      CLI_TEXT,                                                                                 \
+         &(w).bytes, "SIZE", "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"},      \
+        {"dtype",    0,      CLI_TEXT,                                                                                 \
+         &(w).dtype, "TYPE", "with --bytes: what the cache holds: f32, f16, bf16, fp8, q8_0, q4_0 (f16)"},             \
+        {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes: length of the context"},                          \
+        {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"},                              \
+        {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
+        {"ranks",    0,   CLI_COUNT,                                                                                   \
+         &(w).ranks, "P", "equal totals for P tensor-parallel ranks, which divide every layer's heads"},               \
+        {"layer-cap",     0,                                                                                           \
+         CLI_LIST,        &(w).caps,                                                                                   \
+         "SHARE[@LAYER]", "a layer keeps at most this share of its tokens; repeatable"},                               \
+        {"floor",                                                                                                      \
+         0,                                                                                                            \
+         CLI_LIST,                                                                                                     \
+         &(w).floors,                                                                                                  \
+         "SHARE[@LAYER[.HEAD]]",                                                                                       \
+         "heads keep at least this share of their tokens; repeatable"},                                                \
+        {"ceiling", 0, CLI_LIST, &(w).ceilings, "SHARE[@LAYER[.HEAD]]", "heads keep at most this share; repeatable"},  \
+    {                                                                                                                  \
+        "pin", 0, CLI_LIST, &(w).pins, "LAYER[.HEAD]", "these heads keep everything; repeatable"                       \
+    }
+
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order, *window, *loss, *gains;
+    const char *aggregate, *scope, *hull, *order, *loss, *gains;
     bool paper, alone, shrink; // shrink: was given
 } option_words;
 
@@ -43,8 +75,7 @@ typedef struct solve_line {
     option_words words;
     constraint_wishes wishes;
     study_options options;
-    bool choose_window; // --window auto
-    kvb_limits limits;  // that options.limits points to
+    kvb_limits limits; // that options.limits points to
     // What to write:
     solve_outputs outputs;
 } solve_line;
@@ -56,5 +87,27 @@ void solve_line_free(solve_line *l);
 // is not given. An exit code.
 int solve_line_check(solve_line *l, const char *aggregate);
 
+// Options that do not go together, and what is said of it.
+typedef struct refusal {
+    bool when;
+    const char *why;
+} refusal;
+// Says why of the first one that holds. An exit code.
+int refuse_first(const cli_command *self, const refusal *all, size_t n);
+
 // The bar that study/ tells of its progress; stops it after a signal.
 study_progress progress_on(progress *bar);
+
+// Whether anything but ratios was given.
+bool wishes_limit(const constraint_wishes *w);
+// Whether ratios were chosen, in whichever way: the table then need not have a row for every per cent.
+bool wishes_ratios(const constraint_wishes *w);
+void wishes_free(constraint_wishes *w);
+
+// What the wishes mean for a record and the layers that it has of its model: fills ratios, n_rows, own_ratios and,
+// where anything but ratios is wished for, limits of the options, which then point to *limits (to be freed by the
+// caller, also after a failure). o->scope is set. Errors: KVB_ARGUMENT, naming the option.
+kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, const layer_map *layers,
+                        study_options *o, kvb_limits *limits, kvb_error *err);
+// Tells where a table for every per cent ends before 99 %.
+void warn_of_rows(const study_options *o);

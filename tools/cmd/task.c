@@ -1,5 +1,5 @@
 // kvbudget task: makes tasks with known answers, and finds out which of them the model solves with its full cache.
-#include "evaluator/retrieval.h"
+#include "evaluator/head_scores.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
@@ -65,7 +65,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
                               kvb_error *err)
 {
     const task_source source = {c->opened.text.tokens, c->seed, c->haystack,
-                                task_needs_texts(t->kind) && c->texts_path ? &c->texts : NULL};
+                                t->kind->whole_text && c->texts_path ? &c->texts : NULL};
     task_listener listener = {show_answer, &c->report};
     kvb_status status = KVB_OK;
     progress bar;
@@ -97,7 +97,7 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     task t;
     kvb_status status = task_parse(&t, spec, err);
     if (status != KVB_OK) return status;
-    bool texts = task_needs_texts(t.kind) && c->texts_path;
+    bool texts = t.kind->whole_text && c->texts_path;
     uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
     task_study study = {.m = c->opened.m,
                         .text = &c->opened.text,
@@ -175,8 +175,9 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
 static void list_tasks(void)
 {
     for (size_t i = 0; i < task_kind_count; i++) {
-        printf("%-16s %s\n", task_spec(task_kinds[i])->name, task_summary(task_kinds[i]));
-        for (const spec_parameter *p = task_spec(task_kinds[i])->parameters; p->name; p++)
+        const task_kind *kind = task_kinds[i];
+        printf("%-16s %s\n", kind->spec.name, kind->summary);
+        for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
             printf("  :%s=%.0f (%.0f to %.0f) %s\n", p->name, p->value, p->low, p->high, p->meaning);
     }
 }
@@ -185,8 +186,9 @@ static void list_policies(void)
 {
     printf("\nPolicies:\n");
     for (size_t i = 0; i < policy_kind_count; i++) {
-        printf("%-16s %s\n", policy_spec(policy_kinds[i])->name, policy_summary(policy_kinds[i]));
-        for (const spec_parameter *p = policy_spec(policy_kinds[i])->parameters; p->name; p++)
+        const policy_kind *kind = policy_kinds[i];
+        printf("%-16s %s\n", kind->spec.name, kind->summary);
+        for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
             printf("  :%s=%g (%g to %g%s%s) %s\n", p->name, p->value, p->low, p->high, p->choices ? ", or " : "",
                    p->choices ? p->choices : "", p->meaning);
     }

@@ -1,11 +1,11 @@
 // kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/npy.h"
-#include "profiler/text/chat.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/tokenizer.h"
-#include "profiler/text/tokenizer_json.h"
 #include "profiler/text/utf8.h"
-#include "profiler/weights/gguf_set.h"
+#include "profiler/weights/gguf.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
 #include "tools/terminal.h"
@@ -17,64 +17,28 @@
 
 typedef struct settings {
     const char *bos, *pre, *npy;
-    bool special, chat, json, text, decode;
+    bool special, chat, json, decode;
 } settings;
 
 // The whole of a file or of standard input; unlike a mapping it may be empty or a pipe. *out is malloc'd.
 static kvb_status read_text(const char *path, char **out, size_t *size, kvb_error *err)
 {
+    enum { PIECE = 1 << 16 };
     bool standard = strcmp(path, "-") == 0;
     FILE *file = standard ? stdin : fopen(path, "rb");
     if (!file) return kvb_fail(err, KVB_IO, "%s: cannot be opened: %s", path, strerror(errno));
-    size_t room = 1 << 16, n = 0;
-    char *text = malloc(room);
-    while (text && !feof(file) && !ferror(file)) {
-        n += fread(text + n, 1, room - n, file);
-        if (n < room) continue;
-        char *grown = realloc(text, room *= 2);
-        if (!grown) free(text);
-        text = grown;
-    }
-    kvb_status status = KVB_OK;
-    if (!text) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
-    else if (ferror(file)) status = kvb_fail(err, KVB_IO, "%s: cannot be read: %s", path, strerror(errno));
+    *size = 0;
+    do {
+        *out = need_more(*out, *size + PIECE, 1, "bytes of text");
+        *size += fread(*out + *size, 1, PIECE, file);
+    } while (!feof(file) && !ferror(file));
+    kvb_status status = ferror(file) ? kvb_fail(err, KVB_IO, "%s: cannot be read: %s", path, strerror(errno)) : KVB_OK;
     if (!standard) (void)fclose(file); // only read
-    if (status != KVB_OK) {
-        free(text);
-        text = NULL;
-    }
-    *out = text;
-    *size = text ? n : 0;
     return status;
-}
-
-// A token as a C-like literal: printable ASCII and whole UTF-8 as they are, other bytes as escapes.
-static void print_token(const tokenizer *t, int32_t id)
-{
-    char small[256], *text = small;
-    size_t size = tokenizer_decode(t, &id, 1, small, sizeof small);
-    if (size > sizeof small) size = sizeof small; // tokens that long are rare and need not be seen in full
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '\n') printf("\\n");
-        else if (c == '\t') printf("\\t");
-        else if (c == '\r') printf("\\r");
-        else if (c == '\\' || c == '"') printf("\\%c", c);
-        else if (c < 0x20 || c == 0x7f || c >= 0x80) printf("\\x%02x", c);
-        else putchar(c);
-    }
 }
 
 static void print_ids(const tokenizer *t, const int32_t *ids, size_t n, const settings *s)
 {
-    if (s->text) {
-        for (size_t i = 0; i < n; i++) {
-            printf("%d\t\"", ids[i]);
-            print_token(t, ids[i]);
-            printf("\"\n");
-        }
-        return;
-    }
     if (s->json) {
         // Names of pre-tokenizers and hexadecimal digits need no escapes.
         printf("{\"pre\": \"%s\", \"tokenizer_sha256\": \"%s\", \"n_tokens\": %zu, \"ids\": [", tokenizer_pre(t),
@@ -97,7 +61,7 @@ static kvb_status encode_text(const tokenizer *t, const char *path, const settin
         begin = utf8_spaces_before(text, size);
         size -= utf8_spaces_behind(text + begin, size - begin);
     }
-    *bos = s->chat ? frame.bos : tokenizer_add_bos(t);
+    *bos = s->chat ? frame.bos : tokenizer_special(t).add_bos;
     if (status == KVB_OK)
         status = tokenizer_encode_framed(t, s->chat ? frame.front : "", text + begin, size - begin,
                                          s->chat ? frame.back : "", s->special, ids, n, err);
@@ -115,14 +79,13 @@ static kvb_status encode_file(const tokenizer *t, const char *path, const settin
     bool bos;
     kvb_status status = encode_text(t, path, s, &text_ids, &n_text, &bos, err);
     if (strcmp(s->bos, "auto") != 0) bos = strcmp(s->bos, "yes") == 0;
-    if (status == KVB_OK && bos && tokenizer_bos(t) < 0)
+    if (status == KVB_OK && bos && tokenizer_special(t).bos < 0)
         status = kvb_fail(err, KVB_UNSUPPORTED,
                           "the model file has no BOS token (tokenizer.ggml.bos_token_id); use --bos no");
-    if (status == KVB_OK && !(*ids = malloc((n_text + 1) * sizeof **ids)))
-        status = kvb_fail(err, KVB_MEMORY, "not enough memory for %zu ids", n_text);
     if (status == KVB_OK) {
+        *ids = need(n_text + 1, sizeof **ids, "ids");
         *n = 0;
-        if (bos) (*ids)[(*n)++] = tokenizer_bos(t);
+        if (bos) (*ids)[(*n)++] = tokenizer_special(t).bos;
         memcpy(*ids + *n, text_ids, n_text * sizeof **ids);
         *n += n_text;
     }
@@ -140,7 +103,7 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
     }
     gguf_set set;
     kvb_status status = gguf_set_open(&set, path, err);
-    if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &set.files[0], pre, err);
+    if (status == KVB_OK) status = tokenizer_from_gguf(out, &set.files[0], pre, err);
     if (status == KVB_OK) status = gguf_set_check(&set, err);
     if (status != KVB_OK) {
         tokenizer_free(*out);
@@ -155,23 +118,19 @@ static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error 
 {
     file_view view;
     npy_array array;
-    int32_t *ids = NULL;
-    char *text = NULL;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = npy_parse(&array, view.data, view.size, path, err);
-    if (status == KVB_OK && !(ids = malloc(array.count * sizeof *ids + 1)))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, array.count);
+    int32_t *ids = status == KVB_OK ? need(array.count + 1, sizeof *ids, "ids") : NULL;
     if (status == KVB_OK) status = npy_to_i32(&array, ids, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
-    size_t size = status == KVB_OK ? tokenizer_decode(t, ids, array.count, NULL, 0) : 0;
-    if (status == KVB_OK && !(text = malloc(size + 1)))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes of text", path, size);
     if (status == KVB_OK) {
+        size_t size = tokenizer_decode(t, ids, array.count, NULL, 0);
+        char *text = need(size + 1, 1, "bytes of text");
         tokenizer_decode(t, ids, array.count, text, size);
         terminal_put_bytes(text, size); // main looks at what became of it
+        free(text);
     }
-    free(text);
     free(ids);
     file_unmap(&view);
     return status;
@@ -191,7 +150,6 @@ static int run(const cli_command *self, int argc, char **argv)
         {"npy", 0, CLI_WRITES(FILE_ARRAY), &s.npy, "FILE",
          "write the ids to FILE as NumPy int32 instead of printing them"},
         {"json", 0, CLI_FLAG, &s.json, NULL, "print one JSON object with the ids and the tokenizer's hash"},
-        {"text", 0, CLI_FLAG, &s.text, NULL, "print one token per line: id, tab, text"},
         {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they stand for"},
         {0}};
     int first = 0;
@@ -200,8 +158,8 @@ static int run(const cli_command *self, int argc, char **argv)
     if (argc - first != 2) return cli_usage_error(self, "expected a model and a text file (or - for standard input)");
     if (strcmp(s.bos, "yes") != 0 && strcmp(s.bos, "no") != 0 && strcmp(s.bos, "auto") != 0)
         return cli_usage_error(self, "--bos: expected yes, no or auto, found '%s'", s.bos);
-    if ((s.npy != NULL) + s.json + s.text + s.decode > 1)
-        return cli_usage_error(self, "--npy, --json, --text and --decode exclude each other");
+    if ((s.npy != NULL) + s.json + s.decode > 1)
+        return cli_usage_error(self, "--npy, --json and --decode exclude each other");
 
     kvb_error err;
     tokenizer *t = NULL;
@@ -228,7 +186,7 @@ const cli_command cmd_tokenize = {
         "\n"
         "Examples:\n"
         "  kvbudget tokenize model.gguf text.txt\n"
-        "  echo 'Hello' | kvbudget tokenize model.gguf - --bos yes --text\n"
+        "  echo 'Hello' | kvbudget tokenize model.gguf - --bos yes\n"
         "  kvbudget tokenize model.gguf text.txt --npy context_ids.npy\n",
     .run = run,
 };

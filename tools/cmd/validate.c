@@ -1,6 +1,8 @@
 // kvbudget validate: how far greedy, or a table, is from the true optimum, and whether a table's bounds hold.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
+#include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/words.h"
 #include <math.h>
@@ -30,8 +32,7 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
 static kvb_status validate_metric(const solve_line *l, const selection *from, const char *metric,
                                   const kvb_table *table, results *to, kvb_error *err)
 {
-    validation *v = calloc(1, sizeof *v);
-    if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
+    validation *v = need(1, sizeof *v, "a validation");
     const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
@@ -82,9 +83,8 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     kvb_table *table = NULL;
     selection from = {0};
     results found = results_begin("validate");
-    kvb_status status = KVB_OK;
-    if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
-    else if (status == KVB_OK) status = open_record(l, &from, path, err);
+    kvb_status status =
+        table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -112,8 +112,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
     uint32_t faults = 0;
     results found = results_begin("validate");
     bool wanted = l->outputs.json || l->outputs.csv;
-    table_check *k = calloc(1, sizeof *k);
-    if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
+    table_check *k = need(1, sizeof *k, "a table's check");
     kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
@@ -158,13 +157,13 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
         RESULTS_OPTIONS(l.outputs),
-        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress"},
+        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;
     bool own = l.words.aggregate || !isnan(l.options.shrink) || !isnan(l.options.min_keep) ||
-               l.options.sink != AS_RECORDED || l.words.window || wishes_limit(&l.wishes) || wishes_ratios(&l.wishes) ||
-               (l.words.scope && strcmp(l.words.scope, "global") != 0);
+               l.options.sink != AS_RECORDED || l.options.window != AS_RECORDED || wishes_limit(&l.wishes) ||
+               wishes_ratios(&l.wishes) || (l.words.scope && strcmp(l.words.scope, "global") != 0);
     if (code == EXIT_DONE && (n < 1 || n > (certificate ? 1 : 2)))
         code = cli_usage_error(self, "expected one record%s, found %d operands: kvbudget %s",
                                certificate ? "" : ", and a table or none", n, self->synopsis);
@@ -174,7 +173,6 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && table && (l.metrics.count || own))
         code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
-    if (code == EXIT_DONE && l.choose_window) code = cli_usage_error(self, "--window auto is for solve");
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         cli_catch_signals();
@@ -195,9 +193,6 @@ const cli_command cmd_validate = {
     "  greedy, optimum, bound   losses, as shares of all importance that can be lost\n"
     "  greedy-optimum           how much more greedy loses, as a share of the optimum\n"
     "  optimum-bound            how far the proved bound is below the optimum, as a share of it\n"
-    "  nested cost              what `solve --exact --monotone` loses more than the optimum\n"
-    "  choices left             tokens counts of heads that greedy's gap cannot rule out\n"
-    "  nested                   whether no head keeps more in the optimum than in that of the row before\n"
     "Constraints (--block and so on, as for solve) hold for greedy, optimum and bound alike.\n"
     "\n"
     "With a TABLE the problem is that of the best table on these questions under the table's own constraints, scope,\n"

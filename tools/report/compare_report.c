@@ -47,30 +47,26 @@ static const char *number(char out[16], int decimals, double value)
 static void print_eval_row(const eval_report *e, const sweep_summary *r)
 {
     char text[7][16];
-    // Of a policy, what it looks at stands in the place of the error that evicting once makes.
-    double error = isnan(r->looked) ? r->output_error : r->looked;
     printf("  %4.0f %%  %-18s %7.4f  %7s..%-7s  %6s  %6s..%-6s  %5.1f  %6.3f  %6s  %6s  %7.2f  %6.2f\n", 100 * r->ratio,
            e->with.methods.columns[r->column].how->label, r->kl.value, number(text[0], 4, r->kl.low),
            number(text[1], 4, r->kl.high), number(text[2], 2, r->to_uniform.value),
            number(text[3], 2, r->to_uniform.low), number(text[4], 2, r->to_uniform.high), 100 * r->agree.value,
-           r->nll.value, number(text[6], 2, 100 * r->loss), number(text[5], 2, 100 * error), r->allocated / 0x1p20,
+           r->nll.value, number(text[6], 2, 100 * r->loss), number(text[5], 2, 100 * r->looked), r->allocated / 0x1p20,
            100 * r->effective);
 }
 
-static void print_head(const method *m, bool bare, double full_nll)
+static void print_head(const method *m, double full_nll)
 {
     if (m->p.kind) printf("%s, at every step; full cache: NLL %.3f\n", m->p.spec, full_nll);
     else
-        printf("%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n", m->m.spec, bare ? "without " : "",
-               m->sink, m->window, bare ? "protected" : "stay", full_nll);
+        printf("%s, %u sinks and %u last tokens stay; full cache: NLL %.3f\n", m->m.spec, m->sink, m->window, full_nll);
     printf("  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%     NLL  lost %%  "
-           "%s      MiB  really %%\n",
-           m->p.kind ? "looks %" : "  out %");
+           "looks %%      MiB  really %%\n");
 }
 
-static bool in_block(const eval_report *e, const sweep_summary *r, size_t which, bool bare)
+static bool in_block(const eval_report *e, const sweep_summary *r, size_t which)
 {
-    return e->with.methods.columns[r->column].method == which && r->protect != bare;
+    return e->with.methods.columns[r->column].method == which;
 }
 
 static void print_ratio(const char *of, interval x)
@@ -95,30 +91,28 @@ static void print_verdict(const eval_report *e, const sweep_summary *r)
     printf("    It does not beat uniform budgets on these texts%s. %sProfile texts of this kind and length and solve "
            "again, or prune less.\n",
            r->to_uniform.low > 1 ? "" : ", or too few were judged to tell",
-           a->strict || !r->protect ? "" : "Heads may have lost their window: try TABLE.safetensors:strict. ");
+           a->strict ? "" : "Heads may have lost their window: try TABLE.safetensors:strict. ");
 }
 
-// One method, with its protection or without.
-static void print_block(const eval_report *e, size_t which, bool bare)
+static void print_block(const eval_report *e, size_t which)
 {
     bool any = false;
     for (size_t k = 0; k < e->with.n_ratios; k++)
         for (size_t i = 0; i < e->n_rows; i++) {
             const sweep_summary *r = &e->rows[i];
-            if (!in_block(e, r, which, bare) || r->ratio != e->with.ratios[k]) continue;
-            if (!any) print_head(&e->with.methods.methods[which], bare, r->full_nll);
+            if (!in_block(e, r, which) || r->ratio != e->with.ratios[k]) continue;
+            if (!any) print_head(&e->with.methods.methods[which], r->full_nll);
             any = true;
             print_eval_row(e, r);
         }
     for (size_t i = 0; i < e->n_rows; i++)
-        if (in_block(e, &e->rows[i], which, bare)) print_verdict(e, &e->rows[i]);
+        if (in_block(e, &e->rows[i], which)) print_verdict(e, &e->rows[i]);
     if (any) printf("\n");
 }
 
 void eval_report_print(const eval_report *e)
 {
-    for (size_t m = 0; m < e->with.methods.n; m++)
-        for (int bare = 0; bare < 2; bare++) print_block(e, m, bare);
+    for (size_t m = 0; m < e->with.methods.n; m++) print_block(e, m);
     uint32_t n = e->s->n_texts;
     if (n < INTERVAL_GROUPS)
         printf("%u %s: too few for intervals, which take %d; judge nothing by differences of this size.\n", n,
@@ -154,20 +148,6 @@ static void add_texts(const eval_report *e, cJSON *to, size_t cell)
     }
 }
 
-// Per layer: the output error, as a mean over the texts.
-static void add_layers(const eval_report *e, cJSON *to, size_t cell)
-{
-    const sweep *s = e->s;
-    size_t per_text = s->n_cells / s->n_texts;
-    cJSON *layers = cJSON_AddArrayToObject(to, "layer_output_error");
-    for (uint32_t l = 0; l < s->m->config.n_layers; l++) {
-        double sum = 0;
-        for (uint32_t t = 0; t < s->n_texts; t++)
-            sum += s->cells[cell + t * per_text].result.output_error[l] / s->n_texts;
-        cJSON_AddItemToArray(layers, cJSON_CreateNumber(sum));
-    }
-}
-
 static void add_eval_row(const eval_report *e, results *to, const sweep_summary *r, size_t cell)
 {
     const method_column *column = &e->with.methods.columns[r->column];
@@ -177,8 +157,8 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     cJSON_AddStringToObject(o, "acts", m->p.kind ? "every step" : "once");
     cJSON_AddStringToObject(o, "allocator", column->how->label);
     cJSON_AddNumberToObject(o, "ratio", r->ratio);
-    cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0);
-    cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0);
+    cJSON_AddNumberToObject(o, "sink", m->sink);
+    cJSON_AddNumberToObject(o, "window", m->window);
     cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
     results_interval(o, "kl", r->kl);
     results_interval(o, "kl_to_uniform", r->to_uniform);
@@ -188,14 +168,12 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     results_interval(o, "nll", r->nll);
     cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
     cJSON_AddNumberToObject(o, "loss", r->loss); // NaN becomes null
-    cJSON_AddNumberToObject(o, "output_error", r->output_error);
     cJSON_AddNumberToObject(o, "looked", r->looked);
     cJSON_AddNumberToObject(o, "cache_bytes", r->bytes);
     cJSON_AddNumberToObject(o, "cache_allocated", r->allocated);
     cJSON_AddNumberToObject(o, "seconds", r->seconds);
     cJSON_AddNumberToObject(about, "row", (double)cell);
     add_texts(e, about, cell);
-    add_layers(e, about, cell);
 }
 
 results eval_report_results(const eval_report *e)
@@ -211,7 +189,6 @@ results eval_report_results(const eval_report *e)
     cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
     cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
-    cJSON_AddBoolToObject(to->settings, "predictions_only", e->s->o.predictions);
     for (size_t i = 0; i < e->n_rows; i++) add_eval_row(e, to, &e->rows[i], i);
     return made;
 }

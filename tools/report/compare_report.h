@@ -1,7 +1,7 @@
 // What `eval` and `task` found: on the terminal, as JSON, and as files.
 #pragma once
 #include "evaluator/method.h"
-#include "evaluator/summary.h"
+#include "evaluator/sweep.h"
 #include "evaluator/task_study.h"
 #include "tools/report/results.h"
 

@@ -808,13 +808,12 @@ static void put_use(page_writer *w)
               w->out);
         put_literal(w->out, t->path);
         fputs(", 0.8) as run:\n    model.generate(**inputs, max_new_tokens=200)\nprint(run.report())</pre>\n"
-              "<p>The tokens of every head for an engine of your own, and the table in other forms (kvpress, CSV and "
-              "others):</p>\n<pre>kvbudget budgets ",
+              "<p>The tokens of every head for an engine of your own; <code>kvbudget help export</code> has other "
+              "forms, for "
+              "kvpress too:</p>\n<pre>kvbudget budgets ",
               w->out);
         html_shell_word(w->out, t->path);
-        fputs(" --ratio 80% --tokens 4096\nkvbudget export ", w->out);
-        html_shell_word(w->out, t->path);
-        fputs(" --format csv -o budgets.csv\nkvbudget help export</pre>\n", w->out);
+        fputs(" --ratio 80% --tokens 4096</pre>\n", w->out);
     }
     fputs("</section>\n", w->out);
 }

@@ -182,7 +182,7 @@ kvb_status results_write(const results *r, const char *path, kvb_error *err)
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
-    char *text = json_text(r->document);
+    char *text = json_to_text(r->document);
     fprintf(file.stream, "%s\n", text);
     cJSON_free(text);
     return atomic_file_commit(&file, err);

@@ -26,30 +26,22 @@ void warn_of_pairs(const pair_set *p)
                 p->fewest_queries, p->most_queries);
 }
 
-// What exactness brought, and what nesting took, where it was most.
+// What exactness brought, and where it was most.
 static void print_exact(const study_table *t)
 {
     const study_options *o = &t->options;
-    uint32_t saved = 0, cost = 0, unproved = 0;
-    double most_saved = 0, most_cost = 0, sum_saved = 0, sum_cost = 0;
+    uint32_t saved = 0, unproved = 0;
+    double most_saved = 0, sum_saved = 0;
     for (uint32_t r = 0; r < o->n_rows; r++) {
         double save = t->greedy[r] > 0 ? 100 * (1 - t->optimum[r] / t->greedy[r]) : 0;
-        double more = t->optimum[r] > 0 ? 100 * (t->loss[r] / t->optimum[r] - 1) : 0;
         sum_saved += save / o->n_rows;
-        sum_cost += more / o->n_rows;
         unproved += t->unproved[r];
         if (save > most_saved) saved = r;
-        if (more > most_cost) cost = r;
         most_saved = fmax(most_saved, save);
-        most_cost = fmax(most_cost, more);
     }
     printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%g %% "
            "pruned).\n",
            sum_saved, most_saved, 100 * o->ratios[saved]);
-    if (o->monotone)
-        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%g %% "
-               "pruned).\n",
-               sum_cost, most_cost, 100 * o->ratios[cost]);
     if (unproved)
         printf(
             "  %u of %u rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
@@ -140,21 +132,6 @@ void warn_of_table(const study_table *t)
                       : "; take uniform budgets there, or calibrate on longer contexts");
 }
 
-void print_windows(const window_choice *c, const char *metric)
-{
-    printf("%s, sinks and last tokens that stay: importance lost in %% of all, at 50, 80 and 90 %% pruned%s\n", metric,
-           c->held_out ? ",\neach text under the other texts' budgets" : "; one text, under its own budgets");
-    printf("   sinks   window\n");
-    for (uint32_t i = 0; i < c->n; i++) {
-        const protection *one = &c->each[i];
-        printf("  %6u   %6u", one->sink, one->window);
-        for (int r = 0; r < PROTECTION_RATIOS; r++)
-            if (isnan(one->loss[r])) printf("        -");
-            else printf(" %8.3f", 100 * one->loss[r]);
-        printf("%s%s\n", i == 0 ? "  the metric's own" : "", i == c->chosen ? "  <- chosen" : "");
-    }
-}
-
 void print_table(const study_table *t)
 {
     const study_options *o = &t->options;
@@ -219,7 +196,7 @@ void add_table(results *to, const study_table *t)
     cJSON_AddNumberToObject(about, "min_keep", o->min_keep);
     cJSON_AddStringToObject(about, "hull", hull_name(o->hull));
     cJSON_AddStringToObject(about, "order", order_name(o->oracle_order));
-    if (o->exact) cJSON_AddStringToObject(about, "solver", o->monotone ? "exact_nested" : "exact");
+    if (o->exact) cJSON_AddStringToObject(about, "solver", "exact");
     cJSON_AddNumberToObject(about, "n_contexts", t->pairs.n_contexts);
     cJSON_AddNumberToObject(about, "n_questions", t->pairs.n_pairs);
     cJSON_AddNumberToObject(about, "n_skipped", t->pairs.n_skipped);
@@ -231,7 +208,7 @@ void add_table(results *to, const study_table *t)
 
 static void print_change(const holdout *h, int percent, int method)
 {
-    const interval *x = &h->ratio[holdout_row(h, percent)][method];
+    const interval *x = &h->ratio[percent - 1][method];
     printf(" at %d %%: %+.2f %%", percent, 100 * x->value);
     if (!isnan(x->low)) printf(" (%+.2f .. %+.2f)", 100 * x->low, 100 * x->high);
     printf(",");
@@ -251,7 +228,7 @@ static void print_holdout_losses(const holdout *h)
     printf("\n");
     for (int m = 0; m < N_METHODS; m++) {
         printf("  %-22s", holdout_methods[m]);
-        for (int i = 0; i < N_SHOWN; i++) printf("%11.4f", 100 * h->mean[holdout_row(h, shown[i])][m].value);
+        for (int i = 0; i < N_SHOWN; i++) printf("%11.4f", 100 * h->mean[shown[i] - 1][m].value);
         printf("\n");
     }
     for (int m = 0; m < N_METHODS; m++) {
@@ -265,92 +242,27 @@ static void print_holdout_losses(const holdout *h)
     }
 }
 
-static void print_curve(const holdout *h, const learning_curve *c, const char *what)
-{
-    if (c->n_levels == 0) return;
-    printf("  Held-out loss %% with tables from so many %s (mean_ratio, mean_loss with shrink %g):\n", what,
-           DEFAULT_SHRINK);
-    for (uint32_t l = 0; l < c->n_levels; l++) {
-        int half = holdout_row(h, 50), fifth = holdout_row(h, 80);
-        printf("  %6u   at 50 %%: %8.4f %8.4f   at 80 %%: %8.4f %8.4f\n", c->level[l], 100 * c->loss[l][0][half],
-               100 * c->loss[l][1][half], 100 * c->loss[l][0][fifth], 100 * c->loss[l][1][fifth]);
-    }
-}
-
-static void print_transfer(const holdout *h)
-{
-    if (!h->transfer) return;
-    int row = holdout_row(h, 80);
-    printf("  Regret %% at 80 %% pruned: what the table of one text loses more on another than the other's own.\n");
-    printf("  %-22s", "table of \\ used on");
-    for (uint32_t t = 0; t < h->n_texts; t++) printf(" %7.7s", holdout_text(h, t)->id);
-    printf("\n");
-    for (uint32_t from = 0; from < h->n_texts; from++) {
-        printf("  %-14.14s %6u ", holdout_text(h, from)->id, holdout_text(h, from)->n_tokens);
-        for (uint32_t to = 0; to < h->n_texts; to++) printf(" %7.2f", 100 * holdout_regret(h, row, from, to));
-        printf("\n");
-    }
-}
-
 void print_holdout(const holdout *h)
 {
     char pairs[WORDS_SIZE];
-    printf("%s: %s, each %s held out, sink %u, window %u, %s\n", h->pairs.metric,
-           questions_on(pairs, h->n_pairs, h->n_texts, "text"), h->by_question ? "question" : "text",
-           h->pairs.about.sink, h->pairs.about.window, scope_words(h->options.scope));
+    printf("%s: %s, each text held out, sink %u, window %u, %s\n", h->pairs.metric,
+           questions_on(pairs, h->n_pairs, h->n_texts, "text"), h->pairs.about.sink, h->pairs.about.window,
+           scope_words(h->options.scope));
     print_holdout_losses(h);
-    print_curve(h, &h->questions, "questions of each text");
-    print_curve(h, &h->texts, "texts");
-    print_transfer(h);
-}
-
-static void add_curve(cJSON *to, const char *name, const holdout *h, const learning_curve *c)
-{
-    cJSON *list = cJSON_AddArrayToObject(to, name);
-    for (uint32_t l = 0; l < c->n_levels; l++) {
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
-        cJSON_AddNumberToObject(item, "level", c->level[l]);
-        cJSON_AddItemToObject(item, "mean_ratio", cJSON_CreateDoubleArray(c->loss[l][0], (int)h->n_rows));
-        cJSON_AddItemToObject(item, "default", cJSON_CreateDoubleArray(c->loss[l][1], (int)h->n_rows));
-    }
-}
-
-static void add_transfer(cJSON *to, const holdout *h)
-{
-    cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *list = cJSON_AddArrayToObject(to, "transfer");
-    int cells = (int)(h->n_texts * h->n_texts);
-    for (uint32_t t = 0; t < h->n_texts; t++) {
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(texts, item);
-        cJSON_AddStringToObject(item, "id", holdout_text(h, t)->id);
-        cJSON_AddNumberToObject(item, "n_tokens", holdout_text(h, t)->n_tokens);
-    }
-    for (uint32_t r = 9; r < h->n_rows && h->transfer; r += 10) {
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(list, item);
-        cJSON_AddNumberToObject(item, "ratio", h->ratios[r]);
-        cJSON_AddItemToObject(item, "loss", cJSON_CreateDoubleArray(h->transfer + (size_t)r * (size_t)cells, cells));
-    }
 }
 
 void add_holdout(results *to, const holdout *h)
 {
     cJSON *about = results_detail(to);
     cJSON_AddStringToObject(about, "metric", h->pairs.metric);
-    cJSON_AddStringToObject(about, "held_out", h->by_question ? "question" : "text");
     cJSON_AddNumberToObject(about, "n_texts", h->n_texts);
     cJSON_AddNumberToObject(about, "n_questions", h->n_pairs);
-    cJSON_AddNumberToObject(about, "seed", (double)h->seed);
-    add_curve(about, "learning_questions", h, &h->questions);
-    add_curve(about, "learning_texts", h, &h->texts);
-    add_transfer(about, h);
     for (int m = 0; m < N_METHODS; m++)
-        for (uint32_t r = 0; r < h->n_rows; r++) {
+        for (uint32_t r = 0; r < ROWS; r++) {
             cJSON *row = results_row(to);
             cJSON_AddStringToObject(row, "metric", h->pairs.metric);
             cJSON_AddStringToObject(row, "allocator", holdout_methods[m]);
-            cJSON_AddNumberToObject(row, "ratio", h->ratios[r]);
+            cJSON_AddNumberToObject(row, "ratio", h->options.ratios[r]);
             results_interval(row, "loss", h->mean[r][m]);
             results_interval(row, "change", h->ratio[r][m]);
         }
@@ -395,86 +307,11 @@ void add_ablation(results *to, const ablation *x)
     }
 }
 
-// ---- Lengths --------------------------------------------------------------------------------------------------------
-
-void print_lengths(const lengths *x)
-{
-    static const uint32_t shown[] = {50, 80, 90};
-    const pair_set *p = &x->cuts[0].pairs;
-    char pairs[WORDS_SIZE];
-    printf("%s: %s at %u %s, each text held out, sink %u, window %u, %s\n", p->metric,
-           questions_on(pairs, x->n_pairs, x->n_texts, "text"), x->n_cuts, plural(x->n_cuts, "length", "lengths"),
-           p->about.sink, p->about.window, scope_words(x->options.scope));
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
-        uint32_t row = shown[i] - 1;
-        printf("  %u %% pruned: loss %% with tables from the same length, and how many per cent more with others:\n",
-               shown[i]);
-        printf("  %-22s", "table from \\ used on");
-        for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %9s", x->cuts[on].name);
-        printf("\n  %-22s", "the same length");
-        for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %9.4f", 100 * x->loss[on][on][row]);
-        printf("\n");
-        for (uint32_t from = 0; from < x->n_cuts + 2; from++) {
-            printf("  %-22s", lengths_source(x, from));
-            for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %+9.2f", 100 * lengths_change(x, from, on, row));
-            printf("\n");
-        }
-    }
-}
-
-static void add_length_rows(results *to, const lengths *x, uint32_t from, uint32_t on)
-{
-    for (uint32_t r = 0; r < ROWS; r++) {
-        cJSON *row = results_row(to);
-        cJSON_AddStringToObject(row, "metric", x->cuts[0].pairs.metric);
-        cJSON_AddStringToObject(row, "table_from", lengths_source(x, from));
-        cJSON_AddNumberToObject(row, "n_tokens", x->cuts[on].tokens);
-        cJSON_AddNumberToObject(row, "ratio", (r + 1) / 100.0);
-        cJSON_AddNumberToObject(row, "loss", x->loss[from][on][r]);
-    }
-}
-
-void add_lengths(results *to, const lengths *x)
-{
-    uint32_t side = x->n_cuts * x->n_texts;
-    cJSON *about = results_detail(to), *tokens, *names, *transfer;
-    cJSON_AddStringToObject(about, "metric", x->cuts[0].pairs.metric);
-    cJSON_AddNumberToObject(about, "n_texts", x->n_texts);
-    cJSON_AddNumberToObject(about, "n_questions", x->n_pairs);
-    tokens = cJSON_AddArrayToObject(about, "lengths");
-    names = cJSON_AddArrayToObject(about, "cuts");
-    transfer = cJSON_AddArrayToObject(about, "transfer");
-    for (uint32_t k = 0; k < x->n_cuts; k++) cJSON_AddItemToArray(tokens, cJSON_CreateNumber(x->cuts[k].tokens));
-    for (uint32_t i = 0; i < side; i++) cJSON_AddItemToArray(names, cJSON_CreateString(x->names[i]));
-    for (uint32_t from = 0; from < x->n_cuts + 2; from++)
-        for (uint32_t on = 0; on < x->n_cuts; on++) add_length_rows(to, x, from, on);
-    for (uint32_t row = 9; row < ROWS; row += 10) {
-        const double *loss = x->transfer + (size_t)row * side * side;
-        cJSON *one = cJSON_CreateObject();
-        cJSON_AddItemToArray(transfer, one);
-        cJSON_AddNumberToObject(one, "ratio", (row + 1) / 100.0);
-        cJSON_AddItemToObject(one, "loss", cJSON_CreateDoubleArray(loss, (int)(side * side)));
-    }
-}
-
 // ---- Validation -----------------------------------------------------------------------------------------------------
 
 static double relative_excess(double more, double base)
 {
     return base > 0 ? more / base - 1 : 0;
-}
-
-// The last columns: of a table its loss, else what choices and rows are left to say.
-static void print_validation_rest(const validation *v, uint32_t r)
-{
-    char nested[32];
-    if (v->table)
-        printf("  %9.5f  %9.2e %%", 100 * v->table_loss[r], 100 * relative_excess(v->table_loss[r], v->optimum[r]));
-    if (v->options.limits) return;
-    if (v->n_problems == 1) snprintf(nested, sizeof nested, "%s", v->nested[r] ? "yes" : "no");
-    else snprintf(nested, sizeof nested, "%u of %u", v->nested[r], v->n_problems);
-    printf("  %9.2e %%     %7.3f %%  %s", 100 * relative_excess(v->nested_loss[r], v->optimum[r]),
-           100 * v->surviving[r] / v->n_problems, nested);
 }
 
 void print_validation(const validation *v)
@@ -485,15 +322,15 @@ void print_validation(const validation *v)
            questions_on(pairs, v->pairs.n_pairs, v->pairs.n_contexts, "context"), v->pairs.about.sink,
            v->pairs.about.window, scope_words(v->options.scope), v->options.aggregate_name,
            v->options.limits ? ", under constraints" : "");
-    printf("   pruned   greedy %%  optimum %%    bound %%  greedy-optimum  optimum-bound%s%s\n",
-           v->table ? "    table %  table-optimum" : "",
-           v->options.limits ? "" : "  nested cost  choices left  nested");
+    printf("   pruned   greedy %%  optimum %%    bound %%  greedy-optimum  optimum-bound%s\n",
+           v->table ? "    table %  table-optimum" : "");
     for (uint32_t r = 0; r < v->options.n_rows; r++) {
         printf("  %5.4g %%  %9.5f  %9.5f  %9.5f      %9.2e %%    %9.2e %%", 100 * v->options.ratios[r],
                100 * v->greedy[r], 100 * v->optimum[r], 100 * v->bound[r],
                100 * relative_excess(v->greedy[r], v->optimum[r]),
                100 * (1 - (v->optimum[r] > 0 ? v->bound[r] / v->optimum[r] : 1)));
-        print_validation_rest(v, r);
+        if (v->table)
+            printf("  %9.5f  %9.2e %%", 100 * v->table_loss[r], 100 * relative_excess(v->table_loss[r], v->optimum[r]));
         printf("%s\n", v->unproved[r] ? "  NOT PROVED" : "");
         unproved += v->unproved[r] > 0;
     }
@@ -519,11 +356,6 @@ static void add_validation_row(results *to, const validation *v, uint32_t r)
     cJSON_AddNumberToObject(row, "bound_gap", v->optimum[r] - v->bound[r]);
     cJSON_AddBoolToObject(row, "proved", v->unproved[r] == 0);
     if (v->table) cJSON_AddNumberToObject(row, "table_loss", v->table_loss[r]);
-    if (v->options.limits) return;
-    cJSON_AddNumberToObject(row, "certificate", v->certificate[r]);
-    cJSON_AddNumberToObject(row, "nested_loss", v->nested_loss[r]);
-    cJSON_AddNumberToObject(row, "surviving", v->surviving[r] / v->n_problems);
-    cJSON_AddNumberToObject(row, "nested", v->nested[r]);
 }
 
 void add_validation(results *to, const validation *v)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Measures profile and solve on this machine with the default model and narrative; prints CSV, then where the time of
-# the last profile goes, for every precision, beside the machine's measured peaks. Called by `make bench`. TOKENS and
-# QUESTIONS are lists of context lengths and numbers of questions; COMPUTE of precisions. Where PEER_PYTHON names a
-# Python with the packages of tests/peer/requirements.txt, PAIRS (3) runs are timed beside the published protocol in
-# PyTorch, a few minutes each.
+# Measures profile and solve on this machine with the default model and narrative; prints CSV. Called by `make bench`.
+# TOKENS and QUESTIONS are lists of context lengths and numbers of questions. Where PEER_PYTHON names a Python with the
+# packages of tests/peer/requirements.txt, PAIRS (3) runs are timed beside the published protocol in PyTorch, in the
+# precisions COMPUTE, a few minutes each.
 set -eu
 cd "$(dirname "$0")/../.."
 BUILD=${BUILD:-build}
@@ -37,14 +36,6 @@ for tokens in ${TOKENS:-1024 2048 4096}; do
                 -o "$work/table.safetensors" --quiet
         done
     done
-done
-
-# Where the time goes.
-for compute in ${COMPUTE:-f32 bf16x3 bf16}; do
-    echo "--compute $compute, $tokens tokens, $questions questions:"
-    "$KVB" profile "$model" calib-data/narrative-en.jsonl -o "$work/run.h5" --force --max-tokens "$tokens" \
-        --questions "$questions" \
-        --ignore-answers --ignore-eos --compute "$compute" --roofline 2>&1 | grep -v '^profile:'
 done
 
 if [ -n "${PEER_PYTHON:-}" ]; then

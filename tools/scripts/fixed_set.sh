@@ -18,6 +18,10 @@ plain() { "$BUILD/kvbudget" "$@" 2>>"$work/log" || { tail -n 3 "$work/log" >&2; 
 hash_file() { printf '%s  %s\n' "$(sha256sum <"$1" | cut -c1-24)" "$2"; }
 # hash_worth NAME: of an evaluation's numbers, but those of one run: bytes as malloc gave them, seconds.
 hash_worth() { cut -d, -f1-27 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
+# tensors TABLE: its numbers without the metadata, which name versions.
+tensors() { python3 -c 'import sys
+data = open(sys.argv[1], "rb").read()
+sys.stdout.buffer.write(data[8 + int.from_bytes(data[:8], "little"):])' "$1"; }
 # hash_folder FOLDER NAME: of all files in it, by name.
 hash_folder() { printf '%s  %s\n' \
     "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
@@ -37,14 +41,14 @@ from_record() {
         # shellcheck disable=SC2086 # options
         kvbudget solve "$record" -m all $how -o "$work/tables"
         for table in "$work"/tables/*.safetensors; do
-            plain export "$table" --format csv -o "${table%.safetensors}.csv" >/dev/null
+            tensors "$table" >"${table%.safetensors}.bytes"
             rm "$table"
         done
         hash_folder "$work/tables" "$name solve $how"
         rm -r "$work/tables"
     done
     metric=keydiff
-    plain solve "$record" -m $metric --holdout text --csv "$work/out" >/dev/null
+    plain solve "$record" -m $metric --holdout --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name holdout"
     plain solve "$record" -m $metric --ablation --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name ablation"
