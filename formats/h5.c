@@ -308,8 +308,8 @@ bool h5_has_link(hid_t group, const char *name)
 }
 
 // Soft and external links are refused: an external one would make HDF5 open any other file.
-kvb_status h5_open_any(hid_t *out, const h5_file *f, hid_t parent, const char *name, const char *expected,
-                       kvb_error *err)
+static kvb_status open_any(hid_t *out, const h5_file *f, hid_t parent, const char *name, const char *expected,
+                           kvb_error *err)
 {
     *out = -1;
     if (!h5_has_link(parent, name))
@@ -323,7 +323,7 @@ kvb_status h5_open_any(hid_t *out, const h5_file *f, hid_t parent, const char *n
 
 kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err)
 {
-    kvb_status status = h5_open_any(out, f, parent, name, "a group", err);
+    kvb_status status = open_any(out, f, parent, name, "a group", err);
     if (status != KVB_OK || H5Iget_type(*out) == H5I_GROUP) return status;
     status = h5_fail(err, KVB_FORMAT, f->name, parent, name, "expected a group");
     h5_release(*out);
@@ -530,7 +530,7 @@ static kvb_status open_dataset(h5_set *out, hsize_t *dims, int rank, hid_t wante
                                const char *name, kvb_error *err)
 {
     *out = (h5_set){.id = -1};
-    kvb_status status = h5_open_any(&out->id, f, parent, name, "a dataset", err);
+    kvb_status status = open_any(&out->id, f, parent, name, "a dataset", err);
     if (status != KVB_OK) return status;
     if (H5Iget_type(out->id) != H5I_DATASET) {
         status = h5_fail(err, KVB_FORMAT, f->name, parent, name, "expected a dataset");
@@ -739,7 +739,7 @@ static kvb_status read_group(h5_tally *out, const h5_file *f, hid_t group, kvb_e
     if (status == KVB_OK) status = h5_list(&names, &n, f, group, err);
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
         hid_t object;
-        status = h5_open_any(&object, f, group, names[i], "a group or a dataset", err);
+        status = open_any(&object, f, group, names[i], "a group or a dataset", err);
         if (status == KVB_OK && H5Iget_type(object) == H5I_GROUP) {
             status = tally_add(out, f, object, "", NULL, 0, err);
             if (status == KVB_OK) status = read_group(out, f, object, err);
@@ -904,7 +904,6 @@ kvb_status h5_open(h5_file *out, const char *path, kvb_error *err)
 kvb_status h5_unchanged(const h5_file *f, kvb_error *err)
 {
     file_identity now;
-    if (f->descriptor < 0) return KVB_OK;
     if (!file_identify(&now, f->descriptor))
         return kvb_fail(err, KVB_IO, "%s: cannot read its size: %s", f->name, strerror(errno));
     if (file_same(&f->identity, &now)) return KVB_OK;
@@ -913,19 +912,4 @@ kvb_status h5_unchanged(const h5_file *f, kvb_error *err)
         "%s: was changed while it was read (%llu bytes when it was opened, %llu now); try again when nobody "
         "writes it",
         f->name, (unsigned long long)f->identity.size, (unsigned long long)now.size);
-}
-
-kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const char *name, kvb_error *err)
-{
-    *out = (h5_file){.id = -1, .name = name, .size = size, .descriptor = -1};
-    kvb_status status = check_superblock(data, size, name, err);
-    if (status != KVB_OK) return status;
-    hid_t fapl = access_list();
-    // The image is copied; HDF5's prototype merely lacks the const.
-    if (fapl >= 0 && H5Pset_fapl_core(fapl, 1 << 16, 0) >= 0 &&
-        H5Pset_file_image(fapl, (void *)(uintptr_t)data, size) >= 0)
-        out->id = H5Fopen(name, H5F_ACC_RDONLY, fapl);
-    if (out->id < 0) status = h5_fail(err, KVB_FORMAT, name, -1, NULL, "damaged, or not an HDF5 file");
-    if (fapl >= 0) (void)H5Pclose(fapl);
-    return status;
 }

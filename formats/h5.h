@@ -43,7 +43,7 @@ typedef struct h5_file {
     const char *name;       // for messages; the caller's
     uint64_t size;          // bytes
     h5_tally *tally;        // of a file that is being written; its own
-    int descriptor;         // HDF5's, of a file opened for reading; -1: bytes in memory
+    int descriptor;         // HDF5's, of a file opened for reading
     file_identity identity; // of what was opened
 } h5_file;
 
@@ -88,7 +88,6 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 // ---- Reading ----
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
-kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 void h5_close(h5_file *f); // of a file that was only read; nothing when it is not open
 // KVB_IO when the file on the disk is no longer the one that was opened: cut short, written to.
 kvb_status h5_unchanged(const h5_file *f, kvb_error *err);
@@ -99,10 +98,6 @@ kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char 
 kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err);
 void h5_free_names(char **names);
 bool h5_has_link(hid_t group, const char *name);
-// Any object behind a hard link; H5Iget_type tells which.
-kvb_status h5_open_any(hid_t *out, const h5_file *f, hid_t parent, const char *name, const char *expected,
-                       kvb_error *err);
-
 kvb_status h5_get_u32(uint32_t *out, const h5_file *f, hid_t object, const char *name, kvb_error *err);
 // All attributes of an object as a flat JSON object (the caller's).
 kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *err);

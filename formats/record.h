@@ -100,9 +100,6 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
 // question that the finished record has (RECORD_ADD) these join its own.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
-// Whether the question has this metric's curves, in the finished record or put before.
-bool record_writer_has_losses(const record_writer *w, const char *id, uint32_t question, const char *metric);
-
 // The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
 // malloc'd; NULL when memory is short or no context can have the id. Such a file is no part: it goes with the parts
 // when the record is finished.
@@ -141,8 +138,6 @@ typedef struct record_context_info {
 // superblock other than 3, for example); a run that is not finished (only PATH.parts/ exists) is KVB_IO with a message
 // that says how to resume.
 kvb_status record_open(record **out, const char *path, kvb_error *err);
-// The same from memory (copied by HDF5); `name` is used in messages.
-kvb_status record_open_memory(record **out, const void *data, size_t size, const char *name, kvb_error *err);
 void record_close(record *r); // NULL is allowed
 
 const char *record_path(const record *r); // as given to record_open; belongs to the record

@@ -85,8 +85,6 @@ uint64_t piece_bytes(const record_shape *s, piece_kind kind, uint64_t n_tokens);
 
 // Opens /contexts/<id>, or /contexts/<id>/questions/<number> when a number is given, for reading.
 kvb_status record_open_group(hid_t *out, const h5_file *f, const char *id, const uint32_t *number, kvb_error *err);
-// Whether a question of a file has losses of this kind; `metric` NULL: of any.
-bool record_has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric);
 // Checks the structure of a piece in such a group: *count ids, or arrays, whose names are the caller's. NULL: not
 // asked.
 kvb_status piece_scan(const record *r, hid_t group, piece_kind kind, uint32_t n_tokens, uint32_t *count, char ***names,

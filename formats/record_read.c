@@ -324,32 +324,20 @@ static kvb_status explain_unfinished(const char *path, kvb_error *err)
     return status;
 }
 
-static kvb_status open_record(record **out, const char *path, const void *data, size_t size, kvb_error *err)
+kvb_status record_open(record **out, const char *path, kvb_error *err)
 {
     *out = NULL;
+    kvb_status status = explain_unfinished(path, err);
+    if (status != KVB_OK) return status;
     record *r = need(1, sizeof *r, "records");
     r->path = need_text("%s", path);
     h5_error_printing before = h5_quiet();
-    kvb_status status = data ? h5_open_memory(&r->file, data, size, r->path, err) : h5_open(&r->file, r->path, err);
+    status = h5_open(&r->file, r->path, err);
     if (status == KVB_OK) status = load(r, err);
     if (status != KVB_OK) close_quietly(r);
     else *out = r;
     h5_loud(before);
     return status;
-}
-
-kvb_status record_open(record **out, const char *path, kvb_error *err)
-{
-    *out = NULL;
-    kvb_status status = explain_unfinished(path, err);
-    return status == KVB_OK ? open_record(out, path, NULL, 0, err) : status;
-}
-
-kvb_status record_open_memory(record **out, const void *data, size_t size, const char *name, kvb_error *err)
-{
-    *out = NULL;
-    if (!data) return kvb_fail(err, KVB_ARGUMENT, "%s: no data", name);
-    return open_record(out, name, data, size, err);
 }
 
 void record_close(record *r)
@@ -396,7 +384,8 @@ const record_context_info *record_find_context(const record *r, const char *id)
     return NULL;
 }
 
-bool record_has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric)
+// Whether a question of a file has losses of this kind; `metric` NULL: of any.
+static bool has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric)
 {
     h5_error_printing before = h5_quiet();
     hid_t question, group = -1;
@@ -417,7 +406,7 @@ bool record_has_losses(const h5_file *f, const char *id, uint32_t number, piece_
 static bool question_has(record *r, size_t i, size_t index, piece_kind kind, const char *metric)
 {
     const record_context_info *c = record_context(r, i);
-    return c && index < c->n_questions && record_has_losses(&r->file, c->id, c->questions[index].number, kind, metric);
+    return c && index < c->n_questions && has_losses(&r->file, c->id, c->questions[index].number, kind, metric);
 }
 
 bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric)

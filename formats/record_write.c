@@ -542,20 +542,6 @@ bool record_writer_has_question(const record_writer *w, const char *id, uint32_t
     return base_has_question(w, id, question);
 }
 
-bool record_writer_has_losses(const record_writer *w, const char *id, uint32_t question, const char *metric)
-{
-    h5_file f = {.id = -1};
-    char *path = part_losses_path(w->folder, id, question);
-    h5_error_printing before = h5_quiet();
-    bool found = path_exists(path) && h5_open(&f, path, NULL) == KVB_OK &&
-                 record_has_losses(&f, id, question, PIECE_CURVES, metric);
-    h5_close(&f);
-    h5_loud(before);
-    free(path);
-    return found || (base_has_question(w, id, question) &&
-                     record_has_losses(&w->base->file, id, question, PIECE_CURVES, metric));
-}
-
 char *record_writer_kept_path(const record_writer *w, const char *id)
 {
     return context_id_valid(id) ? parts_kept_path(w->folder, id) : NULL;

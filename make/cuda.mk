@@ -110,7 +110,7 @@ cuda-compiler: deps
 # The cpu backend on the tile unit (AMX), whose instructions tests/tiles has in C: on any machine with AVX-512 and
 # bfloat16, and beside it products alone.
 JUDGED_TILES := $(if $(WITH_SANITISERS),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
-TILES        := $(patsubst %,$(BUILD)/tests/%_emulated.o,packed_tiles packed_tiles_multiply)
+TILES        := $(BUILD)/tests/packed_tiles_emulated.o
 UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
 $(TILES): $(BUILD)/tests/%_emulated.o: profiler/backend/%.c $(BUILD)/flags
 	@mkdir -p $(@D)

@@ -3,7 +3,6 @@
 #include "profiler/backend/meter.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
-#include "profiler/profile_job.h"
 #include "profiler/profile_kept.h"
 #include "profiler/profile_losses.h"
 #include "runtime/fail.h"

@@ -184,3 +184,14 @@ kvb_status profile_finish(const profile_job *job, const profile_share *share, re
 // Runs everything that the record does not have yet and finishes it.
 kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
                        const profile_watch *watch, profile_times *times, kvb_error *err);
+
+// ---- Between the files of the profiling run ----
+
+// Whether context `c` is scored by metric `i`: a recorded one by what the record lacks, and by the witness.
+bool profile_scores_metric(const profile_job *job, const profile_context *c, size_t i);
+
+// After a prefill of a context that o->grows has: the witness's scores [B,G,T], which this run has computed, must be
+// the record's bit by bit, else this machine or program would add numbers of another kind (KVB_MISMATCH). `buffer`
+// [B,G,T].
+kvb_status profile_check_witness(const profile_job *job, const profile_options *o, const profile_context *c,
+                                 const float *scores, float *buffer, kvb_error *err);

@@ -1,10 +1,10 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs; what a
 // finished record has of them already, and whether this machine continues that record's numbers.
-#include "profiler/profile_job.h"
 #include "formats/need.h"
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
 #include "profiler/metric/query_statistics.h"
+#include "profiler/profile.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"

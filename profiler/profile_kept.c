@@ -2,7 +2,6 @@
 #include "formats/kept_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
-#include "profiler/profile_job.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "profiler/metric/learned.h"
-#include "profiler/profile_job.h"
 #include "runtime/fail.h"
 #include "runtime/rank.h"
 #include <endian.h>

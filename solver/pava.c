@@ -38,46 +38,65 @@ size_t pava_blocks(hull_block *blocks, const double *gains, size_t n)
 //
 // PAVA mispredicts a branch at nearly every token of a noisy curve. Hull vertices can be found from the other side: of
 // all points, the one deepest below the chord between two vertices is a vertex (quickhull), and where none is below,
-// the chord is a block. A point that only seems to be a vertex does no harm, since pooling is right whatever the pieces
-// it begins with; what must be sure is that a chord is a block. So pieces whose points are near the chord, such as
-// ties, are left to PAVA, as are short ones.
+// the chord is a block. Deepest points are found without branches, in float32: a point that only seems to be a vertex
+// does no harm, since pooling is right whatever the pieces it begins with. What must be sure is that a chord is a
+// block: pieces with points nearer to the chord than float32 can tell, ties for example, are left to PAVA, as are short
+// ones.
 
-// The least of loss[i] + slope i over 0 < i < n, and the first i where it is. Found without branches, then looked for.
-WIDE static double least_raised(const double *loss, int n, double slope, int *at)
+// The least of loss[i] - slope i over 0 < i < n, and the first i where it is. Found without branches, then looked for.
+WIDE static float least_deviation(const float *loss, int n, float slope, int *at)
 {
-    double least = INFINITY;
+    float least = INFINITY;
 #pragma omp simd reduction(min : least)
     for (int i = 1; i < n; i++) {
-        double value = loss[i] + slope * i;
+        float value = loss[i] - slope * (float)i;
         least = value < least ? value : least;
     }
-    for (*at = 1; loss[*at] + slope * *at != least;) ++*at;
+    for (*at = 1; loss[*at] - slope * (float)*at != least;) ++*at;
     return least;
 }
 
-// Adds the blocks of n tokens to `count` others.
-static size_t split(hull_block *blocks, size_t count, const double *gains, const double *loss, int n, int depth)
+// One head: what blocks are made from, and the blocks so far.
+typedef struct splitting {
+    const double *gains, *loss;
+    const float *rounded; // losses as shares of the first one
+    hull_block *blocks;
+    size_t count;
+} splitting;
+
+// Adds the blocks of n tokens from `begin` on.
+static void split(splitting *s, size_t begin, int n, int depth)
 {
-    enum { SHORT = 16, DEEPEST = 40 };
+    enum { SHORT = 16, DEEPEST = 40, LONGEST = 1 << 24 }; // float32 counts no further
     int at;
-    if (n > SHORT && depth < DEEPEST) {
-        double slope = (loss[0] - loss[n]) / n, near = 0x1p-40 * loss[0];
-        double below = least_raised(loss, n, slope, &at) - loss[0];
-        if (below > near) return push(blocks, count, loss[0] - loss[n], (uint32_t)n);
-        if (below < -near) {
-            count = split(blocks, count, gains, loss, at, depth + 1);
-            return split(blocks, count, gains + at, loss + at, n - at, depth + 1);
+    if (n > SHORT && n < LONGEST && depth < DEEPEST) {
+        const float *loss = s->rounded + begin;
+        // Rounding moves loss, slope and their difference by no more than 2^-22 of loss[0] together.
+        float slope = (loss[n] - loss[0]) / (float)n, tolerance = 0x1p-20f * loss[0];
+        float below = least_deviation(loss, n, slope, &at) - loss[0];
+        if (below > tolerance) {
+            s->count = push(s->blocks, s->count, s->loss[begin] - s->loss[begin + (size_t)n], (uint32_t)n);
+            return;
+        }
+        if (below < -tolerance) {
+            split(s, begin, at, depth + 1);
+            split(s, begin + (size_t)at, n - at, depth + 1);
+            return;
         }
     }
-    for (int i = 0; i < n; i++) count = push(blocks, count, gains[i], 1);
-    return count;
+    for (size_t i = begin; i < begin + (size_t)n; i++) s->count = push(s->blocks, s->count, s->gains[i], 1);
 }
 
 size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n)
 {
-    size_t count = split(blocks, 0, gains, loss, (int)n, 0);
-    set_slopes(blocks, count);
-    return count;
+    float *rounded = need_more(NULL, n + 1, sizeof *rounded, "losses");
+    splitting s = {gains, loss, rounded, blocks, 0};
+    double scale = loss[0] > 0x1p-1000 ? 1 / loss[0] : 0; // all zero, or too small to divide by: PAVA alone
+    for (size_t i = 0; i <= n; i++) rounded[i] = (float)(loss[i] * scale);
+    split(&s, 0, (int)n, 0);
+    set_slopes(blocks, s.count);
+    free(rounded);
+    return s.count;
 }
 
 size_t published_blocks(hull_block *blocks, const double *gains, size_t n)

@@ -164,38 +164,24 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(lagkv_settings, cross, 0, "1 = compare scores across partitions, 0 = ranks within each"), \
             SPEC(lagkv_settings, lambda, 1, 0, 1e6, "weight of the values against the keys")                      \
     }
-#define PRESS                                                                    \
-    .press = "LagKVPress",                                                       \
-    .press_arguments = {PRESS_ARGUMENT("n_sink", lagkv_settings, sink),          \
-                        PRESS_ARGUMENT("lag_size", lagkv_settings, lag),         \
-                        PRESS_ARGUMENT("cross_scoring", lagkv_settings, cross)}, \
-    .press_fits = press_fits
-#define FORMULA                                                                                               \
-    "partitions of `lag` tokens, each seen against the next one: z' = (z - min) / (max - min) per channel;\n" \
-    "t_j = softmax over the partition of std(z'_j); s[g,j] = rank within the partition of t^K + lambda t^V"
+#define VARIANT(label, text, origin, sink_, lag_)                                                                  \
+    {                                                                                                              \
+        .spec = {"lagkv", label, PARAMETERS(sink_, lag_), NULL}, .summary = text,                                  \
+        .source = "LagKV, arXiv 2504.04704; " origin,                                                              \
+        .formula = "partitions of `lag` tokens, each seen against the next one: z' = (z - min) / (max - min) per " \
+                   "channel;\n"                                                                                    \
+                   "t_j = softmax over the partition of std(z'_j); s[g,j] = rank within the partition of t^K + "   \
+                   "lambda t^V",                                                                                   \
+        .needs = VIEW_K | VIEW_V, .protect_sink = sink_, .protect_window = 1, .least_tokens = least_tokens,        \
+        .score = score_lagkv, .press = "LagKVPress",                                                               \
+        .press_arguments = {PRESS_ARGUMENT("n_sink", lagkv_settings, sink),                                        \
+                            PRESS_ARGUMENT("lag_size", lagkv_settings, lag),                                       \
+                            PRESS_ARGUMENT("cross_scoring", lagkv_settings, cross)},                               \
+        .press_fits = press_fits,                                                                                  \
+    }
 
-const scorer scorer_lagkv_kvpress = {
-    .spec = {"lagkv", "kvpress", PARAMETERS(4, 128), NULL},
-    .summary = "spread of keys and values against the next 128 tokens",
-    .source = "LagKV, arXiv 2504.04704; as kvpress's LagKVPress (mean of keys and values)",
-    .formula = FORMULA,
-    .needs = VIEW_K | VIEW_V,
-    .protect_sink = 4,
-    .protect_window = 1,
-    .least_tokens = least_tokens,
-    .score = score_lagkv,
-    PRESS,
-};
-
-const scorer scorer_lagkv_paper = {
-    .spec = {"lagkv", "paper", PARAMETERS(16, 1024), NULL},
-    .summary = "spread of keys and values against the next 1024 tokens",
-    .source = "LagKV, arXiv 2504.04704; defaults of the published code (the paper also has lag 128 and 512)",
-    .formula = FORMULA,
-    .needs = VIEW_K | VIEW_V,
-    .protect_sink = 16,
-    .protect_window = 1,
-    .least_tokens = least_tokens,
-    .score = score_lagkv,
-    PRESS,
-};
+const scorer scorer_lagkv_kvpress = VARIANT("kvpress", "spread of keys and values against the next 128 tokens",
+                                            "as kvpress's LagKVPress (mean of keys and values)", 4, 128);
+const scorer scorer_lagkv_paper =
+    VARIANT("paper", "spread of keys and values against the next 1024 tokens",
+            "defaults of the published code (the paper also has lag 128 and 512)", 16, 1024);

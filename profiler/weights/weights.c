@@ -1,4 +1,5 @@
 #include "formats/need.h"
+#include "formats/sha256.h"
 #include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_internal.h"
 #include "runtime/fail.h"
@@ -99,6 +100,7 @@ void weights_close(weights *w)
     if (w->kind) w->kind->close(w);
     for (size_t i = 0; i < w->n_names; i++) free(w->names[i].name);
     free(w->names);
+    free(w->files);
     origin_free(&w->origin);
     free(w);
 }
@@ -188,22 +190,21 @@ bool weights_find(weights *w, const char *name, weight_tensor *out)
 const char *weights_unclaimed(const weights *w)
 {
     for (size_t i = 0; i < w->n_names; i++)
-        if (!w->names[i].claimed && !w->kind->may_be_left(w->names[i].name)) return w->names[i].name;
+        if (!w->names[i].claimed && !(w->kind->may_be_left && w->kind->may_be_left(w->names[i].name)))
+            return w->names[i].name;
     return NULL;
 }
 
-kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err)
-{
-    weights_hashing h = {.origin = &w->origin, .watch = watch};
-    origin_free(&w->origin);
-    kvb_status status = sha256_begin(&h.all, err);
-    if (status == KVB_OK) status = w->kind->identify(w, &h, sha256, err);
-    sha256_free(h.all);
-    return status;
-}
+// Hashing all files of a source; done and all in bytes.
+typedef struct hashing {
+    weights_origin *origin;
+    sha256_state *all; // over all names and hashes
+    const weights_watch *watch;
+    uint64_t done, total;
+} hashing;
 
 // A file's hash, in pieces, after each of which the watch is told.
-static kvb_status hash_pieces(weights_hashing *h, const char *name, const file_view *map, char out[65], kvb_error *err)
+static kvb_status hash_pieces(hashing *h, const char *name, const file_view *map, char out[65], kvb_error *err)
 {
     const size_t piece = 64 << 20;
     sha256_state *one = NULL;
@@ -220,25 +221,53 @@ static kvb_status hash_pieces(weights_hashing *h, const char *name, const file_v
     return status;
 }
 
-kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_view *map, kvb_error *err)
+// A file stands in the origin then, and the memory of its pages is given back.
+static kvb_status hash_file(hashing *h, const weight_file *file, kvb_error *err)
 {
     char one[65];
-    kvb_status status = hash_pieces(h, name, map, one, err);
-    file_forget(map);
+    const char *end = strrchr(file->path, '/'), *name = end ? end + 1 : file->path;
+    kvb_status status = hash_pieces(h, name, file->map, one, err);
+    file_forget(file->map);
     if (status == KVB_OK) status = sha256_add(h->all, name, strlen(name) + 1, err);
     if (status == KVB_OK) status = sha256_add(h->all, one, 64, err);
     if (status == KVB_OK) origin_add_file(h->origin, name, one);
     return status;
 }
 
+kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err)
+{
+    hashing h = {.origin = &w->origin, .watch = watch};
+    origin_free(&w->origin);
+    char *text = w->kind->describe(w, &w->origin);
+    kvb_status status = sha256_begin(&h.all, err);
+    if (status == KVB_OK && text) status = sha256_add(h.all, text, strlen(text) + 1, err);
+    for (size_t i = 0; i < w->n_files; i++) h.total += w->files[i].map->size;
+    for (size_t i = 0; status == KVB_OK && i < w->n_files; i++) status = hash_file(&h, &w->files[i], err);
+    if (status == KVB_OK) status = sha256_end(h.all, sha256, err);
+    bool one_gguf = status == KVB_OK && weights_is_gguf(w) && w->n_files == 1; // that one's own hash
+    if (one_gguf) memcpy(sha256, w->origin.files[0].sha256, sizeof w->origin.files[0].sha256);
+    sha256_free(h.all);
+    cJSON_free(text);
+    return status;
+}
+
+void weights_add_file(weights *w, const char *path, const file_view *map)
+{
+    w->files = need_more(w->files, w->n_files + 1, sizeof *w->files, "files of weights");
+    w->files[w->n_files++] = (weight_file){path, map};
+}
+
 kvb_status weights_check(const weights *w, kvb_error *err)
 {
-    return w->kind->check(w, err);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < w->n_files; i++)
+        status = file_check(w->files[i].map, w->files[i].path, err);
+    return status;
 }
 
 void weights_forget(const weights *w)
 {
-    w->kind->forget(w);
+    for (size_t i = 0; i < w->n_files; i++) file_forget(w->files[i].map);
 }
 
 // ---- Where weights came from ----

@@ -45,7 +45,10 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
     if (status == KVB_OK)
         snprintf(w->architecture, sizeof w->architecture, "%.*s",
                  (int)(architecture.size < 60 ? architecture.size : 60), architecture.data);
-    for (size_t i = 0; status == KVB_OK && i < set->n; i++) add_names(w, i);
+    for (size_t i = 0; status == KVB_OK && i < set->n; i++) {
+        add_names(w, i);
+        weights_add_file(w, set->paths[i], &set->files[i].map);
+    }
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 
@@ -103,12 +106,6 @@ static bool tensor_gguf(const weights *w, const weight_name *name, weight_tensor
     return true;
 }
 
-static bool left_gguf(const char *name)
-{
-    (void)name;
-    return false;
-}
-
 // Converters write where the weights came from, as a name or an address.
 static void read_source(const weights *w, char id[200])
 {
@@ -125,35 +122,15 @@ static void read_source(const weights *w, char id[200])
     }
 }
 
-// Of one file its own hash; of parts that over their names and hashes.
-static kvb_status identify_gguf(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
+static char *describe_gguf(const weights *w, weights_origin *origin)
 {
-    const gguf_set *set = set_of(w);
     char folder[sizeof w->name];
-    const char *first = set->paths[0], *slash = strrchr(first, '/');
+    const char *first = set_of(w)->paths[0], *slash = strrchr(first, '/');
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - first) + 1 : 1, slash ? first : ".");
-    h->origin->container = "gguf";
-    origin_of_folder(h->origin, folder, slash ? slash + 1 : first);
-    read_source(w, h->origin->hf_id);
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < set->n; i++) h->total += set->files[i].map.size;
-    for (size_t i = 0; status == KVB_OK && i < set->n; i++) {
-        const char *end = strrchr(set->paths[i], '/');
-        status = weights_hash_file(h, end ? end + 1 : set->paths[i], &set->files[i].map, err);
-    }
-    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
-    if (status == KVB_OK && set->n == 1) memcpy(sha256, h->origin->files[0].sha256, sizeof h->origin->files[0].sha256);
-    return status;
-}
-
-static kvb_status check_gguf(const weights *w, kvb_error *err)
-{
-    return gguf_set_check(set_of(w), err);
-}
-
-static void forget_gguf(const weights *w)
-{
-    for (size_t i = 0; i < set_of(w)->n; i++) file_forget(&set_of(w)->files[i].map);
+    origin->container = "gguf";
+    origin_of_folder(origin, folder, slash ? slash + 1 : first);
+    read_source(w, origin->hf_id);
+    return NULL;
 }
 
 const gguf_file *weights_gguf_file(const weights *w)
@@ -161,5 +138,4 @@ const gguf_file *weights_gguf_file(const weights *w)
     return weights_is_gguf(w) ? file_of(w) : NULL;
 }
 
-const weights_kind weights_gguf = {close_gguf, number_gguf,   text_gguf,  list_gguf,  tensor_gguf,
-                                   left_gguf,  identify_gguf, check_gguf, forget_gguf};
+const weights_kind weights_gguf = {close_gguf, number_gguf, text_gguf, list_gguf, tensor_gguf, NULL, describe_gguf};

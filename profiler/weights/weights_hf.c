@@ -252,7 +252,8 @@ static const char *const prefixes[][2] = {{"language_model.model.", "model."},
 
 static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
 {
-    for (size_t s = 0; s < f->n_shards; s++)
+    for (size_t s = 0; s < f->n_shards; s++) {
+        weights_add_file(w, f->shards[s].path, &f->shards[s].map);
         for (size_t i = 0; i < f->shards[s].tensors.n_tensors; i++) {
             const char *name = f->shards[s].tensors.tensors[i].name;
             char plain[256];
@@ -261,6 +262,7 @@ static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
             snprintf(plain, sizeof plain, "%s%.200s", prefixes[p][1], name + strlen(prefixes[p][0]));
             weights_add_name(w, plain, s);
         }
+    }
     return weights_sort_names(w, err);
 }
 
@@ -511,38 +513,15 @@ kvb_status weights_find_scales(weights *w, weight_tensor *t, kvb_error *err)
 
 // ---- The files ----
 
-static kvb_status identify_folder(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
+static char *describe_folder(const weights *w, weights_origin *origin)
 {
     const folder *f = folder_of(w);
-    weights_origin *origin = h->origin;
     const cJSON *named = member(f->config, "_name_or_path");
     origin->container = "safetensors";
     origin_of_folder(origin, f->path, "config.json");
     if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
         snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
-    char *text = cJSON_PrintUnformatted(f->config);
-    kvb_status status = sha256_add(h->all, text, strlen(text) + 1, err);
-    for (size_t i = 0; i < f->n_shards; i++) h->total += f->shards[i].map.size;
-    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
-        status = weights_hash_file(h, f->shards[i].name, &f->shards[i].map, err);
-    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
-    cJSON_free(text);
-    return status;
-}
-
-static kvb_status check_folder(const weights *w, kvb_error *err)
-{
-    const folder *f = folder_of(w);
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
-        status = file_check(&f->shards[i].map, f->shards[i].path, err);
-    return status;
-}
-
-static void forget_folder(const weights *w)
-{
-    const folder *f = folder_of(w);
-    for (size_t i = 0; i < f->n_shards; i++) file_forget(&f->shards[i].map);
+    return cJSON_PrintUnformatted(f->config);
 }
 
 const char *weights_folder_path(const weights *w)
@@ -550,5 +529,5 @@ const char *weights_folder_path(const weights *w)
     return weights_is_gguf(w) ? NULL : folder_of(w)->path;
 }
 
-const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,  tensor_folder,
-                                     left_folder,  identify_folder, check_folder, forget_folder};
+const weights_kind weights_folder = {close_folder,  number_folder, text_folder,    list_folder,
+                                     tensor_folder, left_folder,   describe_folder};

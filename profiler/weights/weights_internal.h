@@ -1,7 +1,6 @@
 // What the two kinds of sources share.
 #pragma once
 #include "formats/file_read.h"
-#include "formats/sha256.h"
 #include "profiler/weights/weights.h"
 
 typedef struct weight_name {
@@ -10,13 +9,11 @@ typedef struct weight_name {
     bool claimed;
 } weight_name;
 
-// Hashing all files of a source; done and all in bytes.
-typedef struct weights_hashing {
-    weights_origin *origin;
-    sha256_state *all; // over all names and hashes
-    const weights_watch *watch;
-    uint64_t done, total;
-} weights_hashing;
+// A file that holds weights.
+typedef struct weight_file {
+    const char *path; // as messages name it; behind its last '/' stands the name that is hashed
+    const file_view *map;
+} weight_file;
 
 typedef struct weights_kind {
     void (*close)(weights *w);
@@ -24,10 +21,9 @@ typedef struct weights_kind {
     kvb_status (*text)(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
     kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
     bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
-    bool (*may_be_left)(const char *name); // by a text model
-    kvb_status (*identify)(const weights *w, struct weights_hashing *h, char sha256[65], kvb_error *err);
-    kvb_status (*check)(const weights *w, kvb_error *err);
-    void (*forget)(const weights *w);
+    bool (*may_be_left)(const char *name); // by a text model; NULL: nothing may
+    // Fills the origin but its files; returns what is hashed in front of these, for cJSON_free, or NULL: nothing.
+    char *(*describe)(const weights *w, weights_origin *origin);
 } weights_kind;
 
 struct weights {
@@ -40,6 +36,8 @@ struct weights {
     uint32_t block[2];  // rows and columns that share a scale; 0: the scales' shape says it
     weight_name *names; // of all tensors, sorted
     size_t n_names, max_names;
+    weight_file *files; // [n_files] in the order in which they are hashed
+    size_t n_files;
     weights_origin origin;
 };
 
@@ -52,9 +50,8 @@ kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffi
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_add_name(weights *w, const char *name, size_t file);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
-// Hashes a file of weights: it stands in h->origin then, its name and hash are in h->all, and the memory of its pages
-// is given back. `name` is without its folder.
-kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_view *map, kvb_error *err);
+// A file of the source, which stays mapped there until it is closed.
+void weights_add_file(weights *w, const char *path, const file_view *map);
 
 // The parts of a hub cache's path, .../models--ORGANISATION--NAME/snapshots/COMMIT: fills id and revision and returns
 // true, or leaves both as they are. `folder` is absolute.

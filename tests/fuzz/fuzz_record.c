@@ -1,6 +1,9 @@
-// The reader of records, HDF5's part included: opens the bytes as a file and reads every number of what opens.
+// A record from anywhere, HDF5's part included: every number of what opens is read, and the bytes are merged as a
+// shard, alone and with a copy of itself.
 #include "formats/record.h"
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -9,6 +12,12 @@ const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
     return "detect_leaks=0";
+}
+
+static void write_file(const char *path, const uint8_t *data, size_t size)
+{
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, size, f) != size || fclose(f) != 0) abort();
 }
 
 static void read_context(record *r, size_t i)
@@ -37,13 +46,26 @@ static void read_context(record *r, size_t i)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    record *r;
+    static char folder[] = "/tmp/kvb-fuzz-record-XXXXXX", paths[3][64];
     kvb_error err;
-    if (record_open_memory(&r, data, size, "fuzz.h5", &err) != KVB_OK) {
-        if (r) abort();
-        return 0;
+    if (!mkdtemp(folder)) abort();
+    for (int i = 0; i < 3; i++) snprintf(paths[i], sizeof paths[i], "%s/%d.h5", folder, i);
+    write_file(paths[0], data, size);
+    write_file(paths[1], data, size);
+    record *given;
+    if (record_open(&given, paths[0], &err) == KVB_OK)
+        for (size_t i = 0; i < record_context_count(given); i++) read_context(given, i);
+    else if (given) abort();
+    record_close(given);
+    const char *inputs[] = {paths[0], paths[1]};
+    for (size_t n = 1; n <= 2; n++) {
+        if (record_merge(paths[2], inputs, n, true, &err) != KVB_OK) continue;
+        record *r; // what merge writes, it must read
+        if (record_open(&r, paths[2], &err) != KVB_OK || record_shard(r)) abort();
+        record_close(r);
     }
-    for (size_t i = 0; i < record_context_count(r); i++) read_context(r, i);
-    record_close(r);
+    for (int i = 0; i < 3; i++) unlink(paths[i]);
+    if (rmdir(folder) != 0) abort(); // nothing half-written may be left
+    snprintf(folder, sizeof folder, "/tmp/kvb-fuzz-record-XXXXXX");
     return 0;
 }

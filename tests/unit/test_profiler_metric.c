@@ -58,7 +58,13 @@ START_TEST(test_metric_names)
 }
 END_TEST
 
-START_TEST(test_metric_errors)
+static void refuse_metric(const char *text, const char *message)
+{
+    metric m;
+    help_fails(metric_parse(&m, text, err), KVB_ARGUMENT, message);
+}
+
+START_TEST(test_names_that_are_none)
 {
     static const char *const cases[][2] = {
         {"", "snapkv:kvpress, snapkv:lukv, snapkv:adakv, "},
@@ -90,6 +96,14 @@ START_TEST(test_metric_errors)
         {"snapkv:lukv:windows=3",
          "character 13: 'windows=3' is not parameter=value; parameters of snapkv:lukv: window, kernel, max_pool"},
         {"snapkv:lukv:window", "'window' is not"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
+}
+END_TEST
+
+START_TEST(test_values_that_are_none)
+{
+    static const char *const cases[][2] = {
         {"snapkv:window=", "window expects an integer from 1 to 65536"},
         {"snapkv:window=0", "found '0'"},
         {"snapkv:window=65537", "found '65537'"},
@@ -116,10 +130,7 @@ START_TEST(test_metric_errors)
          "ea:future=1000000:sinks=4096:epsilon=0.000123456789123456:covariance=0:value_norm=0:sinks_in_softmax=1",
          "characters, at most 127 fit"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        metric m;
-        help_fails(metric_parse(&m, cases[i][0], err), KVB_ARGUMENT, cases[i][1]);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
 }
 END_TEST
 
@@ -245,7 +256,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_metric_cost_and_kin);
     tcase_add_test(tc, test_usual_metrics);
     tcase_add_test(tc, test_metric_names);
-    tcase_add_test(tc, test_metric_errors);
+    tcase_add_test(tc, test_names_that_are_none);
+    tcase_add_test(tc, test_values_that_are_none);
     tcase_add_test(tc, test_metric_names_tell_values_apart);
     tcase_add_test(tc, test_metric_json);
     tcase_add_test(tc, test_scorer_table);
