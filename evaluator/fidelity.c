@@ -154,8 +154,7 @@ typedef struct follower {
 static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
     *out = fidelity_cell_open(f->n_next);
-    kvb_status status = policy_run_cache(run, f->s, 0, cache, err);
-    if (status != KVB_OK) return status;
+    *cache = policy_run_cache(run, f->s, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
     kv_cache_compact(*cache, f->n_next); // room for the continuation

@@ -224,10 +224,6 @@ static const policy_kind policy_streaming = {
 // ==== Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV
 // recursively (2504.04704, 3.4) ====
 
-#define PREFILL_PARAMETER(settings)                               \
-    SPEC_CHOICE(settings, prefill, READS_WHOLE, 1, "full|blocks", \
-                "with full attention, or in blocks over what was kept so far")
-
 // ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most
 // recent ----
 
@@ -278,30 +274,16 @@ static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, uint32
     return status;
 }
 
-static uint32_t keydiff_block(const policy *p, uint32_t at)
-{
-    (void)at;
-    return p->set.keydiff.block;
-}
-
-static bool keydiff_reads_blocks(const policy *p)
-{
-    return p->set.keydiff.prefill == READS_BLOCKS;
-}
-
 static const policy_kind policy_keydiff = {
     .spec = {.name = "keydiff",
              .parameters = {SPEC(struct policy_keydiff_settings, block, 128, 1, 1 << 20,
                                  "prompt tokens that join at a time"),
                             SPEC(struct policy_keydiff_settings, window, 0, 0, 1,
-                                 "f, share of the capacity that is kept for the most recent tokens"),
-                            PREFILL_PARAMETER(struct policy_keydiff_settings)}},
+                                 "f, share of the capacity that is kept for the most recent tokens")}},
     .summary = "block by block, keys that point away from the others stay; in decode a block is one token",
     .needs = VIEW_K,
     .metric = "keydiff",
     .prefill = keydiff_prefill,
-    .reads_blocks = keydiff_reads_blocks,
-    .block = keydiff_block,
     .evict = keydiff_evict,
 };
 
@@ -355,26 +337,6 @@ static kvb_status lagkv_evict(policy_head *h, kv_span span, uint32_t *keep, uint
     return KVB_OK;
 }
 
-// Sinks and two partitions first, then partition by partition.
-static uint32_t lagkv_block(const policy *p, uint32_t at)
-{
-    const struct policy_lagkv_settings *set = &p->set.lagkv;
-    return at ? set->lag : set->sink + 2 * set->lag;
-}
-
-// Below two partitions behind what is compressed, of which no more than the last context's partitions leave.
-static uint32_t lagkv_most(const policy_head *h)
-{
-    uint32_t sink = h->p->set.lagkv.sink, lag = h->p->set.lagkv.lag;
-    uint64_t most = sink + (uint64_t)kept_per_partition(h) * (h->n_context / lag) + 2 * (uint64_t)lag;
-    return most < h->room ? (uint32_t)most : h->room;
-}
-
-static bool lagkv_reads_blocks(const policy *p)
-{
-    return p->set.lagkv.prefill == READS_BLOCKS;
-}
-
 static const policy_kind policy_lagkv = {
     .spec = {.name = "lagkv",
              .parameters = {SPEC(struct policy_lagkv_settings, lag, 128, 2, 1 << 20, "tokens per partition"),
@@ -382,13 +344,9 @@ static const policy_kind policy_lagkv = {
                             SPEC(struct policy_lagkv_settings, keep, 0, 0, 1,
                                  "r, share of a partition that stays; 0: what the capacity leaves"),
                             SPEC(struct policy_lagkv_settings, lambda, 1, 0, 1e6,
-                                 "weight of the values against the keys"),
-                            PREFILL_PARAMETER(struct policy_lagkv_settings)}},
+                                 "weight of the values against the keys")}},
     .summary = "partition by partition, tokens that stand out against the next partition stay",
     .needs = VIEW_K | VIEW_V,
-    .reads_blocks = lagkv_reads_blocks,
-    .block = lagkv_block,
-    .most = lagkv_most,
     .evict = lagkv_evict,
 };
 
@@ -679,18 +637,6 @@ kvb_status policy_parse(policy *out, const char *text, kvb_error *err)
     if (out->kind->metric) status = metric_parse(&out->scores, out->kind->metric, err);
     return status == KVB_OK ? spec_write_all(out->spec, sizeof out->spec, &POLICIES, &out->kind->spec, &out->set, err)
                             : status;
-}
-
-bool policy_reads_blocks(const policy *p)
-{
-    return p->kind->reads_blocks && p->kind->reads_blocks(p);
-}
-
-uint32_t policy_largest_block(const policy *p)
-{
-    if (!policy_reads_blocks(p)) return 0;
-    uint32_t first = p->kind->block(p, 0), next = p->kind->block(p, first);
-    return first > next ? first : next;
 }
 
 // ---- One head ----

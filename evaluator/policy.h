@@ -13,8 +13,6 @@ enum { POLICY_SPEC_MAX = 192 };
 typedef struct policy_kind policy_kind;
 
 // What each policy can be told; the rows of parameters stand with the policies, which say what a field means.
-typedef enum policy_reading { READS_WHOLE, READS_BLOCKS } policy_reading;
-
 typedef union policy_settings {
     struct policy_morphkv_settings {
         uint32_t window;
@@ -29,12 +27,10 @@ typedef union policy_settings {
     struct policy_keydiff_settings {
         uint32_t block;
         double window;
-        policy_reading prefill;
     } keydiff;
     struct policy_lagkv_settings {
         uint32_t lag, sink;
         double keep, lambda;
-        policy_reading prefill;
     } lagkv;
     struct policy_quest_settings {
         uint32_t page;
@@ -59,12 +55,6 @@ extern const size_t policy_kind_count;
 
 // Reads a policy; the message of KVB_ARGUMENT lists what there is.
 kvb_status policy_parse(policy *out, const char *text, kvb_error *err);
-
-// Whether the prompt itself goes through the model in blocks, over what was kept of those before, so that later tokens
-// never see what was evicted; otherwise it is prefilled with full attention. And the most tokens of a block, 0 without
-// blocks.
-bool policy_reads_blocks(const policy *p);
-uint32_t policy_largest_block(const policy *p);
 
 // The pruned ratio at which capacities are to be computed, when `ratio` of a context's cache traffic is to be saved:
 // ratio itself, but for RocketKV, whose first stage evicts less, by the split rule of methods.md 3.6, and whose second
@@ -105,12 +95,6 @@ struct policy_kind {
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
-    bool (*reads_blocks)(const policy *p); // see policy_reads_blocks; NULL: never
-    // Prompt tokens that go through the model next when it is read in blocks, `at` of them being there. NULL: it cannot
-    // be, since the policy needs to see every query's attention.
-    uint32_t (*block)(const policy *p, uint32_t at);
-    // Entries that may stay after a block; NULL: the capacity.
-    uint32_t (*most)(const policy_head *h);
     // After a step: what stays. `keep` [span.count] and *n_keep come with everything in them. NULL: everything stays.
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };

@@ -160,12 +160,10 @@ const kept_set *policy_run_kept(const policy_run *r)
     return &r->kept;
 }
 
-kvb_status policy_run_cache(policy_run *r, session *s, uint32_t extra, kv_cache **out, kvb_error *err)
+kv_cache *policy_run_cache(policy_run *r, const session *s, uint32_t extra)
 {
-    if (policy_reads_blocks(r->p)) return policy_run_blocks(r, s->decode, s->ids, s->n_tokens, extra, out, err);
     policy_run_restart(r);
-    *out = session_cache(s, &r->kept, extra);
-    return KVB_OK;
+    return session_cache(s, &r->kept, extra);
 }
 
 // ---- Decoding ----
@@ -236,45 +234,4 @@ policy_stats policy_run_stats(const policy_run *r)
     for (size_t i = 0; i < r->n_heads; i++)
         if (r->heads[i].steps) s.looked += (double)r->heads[i].looked / (double)r->heads[i].steps / (double)r->n_heads;
     return s;
-}
-
-// ---- Blocks ----
-
-// A cache that holds what may stay of the blocks so far, and the next block; or what stays of all, and `extra`.
-static kv_cache *open_block_cache(policy_run *r, uint32_t extra)
-{
-    const model_config *c = &r->m->config;
-    uint32_t block = r->p->kind->block(r->p, 1), first = r->p->kind->block(r->p, 0);
-    uint32_t *room = need(r->n_heads, sizeof *room, "heads");
-    for (size_t i = 0; i < r->n_heads; i++) {
-        uint32_t most = r->p->kind->most ? r->p->kind->most(&r->heads[i]) : r->heads[i].capacity;
-        room[i] = most + (block > extra ? block : extra);
-        room[i] = room[i] > first ? room[i] : first;
-    }
-    kv_cache *cache = kv_cache_open(c->n_layers, c->n_kv_heads, c->head_dim, room);
-    free(room);
-    return cache;
-}
-
-kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra, kv_cache **out,
-                             kvb_error *err)
-{
-    *out = NULL;
-    if (!r->p->kind->block)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "policy %s: cannot prefill in blocks, since it needs every query's attention", r->p->spec);
-    for (size_t i = 0; i < r->n_heads; i++) memset(r->heads[i].counts, 0, sizeof r->heads[i].counts);
-    kvb_status status = KVB_OK;
-    *out = open_block_cache(r, extra);
-    decode_hooks hooks = policy_run_hooks(r);
-    hooks.attended = NULL;
-    for (uint32_t at = 0, rows; status == KVB_OK && at < n; at += rows) {
-        uint32_t block = r->p->kind->block(r->p, at);
-        rows = n - at < block ? n - at : block;
-        status = decoder_run(d, out, 1, &rows, ids + at, &hooks, LOGITS_LAST, NULL, err);
-    }
-    if (status == KVB_OK) return KVB_OK;
-    kv_cache_close(*out);
-    *out = NULL;
-    return status;
 }

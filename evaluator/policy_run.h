@@ -25,13 +25,9 @@ typedef struct policy_watch {
 } policy_watch;
 layer_observer policy_observer(policy_watch *watch);
 
-// Makes the cache of what the policy keeps of the context, with room for `extra` tokens, and sets the run's state after
-// it. A policy that reads blocks (policy_reads_blocks) sends the context through the model again, over a new cache.
-kvb_status policy_run_cache(policy_run *run, session *s, uint32_t extra, kv_cache **out, kvb_error *err);
-// Sends the context through the model in blocks, each over what the policy kept of the earlier ones, so that never more
-// than capacity + block entries exist. Only for policies that need just keys and values (KVB_UNSUPPORTED for others).
-kvb_status policy_run_blocks(policy_run *run, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra,
-                             kv_cache **out, kvb_error *err);
+// The cache of what the policy keeps of the context, with room for `extra` tokens; sets the run's state after it. The
+// caller closes it.
+kv_cache *policy_run_cache(policy_run *run, const session *s, uint32_t extra);
 // What the policy keeps of the context after a prefill with full attention. Belongs to the run.
 const kept_set *policy_run_kept(const policy_run *run);
 

@@ -320,16 +320,11 @@ static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
     return s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
 }
 
-// Rows that the decoder takes at once: a batch, a step of all policies, or the largest block of a prompt.
+// Rows that the decoder takes at once: a batch, or a step of all policies.
 static uint32_t rows_of(const sweep *s, uint32_t batch)
 {
     uint32_t rows = batch * s->o.n_next;
-    if (rows < FIDELITY_POLICIES) rows = FIDELITY_POLICIES;
-    for (uint32_t i = 0; i < s->methods.n; i++) {
-        uint32_t block = s->methods.methods[i].p.kind ? policy_largest_block(&s->methods.methods[i].p) : 0;
-        rows = block > rows ? block : rows;
-    }
-    return rows;
+    return rows < FIDELITY_POLICIES ? FIDELITY_POLICIES : rows;
 }
 
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)

@@ -387,8 +387,8 @@ static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error
     *turn = (task_turn){.question = &b->sample->questions[question], .run = c->run};
     kvb_status status = KVB_OK;
     if (c->run) {
-        status = policy_run_cache(c->run, b->session, b->extra, &turn->cache, err);
-        if (status == KVB_OK) c->cell->samples[b->index].kept = kept_share(b, turn->cache);
+        turn->cache = policy_run_cache(c->run, b->session, b->extra);
+        c->cell->samples[b->index].kept = kept_share(b, turn->cache);
     } else {
         if (!c->context) status = open_context(b, c, err);
         if (status == KVB_OK) turn->cache = kv_cache_extend(c->context, b->extra);
@@ -481,13 +481,6 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
     plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
     b->rows = b->extra - b->s->t->kind->new_tokens;
     if (b->rows > plan.max_rows) plan.max_rows = b->rows;
-    for (size_t i = 0; i < b->n; i++) {
-        const method_column *column = b->cells[i].cell->column;
-        uint32_t block = column && b->s->methods.methods[column->method].p.kind
-                             ? policy_largest_block(&b->s->methods.methods[column->method].p)
-                             : 0;
-        if (block > plan.max_rows) plan.max_rows = block;
-    }
     return session_open(&b->session, b->s->m, &plan, err);
 }
 

@@ -55,10 +55,10 @@ cp out bare.json
 json 'compares three metrics under three allocators, and prints JSON' bare.json \
     '(len(j["rows"]) == 10 and
     {r["metric"] for r in j["rows"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
-expect 0 'a prompt in blocks, in other precision' task tiny.gguf -k niah_single -t 600 -c 1 -m none \
-    --allocator uniform -p keydiff:block=64:prefill=blocks \
-    -p lagkv:lag=32:prefill=blocks -r 0.8 --compute bf16x3
-says 'keeps its share' 'keydiff:block=64:prefill=blocks +uniform +0.8 +20\.'
+expect 0 'another precision' task tiny.gguf -k niah_single -t 600 -c 1 -m none \
+    --allocator uniform -p keydiff:block=64 \
+    -p lagkv:lag=32 -r 0.8 --compute bf16x3
+says 'keeps its share' 'keydiff:block=64 +uniform +0.8 +20\.'
 misused 'a precision that does not exist' "no 'f8'" task tiny.gguf -k vt -t 600 --compute f8
 expect 0 'head scores' task tiny.gguf -k niah_multikey:questions=2 -t 600 -c 2 --head-scores heads.tsv --quiet
 check_heads() { awk \

@@ -1,5 +1,5 @@
 // Policies over the decoder on the tiny model: a budget for everything changes nothing, a constant cache stays
-// constant, blocks never take more than they say, and a restart forgets what a question did.
+// constant, and a restart forgets what a question did.
 #include "evaluator/policy_run.h"
 #include "test_profiler_cases.h"
 
@@ -83,7 +83,7 @@ START_TEST(everything_is_dense)
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
     for (size_t i = 0; i < N_ALL; i++) {
         kv_cache *c;
-        help_ok(policy_run_cache(runs[i], b.s, 0, &c, err));
+        c = policy_run_cache(runs[i], b.s, 0);
         ck_assert_uint_eq(kv_cache_entries(c), HEADS * T);
         decode(&b, runs[i], c, logits, NULL);
         case_near(ALL[i], logits, b.full, (size_t)N * VOCABULARY, 1e-5);
@@ -113,7 +113,7 @@ START_TEST(caches_keep_to_their_capacity)
         kv_cache *c;
         uint32_t longest[HEADS] = {0};
         bool constant = i >= 1 && i <= 6, looks = i >= 8;
-        help_ok(policy_run_cache(runs[i], b.s, 0, &c, err));
+        c = policy_run_cache(runs[i], b.s, 0);
         for (uint32_t h = 0; h < HEADS && constant; h++) ck_assert_uint_eq(c->counts[h], capacity[h]);
         policy_run_restart(runs[i]);
         decode(&b, runs[i], c, logits, longest);
@@ -137,44 +137,15 @@ START_TEST(caches_keep_to_their_capacity)
 }
 END_TEST
 
-START_TEST(blocks_stay_below_their_peak)
+START_TEST(a_head_needs_capacity)
 {
     static bed b;
-    enum { BLOCK = 16, KEPT = 40 };
     policy p;
-    policy_run *blocks, *whole;
-    kv_cache *c, *full;
-    uint32_t capacity[HEADS], everything[HEADS];
-    float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
-    for (int h = 0; h < HEADS; h++) capacity[h] = KEPT, everything[h] = T;
+    policy_run *run;
+    const uint32_t capacity[HEADS] = {40, 40, 0, 40};
     bed_open(&b);
-    help_ok(policy_parse(&p, "keydiff:block=16", err));
-    help_ok(policy_run_open(&blocks, &p, b.m, capacity, 0.5, T, N, err));
-    // The cache has room for N_c + B entries and not one more, so that a larger peak would be an error.
-    help_ok(policy_run_blocks(blocks, b.s->decode, b.context, T, 0, &c, err));
-    ck_assert_uint_eq(c->offsets[HEADS], HEADS * (KEPT + BLOCK));
-    ck_assert_uint_eq(kv_cache_entries(c), HEADS * KEPT);
-    ck_assert_uint_eq(c->next_position, T);
-    policy_stats stats = policy_run_stats(blocks);
-    ck_assert(stats.peak == KEPT + BLOCK && stats.kept == KEPT);
-    kv_cache_close(c);
-    policy_run_close(blocks);
-    // With capacity for everything, blocks are the full prefill.
-    help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
-    bed_prefill(&b, &whole, 1);
-    help_ok(policy_run_blocks(whole, b.s->decode, b.context, T, N, &full, err));
-    ck_assert_uint_eq(kv_cache_entries(full), HEADS * T);
-    decode(&b, NULL, full, logits, NULL);
-    case_near("blocks", logits, b.full, (size_t)N * VOCABULARY, 2e-5);
-    kv_cache_close(full);
-    policy_run_close(whole);
     help_ok(policy_parse(&p, "tova", err));
-    help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
-    help_fails(policy_run_blocks(whole, b.s->decode, b.context, T, N, &full, err), KVB_UNSUPPORTED, "attention");
-    policy_run_close(whole);
-    capacity[2] = 0;
-    help_fails(policy_run_open(&whole, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");
-    free(logits);
+    help_fails(policy_run_open(&run, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");
     bed_close(&b);
 }
 END_TEST
@@ -184,7 +155,7 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, everything_is_dense);
     tcase_add_test(tc, caches_keep_to_their_capacity);
-    tcase_add_test(tc, blocks_stay_below_their_peak);
+    tcase_add_test(tc, a_head_needs_capacity);
 }
 
 UNIT_MAIN("policies over the decoder", fill)

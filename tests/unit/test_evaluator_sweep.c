@@ -139,7 +139,7 @@ END_TEST
 START_TEST(policies_against_the_full_cache)
 {
     static bed b;
-    static const char *const specs[] = {"full", "morphkv:window=8", "topk", "keydiff:block=16:prefill=blocks"};
+    static const char *const specs[] = {"full", "morphkv:window=8", "topk", "keydiff:block=16"};
     enum { P = sizeof specs / sizeof *specs };
     policy p[P];
     policy_run *runs[P];
