@@ -11,6 +11,6 @@ char *json_text(const cJSON *document);
 // Prints that text and a line end.
 void json_print(const cJSON *document);
 
-// A document as text: lines "name: value", inner objects indented, a list of objects with a line for the plain values of
-// each. Texts are quoted and escaped: a file may hold anything, a terminal should not get it.
+// A document as text: lines "name: value", inner objects indented, a list of objects with a line for the plain values
+// of each. Texts are quoted and escaped: a file may hold anything, a terminal should not get it.
 void document_print(const cJSON *document);

@@ -147,10 +147,11 @@ json.dump(j, open("single.json", "w"))
 PYTHON_END
 expect 0 'a report of a single value' report keydiff.safetensors --results single.json -o single.html --quiet
 page 'is a page with a chart of it' single.html
-if grep -qi 'nan' <(grep -o '<svg.*' single.html); then not_ok 'no coordinate is NaN'; else ok 'no coordinate is NaN'; fi
+if grep -qi 'nan' <(grep -o '<svg.*' single.html); then not_ok 'no coordinate is NaN'; else ok \
+    'no coordinate is NaN'; fi
 # What may not be broken over lines makes a page wider than a screen of 320 pixels: only tables and programs, which
 # scroll, and numbers with their units.
-"$PYTHON" - <<'PYTHON_END' && ok 'long words may be broken, but in what scrolls' || not_ok 'long words may be broken, but in what scrolls'
+cat >scrolls.py <<'PYTHON_END'
 import re
 css = re.search(r"<style>(.*?)</style>", open("single.html").read(), re.S)[1]
 screen = css.split("@media print")[0]
@@ -164,6 +165,8 @@ text = open("single.html").read()
 for table in re.finditer(r"<table", text): # every one stands in something that scrolls
     assert '<div class="wide">' in text[max(0, table.start() - 40) : table.start()], text[table.start() - 60 :][:90]
 PYTHON_END
+name='long words may be broken, but in what scrolls'
+if "$PYTHON" scrolls.py; then ok "$name"; else not_ok "$name"; fi
 
 # ---- In a browser, where there is one: the script starts the slider and complains of nothing.
 browser=$(command -v chromium chromium-browser google-chrome | head -n 1)

@@ -146,22 +146,10 @@ static int study_check(const solve_line *l, const study_words *w)
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 
-// The picture of one study, where one is wanted. Exactly one of the two is given.
-static kvb_status draw_study(const solve_outputs *out, const char *metric, bool several, const holdout *h,
-                             const ablation *x, kvb_error *err)
-{
-    atomic_file p;
-    if (!out->picture) return KVB_OK;
-    kvb_status status = picture_begin(&p, out->picture, metric, several, err);
-    if (status != KVB_OK) return status;
-    if (h) draw_holdout(h, p.stream);
-    else draw_ablation(x, p.stream);
-    return picture_end(&p, out->quiet, err);
-}
-
 static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
                               kvb_error *err)
 {
+    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     holdout *h = need(1, sizeof *h, "held-out losses");
@@ -172,7 +160,11 @@ static kvb_status run_holdout(const solve_line *l, const selection *from, const 
         status = holdout_run(h, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
     }
-    if (status == KVB_OK) status = draw_study(&l->outputs, metric, from->n_metrics > 1, h, NULL, err);
+    if (status == KVB_OK && l->outputs.picture) {
+        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
+        if (status == KVB_OK) draw_holdout(h, p.stream);
+        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
+    }
     if (status == KVB_OK) add_holdout(to, h);
     if (status == KVB_OK && !l->outputs.json) print_holdout(h);
     holdout_free(h);
@@ -184,6 +176,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     ablation x;
+    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     kvb_status status = ablation_open(&x, from, metric, &l->options, err);
@@ -192,7 +185,11 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
         status = ablation_run(&x, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "compared" : "stopped");
     }
-    if (status == KVB_OK) status = draw_study(&l->outputs, metric, from->n_metrics > 1, NULL, &x, err);
+    if (status == KVB_OK && l->outputs.picture) {
+        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
+        if (status == KVB_OK) draw_ablation(&x, p.stream);
+        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
+    }
     if (status == KVB_OK) add_ablation(to, &x);
     if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
     ablation_free(&x);
