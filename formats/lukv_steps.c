@@ -660,7 +660,10 @@ static cJSON *make_attributes(const importer *in)
         set_attribute(made, "n_queries_assumed", cJSON_CreateBool(assumed));
         add_protected(made, in);
     }
-    cJSON_ArrayForEach(a, in->options->attributes) set_attribute(made, a->string, cJSON_Duplicate(a, 1));
+    cJSON_ArrayForEach(a, in->options->attributes)
+    {
+        set_attribute(made, a->string, cJSON_Duplicate(a, 1));
+    }
     return made;
 }
 

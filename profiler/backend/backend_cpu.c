@@ -13,9 +13,7 @@
 #include <string.h>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-#define GUARDS_ARE_POISONED 1
 #else
-#define GUARDS_ARE_POISONED 0
 #define ASAN_POISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
 #endif
 
@@ -498,13 +496,12 @@ static void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
 // ---- Scratch memory -------------------------------------------------------------------------------------------------
 //
 // Scratch memory of a CPU device: one table of (pointer, floats) for each thread and one for what threads share, from
-// which its size, its layout and its checks are made. Every count covers the largest of its users, named beside it;
+// which its size and its layout are made. Every count covers the largest of its users, named beside it;
 // what an operation needs beyond the limits that the device was opened with is refused before it begins.
 
-enum { CACHE_LINE = 16, GUARD = CACHE_LINE, N_THREAD_PIECES = 12, N_SHARED_PIECES = 5 }; // in floats
+enum { CACHE_LINE = 16, GAP = CACHE_LINE, N_THREAD_PIECES = 12, N_SHARED_PIECES = 5 }; // in floats
 
 typedef struct piece {
-    const char *name;
     size_t offset; // of a pointer in struct scratch or cpu_device
     size_t floats;
 } piece;
@@ -535,20 +532,19 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
     uint32_t d = limits->shape.head_dim, lines = cpu_max_lines(limits->shape);
     bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts where products are small
     const piece all[N_THREAD_PIECES] = {
-        {"scores", offsetof(scratch, scores), score_floats(p, limits->shape)},
-        {"tails", offsetof(scratch, tails), limits->tail},
-        {"queries", offsetof(scratch, queries), (size_t)lines * d},
-        {"outputs", offsetof(scratch, outputs), larger((size_t)lines * d, KEY_TILE)}, // column_sums: sums of a tile
-        {"row_max", offsetof(scratch, row_max), lines},
-        {"row_sum", offsetof(scratch, row_sum), lines},
-        {"panel", offsetof(scratch, panel), PRODUCT_ROWS_MAX * PANEL},
-        {"query_operand", offsetof(scratch, query_operand),
-         operand_is_plain(p) ? 0 : floats_of(operand_bytes(p, lines, d))},
-        {"weight_operand", offsetof(scratch, weight_operand),
+        {offsetof(scratch, scores), score_floats(p, limits->shape)},
+        {offsetof(scratch, tails), limits->tail},
+        {offsetof(scratch, queries), (size_t)lines * d},
+        {offsetof(scratch, outputs), larger((size_t)lines * d, KEY_TILE)}, // column_sums: sums of a tile
+        {offsetof(scratch, row_max), lines},
+        {offsetof(scratch, row_sum), lines},
+        {offsetof(scratch, panel), PRODUCT_ROWS_MAX * PANEL},
+        {offsetof(scratch, query_operand), operand_is_plain(p) ? 0 : floats_of(operand_bytes(p, lines, d))},
+        {offsetof(scratch, weight_operand),
          operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_block_lines(lines)))},
-        {"split_keys", offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
-        {"split_values", offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
-        {"made", offsetof(scratch, made), floats_of(packed_made_bytes(p, limits->made_terms))},
+        {offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
+        {offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
+        {offsetof(scratch, made), floats_of(packed_made_bytes(p, limits->made_terms))},
     };
     memcpy(out, all, sizeof all);
 }
@@ -570,43 +566,19 @@ static void list_shared(piece out[N_SHARED_PIECES], const cpu_device *on, const 
     size_t lines = (size_t)cpu_row_group() * limits->shape.n_heads,
            parts = lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE);
     const piece all[N_SHARED_PIECES] = {
-        {"operand", offsetof(cpu_device, operand), operand_floats(on->p, limits)},
-        {"exponentials", offsetof(cpu_device, exponentials), cpu_exponential_floats(on, limits->tokens, limits->shape)},
-        {"part_scale", offsetof(cpu_device, part_scale), parts},
-        {"part_sum", offsetof(cpu_device, part_sum), parts},
-        {"part_values", offsetof(cpu_device, part_values), parts * limits->shape.head_dim},
+        {offsetof(cpu_device, operand), operand_floats(on->p, limits)},
+        {offsetof(cpu_device, exponentials), cpu_exponential_floats(on, limits->tokens, limits->shape)},
+        {offsetof(cpu_device, part_scale), parts},
+        {offsetof(cpu_device, part_sum), parts},
+        {offsetof(cpu_device, part_values), parts * limits->shape.head_dim},
     };
     memcpy(out, all, sizeof all);
 }
 
-// Floats that a piece takes with the guard behind it.
+// Floats that a piece takes with the gap behind it, which sanitisers watch.
 static size_t piece_step(const piece *p)
 {
-    return (p->floats + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + GUARD;
-}
-
-// What happens to every piece in turn, where it is: `to` is the pointer to it.
-typedef bool piece_visit(const piece *p, float **to, float *at);
-
-// Goes through all pieces of a device in the order of its memory. False where a visit was; *found is its piece then.
-static bool visit_pieces(cpu_device *on, piece_visit *visit, const char **found)
-{
-    piece shared[N_SHARED_PIECES], each[N_THREAD_PIECES];
-    float *at = on->block;
-    list_shared(shared, on, &on->limits);
-    list_thread(each, on->p, &on->limits);
-    for (int i = 0; i < N_SHARED_PIECES; at += piece_step(&shared[i++]))
-        if (!visit(&shared[i], (float **)(void *)((char *)on + shared[i].offset), at)) {
-            *found = shared[i].name;
-            return false;
-        }
-    for (int t = 0; t < on->n_threads; t++)
-        for (int i = 0; i < N_THREAD_PIECES; at += piece_step(&each[i++]))
-            if (!visit(&each[i], (float **)(void *)((char *)&on->threads[t] + each[i].offset), at)) {
-                *found = each[i].name;
-                return false;
-            }
-    return true;
+    return (p->floats + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + GAP;
 }
 
 static size_t all_floats(const cpu_device *on, const backend_limits *limits)
@@ -625,52 +597,42 @@ static uint64_t cpu_scratch_bytes(backend_device *on, const backend_limits *limi
     return all_floats(cpu_of(on), limits) * sizeof(float);
 }
 
-static const uint32_t GUARD_BITS = 0x7fc0beefu; // a NaN that no operation makes
-
-// Points to a piece, and puts the guard behind its last float.
-static bool place(const piece *p, float **to, float *at)
+// Points to a piece of `owner`; returns where the next one begins.
+static float *place(const piece *p, void *owner, float *at)
 {
+    float **to = (float **)(void *)((char *)owner + p->offset);
     *to = at;
-    for (float *guard = at + p->floats; guard < at + piece_step(p); guard++)
-        memcpy(guard, &GUARD_BITS, sizeof GUARD_BITS);
     ASAN_POISON_MEMORY_REGION(at + p->floats, (piece_step(p) - p->floats) * sizeof(float));
-    return true;
+    return at + piece_step(p);
 }
 
-static bool is_whole(const piece *p, float **to, float *at)
+static void place_pieces(cpu_device *on)
 {
-    (void)to;
-    for (const float *guard = at + p->floats; guard < at + piece_step(p); guard++)
-        if (memcmp(guard, &GUARD_BITS, sizeof GUARD_BITS) != 0) return false;
-    return true;
+    piece shared[N_SHARED_PIECES], each[N_THREAD_PIECES];
+    float *at = on->block;
+    list_shared(shared, on, &on->limits);
+    list_thread(each, on->p, &on->limits);
+    for (int i = 0; i < N_SHARED_PIECES; i++) at = place(&shared[i], on, at);
+    for (int t = 0; t < on->n_threads; t++)
+        for (int i = 0; i < N_THREAD_PIECES; i++) at = place(&each[i], &on->threads[t], at);
 }
 
 static bool cpu_scratch_take(cpu_device *on, const backend_limits *limits)
 {
-    const char *found;
     on->limits = *limits;
     on->operand_bytes = operand_floats(on->p, limits) * sizeof(float);
     on->threads = calloc((size_t)on->n_threads, sizeof *on->threads);
     on->block = host_memory(all_floats(on, limits));
     for (int t = 0; on->threads && t < on->n_threads; t++) on->threads[t].on = on;
-    return on->threads && on->block && visit_pieces(on, place, &found);
+    if (!on->threads || !on->block) return false;
+    place_pieces(on);
+    return true;
 }
 
 static void cpu_scratch_release(cpu_device *on)
 {
     free(on->threads);
     free(on->block);
-}
-
-static kvb_status cpu_check(backend_device *on, kvb_error *err)
-{
-    const char *found;
-    if (cpu_of(on)->block && !GUARDS_ARE_POISONED && !visit_pieces(cpu_of(on), is_whole, &found))
-        backend_fail(on, KVB_NUMERIC,
-                     "backend cpu: an operation wrote beyond its scratch memory '%s'; no number since then is valid; "
-                     "please report this with the model's shape",
-                     found);
-    return host_check(on, err);
 }
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
@@ -828,9 +790,9 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
 #define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                  \
     {                                                                                                                  \
         .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,         \
-        .sums_importance = true, .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, \
-        .upload = host_upload, .download = host_download, .copy = host_copy, .clear = host_clear,                      \
-        .host_view = host_view, .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes,                      \
+        .sums_importance = true, .close = cpu_close, .check = host_check, .alloc = host_alloc,                         \
+        .release = host_release, .upload = host_upload, .download = host_download, .copy = host_copy,                  \
+        .clear = host_clear, .host_view = host_view, .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, \
         .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes, .free_bytes = host_free_bytes,       \
         .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix, .gather = cpu_gather,                      \
         .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project, .layer_norm = cpu_layer_norm,          \

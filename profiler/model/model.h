@@ -54,10 +54,10 @@ typedef struct model {
     struct weights *source; // stays open: rows and weights are read from it where they stand
     const struct family *family;
     weight_form form;
-    weight_room *rooms;   // [1 + L]
-    uint32_t n_held;      // groups that are held in memory, the first ones; the others are read in place
-    uint32_t most_terms;  // the widest row of any matrix
-    bool has_halves;      // a matrix is of BF16, and held so
+    weight_room *rooms;  // [1 + L]
+    uint32_t n_held;     // groups that are held in memory, the first ones; the others are read in place
+    uint32_t most_terms; // the widest row of any matrix
+    bool has_halves;     // a matrix is of BF16, and held so
 } model;
 
 // Loads a model from a GGUF file or a folder of Hugging Face (weights.h) onto a device of that backend: reads the

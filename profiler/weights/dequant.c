@@ -8,23 +8,39 @@
 #include <math.h>
 #include <string.h>
 
-// ---- Fields of blocks ----
+// ---- Bits and numbers ----
+
+static inline float float_of_bits(uint32_t bits)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v = {bits};
+    return v.f;
+}
+
+static inline uint32_t bits_of_float(float value)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {value};
+    return v.u;
+}
+
+// A half's exponent is moved by a product, which is right for denormals as well.
+static inline float widen_half(uint32_t half)
+{
+    uint32_t magnitude = bits_of_float(float_of_bits((half & 0x7fff) << 13) * 0x1p112f);
+    return float_of_bits(magnitude | ((half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0) | (half & 0x8000) << 16);
+}
 
 float half_to_float(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 0x1f, mantissa = half & 0x3ff;
-    uint32_t bits;
-    if (exponent == 0x1f) bits = sign | 0x7f800000 | mantissa << 13;
-    else if (exponent != 0) bits = sign | (exponent + 112) << 23 | mantissa << 13;
-    else { // zero or denormal: mantissa * 2^-24 is exact in float
-        float magnitude = (float)mantissa * 0x1p-24f;
-        memcpy(&bits, &magnitude, sizeof bits);
-        bits |= sign;
-    }
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return widen_half(half);
 }
+
+// ---- Fields of blocks ----
 
 enum { SMALL = 32, SUPER = 256 }; // values per block of the simple and of the K formats
 
@@ -66,10 +82,7 @@ static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, 
 // (OCP MX 1.0, 5.4.1), and for 254: no weight is a multiple of 2^126, and most of its values are beyond float32.
 static float e8m0_half(uint8_t e)
 {
-    uint32_t bits = e >= 254 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return float_of_bits(e >= 254 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
 
 // ---- Blocks to whole numbers, with a step and a base for every few of them ----
@@ -175,7 +188,10 @@ static void steps_of_super_block(const uint8_t *b, float *steps, float *bases)
 static void read_q4_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     steps_of_super_block(b, steps, bases);
-    for (int i = 0; i < SUPER; i++) wholes[i] = b[16 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
+    for (int sub = 0; sub < SUPER / 32; sub++) {
+        const uint8_t *q = b + 16 + sub / 2 * 32;
+        for (int i = 0; i < 32; i++) wholes[32 * sub + i] = q[i] >> sub % 2 * 4 & 15;
+    }
 }
 
 // d, dmin, 12 bytes of scales, 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of sub-block `sub`),
@@ -183,9 +199,11 @@ static void read_q4_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 static void read_q5_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     steps_of_super_block(b, steps, bases);
-    for (int i = 0; i < SUPER; i++)
-        wholes[i] =
-            (int8_t)((b[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15) | (b[16 + i % 32] >> i / 32 & 1) << 4);
+    for (int sub = 0; sub < SUPER / 32; sub++) {
+        const uint8_t *q = b + 48 + sub / 2 * 32, *high = b + 16;
+        for (int i = 0; i < 32; i++)
+            wholes[32 * sub + i] = (int8_t)((q[i] >> sub % 2 * 4 & 15) | (high[i] >> sub & 1) << 4);
+    }
 }
 
 // 128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales (one per 16 values), d. Each half of 128 values
@@ -256,35 +274,18 @@ static const block_format *find_format(uint32_t type)
 
 // ---- Rows ----
 
-// Rows of halves, 16 at a time where the processor can: the very bits of half_to_float, and of a bfloat16 with zeros
-// behind it.
+// Rows of many at a time where the processor can.
 SIMD_CLONES static void widen_halves(float *to, const uint8_t *from, size_t n)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++) {
-        uint32_t half = from[2 * i] | (uint32_t)from[2 * i + 1] << 8, bits = (half & 0x7fff) << 13;
-        union {
-            uint32_t u;
-            float f;
-        } v = {bits};
-        v.f *= 0x1p112f; // denormals as well
-        to[i] = (union {
-                    uint32_t u;
-                    float f;
-                }){v.u | ((half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0) | (half & 0x8000) << 16}
-                    .f;
-    }
+    for (size_t i = 0; i < n; i++) to[i] = widen_half(from[2 * i] | (uint32_t)from[2 * i + 1] << 8);
 }
 
+// A bfloat16 with zeros behind it.
 SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++)
-        to[i] = (union {
-                    uint32_t u;
-                    float f;
-                }){(uint32_t)from[2 * i] << 16 | (uint32_t)from[2 * i + 1] << 24}
-                    .f;
+    for (size_t i = 0; i < n; i++) to[i] = float_of_bits((uint32_t)from[2 * i] << 16 | (uint32_t)from[2 * i + 1] << 24);
 }
 
 SIMD_CLONES void dequant_e4m3(const void *src, size_t n, float *to)
@@ -292,17 +293,8 @@ SIMD_CLONES void dequant_e4m3(const void *src, size_t n, float *to)
     const uint8_t *from = src;
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        uint32_t magnitude = from[i] & 0x7f;
-        union {
-            uint32_t u;
-            float f;
-        } v = {magnitude << 20};
-        v.f *= 0x1p120f; // denormals as well
-        to[i] = (union {
-                    uint32_t u;
-                    float f;
-                }){v.u | (magnitude == 0x7f ? 0x7fc00000u : 0) | (uint32_t)(from[i] & 0x80) << 24}
-                    .f;
+        uint32_t magnitude = from[i] & 0x7f, bits = bits_of_float(float_of_bits(magnitude << 20) * 0x1p120f);
+        to[i] = float_of_bits(bits | (magnitude == 0x7f ? 0x7fc00000u : 0) | (uint32_t)(from[i] & 0x80) << 24);
     }
 }
 
@@ -314,11 +306,11 @@ static void expand_blocks(const block_format *f, const uint8_t *from, size_t n, 
 {
     int8_t wholes[SUPER];
     float steps[SUPER / 16], bases[SUPER / 16];
-    for (; n; n -= block, from += bytes, to += block) {
+    for (; n; n -= block, from += bytes) {
         f->read(from, wholes, steps, bases);
-        for (unsigned i = 0; i < block; i++) {
-            to[i] = steps[i / f->share] * (float)(wholes[i] - f->offset);
-            if (f->has_bases) to[i] += bases[i / f->share];
+        for (size_t first = 0, k = 0; first < block; first += f->share, k++, to += f->share) {
+            for (unsigned i = 0; i < f->share; i++) to[i] = steps[k] * (float)(wholes[first + i] - f->offset);
+            for (unsigned i = 0; f->has_bases && i < f->share; i++) to[i] += bases[k];
         }
     }
 }

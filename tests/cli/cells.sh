@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Results so far (NAME.cells) with one bit flipped: the same command refuses the line by its number, or comes to the same
-# results; no damaged number is taken over.
+# Results so far (NAME.cells) with one bit flipped: the same command refuses the line by its number, or comes to the
+# same results; no damaged number is taken over.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
@@ -43,8 +43,9 @@ END
     fi
 }
 SIZE=(--tokens 100 --next 6 --quiet)
-flip eval worth.cells worth.json eval tiny.gguf table.safetensors text0.txt text1.txt -r 0.5 -a none "${SIZE[@]}" -o worth
-flip refine r.safetensors.cells r.safetensors refine tiny.gguf table.safetensors text?.txt --evaluations 4 "${SIZE[@]}" \
-    -o r.safetensors
+flip eval worth.cells worth.json eval tiny.gguf table.safetensors text0.txt text1.txt -r 0.5 -a none "${SIZE[@]}" \
+    -o worth
+flip refine r.safetensors.cells r.safetensors refine tiny.gguf table.safetensors text?.txt --evaluations 4 \
+    "${SIZE[@]}" -o r.safetensors
 flip task found.cells found.json task tiny.gguf table.safetensors -k niah_single -t 200 -c 2 -r 0.5 -q -o found
 end

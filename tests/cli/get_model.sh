@@ -40,7 +40,8 @@ if [ -s "$real" ]; then
     mkdir "$KVBUDGET_CACHE"
     ln -s "$real" "$KVBUDGET_CACHE"
     expect_get 0 'a cache folder with a backslash'
-    if [ "$(cat get.out)" = "$KVBUDGET_CACHE/${real##*/}" ]; then ok 'its file is right'; else not_ok 'its file is right'; fi
+    if [ "$(cat get.out)" = "$KVBUDGET_CACHE/${real##*/}" ]; then ok 'its file is right'; else not_ok \
+        'its file is right'; fi
 else
     skip 'a cache folder with a backslash: the model was not fetched yet'
 fi

@@ -4,7 +4,8 @@
 // for writing, write, pwrite, ftruncate, posix_fallocate, fsync, fdatasync, close of what was open for writing, rename,
 // link, symlink, unlink, mkdir, rmdir, fchmod, flock and locks of fcntl, and fflush and fclose of standard streams.
 // With FAULT_LOG=FILE each is written there, "number name path". The FAULT_AT-th does what FAULT_MODE says: kill
-// (SIGKILL before the call), term (SIGTERM, and a pause before the call), eio, enospc, eintr (the call is not made, but a close closes), short (half of a write).
+// (SIGKILL before the call), term (SIGTERM, and a pause before the call), eio, enospc, eintr (the call is not made,
+// but a close closes), short (half of a write).
 // FAULT_LOCK_US makes every flock wait so long before it is made: what another process does meanwhile, it does.
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -4,9 +4,9 @@
 faults.py --build BUILD [--points N] [--seed S] [--case NAME]... [--jobs J]
 
 fault_shim.so counts the calls; each run lets one of them fail: EIO, ENOSPC, EINTR, a short write, a kill, or SIGTERM.
-After it the old output is whole or the new one is, exit status 0 only with the very result of the undisturbed run, one error
-line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record survive, and
-the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn with the
+After it the old output is whole or the new one is, exit status 0 only with the very result of the undisturbed run, one
+error line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record survive,
+and the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn with the
 seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status is 1 when anything
 was lost or silent.
 """
@@ -60,8 +60,8 @@ CASES = [
     case("import steps --force", "import IN/steps -o steps.h5 --force", before="other.h5:steps.h5"),
     case("solve", "solve IN/run.h5 --metric keydiff -o t.safetensors --npy t.npy --budgets b.npy --quiet",
          before="old.safetensors:t.safetensors old.npy:t.npy"),
-    case("solve --holdout", "solve IN/two.h5 --metric keydiff --holdout --picture h.svg --quiet"),
-    case("validate", "validate IN/run.h5 --metric keydiff --quiet"),
+    case("solve --holdout", "solve IN/two.h5 --metric keydiff --holdout --csv h.csv --quiet"),
+    case("validate", "validate IN/run.h5 --metric keydiff --csv v.csv --quiet", before="old.csv:v.csv"),
     case("export npy", "export IN/keydiff.safetensors --format npy -o t.npy", before="old.npy:t.npy"),
     case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),

@@ -1,5 +1,5 @@
-"""Regenerates jinja.json: small templates with every construct that profiler/text/jinja.h reads, and what Jinja2 makes of
-them, set up as transformers sets it up; and seeds of the fuzz target `chat`.
+"""Regenerates jinja.json: small templates with every construct that profiler/text/jinja.h reads, and what Jinja2 makes
+of them, set up as transformers sets it up; and seeds of the fuzz target `chat`.
 
 usage: make_jinja.py [OUT]     (needs: pip install jinja2)
 A list of {"template", "text"}; text null: Jinja2 refuses it too.

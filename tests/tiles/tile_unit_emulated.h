@@ -1,6 +1,6 @@
 // The tile unit's instructions in C, by Intel's manual (LDTILECFG, TILELOADD, TDPBF16PS and so on): part of
-// profiler/backend/tile_unit.h in tests. What the unit refuses ends the program: a register that is not configured, shapes that
-// do not fit. Rows beyond those configured hold zeros after a load, and are not stored.
+// profiler/backend/tile_unit.h in tests. What the unit refuses ends the program: a register that is not configured,
+// shapes that do not fit. Rows beyond those configured hold zeros after a load, and are not stored.
 #pragma once
 #include <immintrin.h>
 #include <math.h>

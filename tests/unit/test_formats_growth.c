@@ -267,7 +267,8 @@ START_TEST(test_an_addition_that_does_not_fit_is_refused)
     record_writer_free(second);
     record_writer_free(w);
     cJSON_Delete(a);
-    begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH, "holds an addition that was stopped, with");
+    begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH,
+              "holds an addition that was stopped, with");
     ck_assert(help_exists(path));
 }
 END_TEST

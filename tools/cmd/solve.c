@@ -140,23 +140,8 @@ static int study_check(const solve_line *l, const study_words *w)
                                            "metric's; leave out --order"},
         {w->ablation && l->options.loss == LOSS_OUTPUT,
          "--ablation compares orders of importance; leave out --loss output"},
-        {study && l->options.exact, "studies solve greedily; leave out --exact"},
-        {out->picture && !study, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables"},
-        {out->picture && !*out->picture, "a file name is empty"}};
+        {study && l->options.exact, "studies solve greedily; leave out --exact"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
-}
-
-// The picture of one study, where one is wanted. Exactly one of the two is given.
-static kvb_status draw_study(const solve_outputs *out, const char *metric, bool several, const holdout *h,
-                             const ablation *x, kvb_error *err)
-{
-    atomic_file p;
-    if (!out->picture) return KVB_OK;
-    kvb_status status = picture_begin(&p, out->picture, metric, several, err);
-    if (status != KVB_OK) return status;
-    if (h) draw_holdout(h, p.stream);
-    else draw_ablation(x, p.stream);
-    return picture_end(&p, out->quiet, err);
 }
 
 static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
@@ -172,7 +157,6 @@ static kvb_status run_holdout(const solve_line *l, const selection *from, const 
         status = holdout_run(h, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
     }
-    if (status == KVB_OK) status = draw_study(&l->outputs, metric, from->n_metrics > 1, h, NULL, err);
     if (status == KVB_OK) add_holdout(to, h);
     if (status == KVB_OK && !l->outputs.json) print_holdout(h);
     holdout_free(h);
@@ -192,7 +176,6 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
         status = ablation_run(&x, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "compared" : "stopped");
     }
-    if (status == KVB_OK) status = draw_study(&l->outputs, metric, from->n_metrics > 1, NULL, &x, err);
     if (status == KVB_OK) add_ablation(to, &x);
     if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
     ablation_free(&x);
@@ -225,8 +208,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                                  {"--budgets", FILE_ARRAY, ".npy"}};
     for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], &forms[i], from->metrics, from->n_metrics, err);
-    if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, "--picture", from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -304,8 +285,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
-        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg",
-         "with --holdout or --ablation: also draw it"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
@@ -374,7 +353,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout --picture holdout.svg\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout\n"
     "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"

@@ -141,7 +141,7 @@ static void add_row(const promise_report *r, results *to, uint32_t criterion, ui
 
 static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err)
 {
-    double all, stays;
+    double all = 0, stays = 0;
     uint32_t n = r->n_passed < r->task->n_ratios ? texts_needed(r, r->n_passed) : 0;
     kvb_status status = KVB_OK;
     if (r->n_passed) status = count_bytes(r, r->ratios[r->n_passed - 1], &all, &stays, err);

@@ -18,10 +18,12 @@ plain() { "$BUILD/kvbudget" "$@" 2>>"$work/log" || { tail -n 3 "$work/log" >&2; 
 hash_file() { printf '%s  %s\n' "$(sha256sum <"$1" | cut -c1-24)" "$2"; }
 # hash_worth NAME: of an evaluation's numbers, but those of one run: bytes as malloc gave them, seconds.
 hash_worth() { cut -d, -f1-27 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
-# tensors TABLE: its numbers without the metadata, which name versions.
-tensors() { python3 -c 'import sys
+# ratios TABLE: its prune ratios, as the file has them.
+ratios() { python3 -c 'import json, sys
 data = open(sys.argv[1], "rb").read()
-sys.stdout.buffer.write(data[8 + int.from_bytes(data[:8], "little"):])' "$1"; }
+start = 8 + int.from_bytes(data[:8], "little")
+begin, end = json.loads(data[8:start])["prune_ratio"]["data_offsets"]
+sys.stdout.buffer.write(data[start + begin : start + end])' "$1"; }
 # hash_folder FOLDER NAME: of all files in it, by name.
 hash_folder() { printf '%s  %s\n' \
     "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
@@ -41,7 +43,7 @@ from_record() {
         # shellcheck disable=SC2086 # options
         kvbudget solve "$record" -m all $how -o "$work/tables"
         for table in "$work"/tables/*.safetensors; do
-            tensors "$table" >"${table%.safetensors}.bytes"
+            ratios "$table" >"${table%.safetensors}.bytes"
             rm "$table"
         done
         hash_folder "$work/tables" "$name solve $how"

