@@ -5,10 +5,10 @@ faults.py --build BUILD [--points N] [--seed S] [--case NAME]... [--jobs J]
 
 fault_shim.so counts the calls; each run lets one of them fail: EIO, ENOSPC, EINTR, a short write, a kill, or SIGTERM.
 After it the old output is whole or the new one is, exit status 0 only with the very result of the undisturbed run, one
-error line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record survive,
-and the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn with the
-seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status is 1 when anything
-was lost or silent.
+error line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record
+survive, and the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn
+with the seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status is 1 when
+anything was lost or silent.
 """
 import argparse
 import collections

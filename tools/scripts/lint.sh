@@ -221,9 +221,11 @@ if have shellcheck; then
     shellcheck -x "${scripts[@]}" | check 'shellcheck'
 fi
 if have cppcheck; then
-    # One malloc'd block holding doubles and floats, and a pointer that travels through memcpy, are beyond it.
+    # One malloc'd block holding doubles and floats, and a pointer that travels through memcpy, are beyond it,
+    # and so is an array of which nothing is read where nothing was counted. It does not know cJSON's loop.
     cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr --error-exitcode=0 -D_GNU_SOURCE \
-        -DKVBUDGET_VERSION='"0"' -I. --suppress=missingIncludeSystem --suppress=invalidPointerCast \
+        -DKVBUDGET_VERSION='"0"' '-DcJSON_ArrayForEach(e,a)=while ((e = (a) ? (a)->child : 0))' -I. \
+        --suppress=missingIncludeSystem --suppress=invalidPointerCast --suppress=uninitvar:tools/report/page.c \
         --suppress=memleak:formats/lukv_steps.c "${modules[@]}" tools 2>&1 | check 'cppcheck'
 fi
 version=$(sed -n 's/^VERSION *:= *//p' Makefile)
