@@ -97,8 +97,8 @@ $(BUILD)/$(1): $(2) $(BUILD)/flags
 endef
 add_program = $(eval $(call program,$(1),$(2),$(3),$(4)))
 
-PAGE_PARTS := $(BUILD)/tools/report/page_parts
-TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d))) $(PAGE_PARTS).o
+PAGE_CSS  := $(BUILD)/tools/report/page_css
+TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d))) $(PAGE_CSS).o
 SONAME    := libkvbudget.so.$(SOVERSION)
 EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
 HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
@@ -174,17 +174,15 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
 endif
 
-# The style and the script of `kvbudget report`, as lines of C: the program holds both, and they stay files of their
-# kind.
-$(PAGE_PARTS).c: tools/report/page.css tools/report/page.js
+# The style of `kvbudget report`, as lines of C: the program holds it, and it stays a file of its kind.
+$(PAGE_CSS).c: tools/report/page.css
 	@mkdir -p $(@D)
 	$(SAY) GEN $@
-	$(Q){ printf '#include "tools/report/page_parts.h"\n#include <stddef.h>\n'; for kind in css js; do \
-	    printf 'const char *const page_%s[] = {\n' $$kind; \
-	    sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' tools/report/page.$$kind; \
-	    printf 'NULL};\n'; done; } > $@
+	$(Q){ printf '#include "tools/report/page.h"\nconst char *const page_css[] = {\n'; \
+	    sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' tools/report/page.css; \
+	    printf 'NULL};\n'; } > $@
 
-$(PAGE_PARTS).o: $(PAGE_PARTS).c $(BUILD)/flags
+$(PAGE_CSS).o: $(PAGE_CSS).c $(BUILD)/flags
 	$(SAY) CC $<
 	$(Q)$(COMPILE) -c $< -o $@
 

@@ -38,7 +38,7 @@ unit_inputs = tests/unit/$(1).c $(if $(filter test_tools_%,$(1)),$(TOOL_PART)) $
 unit_libs   = $(CHECK_LIBS) $(if $(filter test_tools_%,$(1)),$(MPI_LIBS))
 $(foreach t,$(filter-out $(EMULATED_UNIT),$(UNIT)),$(call add_program,tests/$(t),$(call unit_inputs,$(t)), \
     $(CHECKED) $(UNIT_FLAGS_$(t)),$(call unit_libs,$(t))))
-FUZZ_PARTS_fuzz_results := $(BUILD)/tools/report/results_read.o
+FUZZ_PARTS_fuzz_results := $(addprefix $(BUILD)/tools/,report/results.o json_print.o)
 $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_$(t)) $(filter %.c,$(FUZZ_MAIN)) \
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 

@@ -1,5 +1,5 @@
-// Tables from any part of the pairs: for leave-one-out losses, learning curves and transfer between texts. Curves are
-// held on a coarse grid of the kept share (aggregate.h), so that many texts fit in memory.
+// Tables from any part of the pairs, for losses on texts that are left out. Curves are held on a coarse grid of the
+// kept share (aggregate.h), so that many texts fit in memory.
 #pragma once
 #include "solver/robust.h"
 

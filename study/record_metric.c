@@ -2,28 +2,19 @@
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
+#include "study/selection.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static kvb_status parse_attribute(cJSON **out, const char *name, const cJSON *value, kvb_error *err)
-{
-    const char *text = value->valuestring;
-    return kvb_json_object(out, text, strlen(text), "record", name, err);
-}
-
-// In the root attribute `metrics`, one object by name, or in `metric_<name>`. *out: NULL when it is in neither.
+// The metric's object in the root attribute `metrics`. *out: NULL when there is none.
 static kvb_status find_parameters(cJSON **out, const record *r, const char *metric, kvb_error *err)
 {
-    char name[160];
-    snprintf(name, sizeof name, "metric_%s", metric);
-    const cJSON *attributes = record_attributes(r), *own = cJSON_GetObjectItemCaseSensitive(attributes, name);
-    *out = NULL;
-    if (cJSON_IsString(own)) return parse_attribute(out, name, own, err);
-    const cJSON *text = cJSON_GetObjectItemCaseSensitive(attributes, "metrics");
-    if (!cJSON_IsString(text)) return KVB_OK;
+    const char *text = record_text(r, "metrics");
     cJSON *all;
-    kvb_status status = parse_attribute(&all, "metrics", text, err);
+    *out = NULL;
+    if (!*text) return KVB_OK;
+    kvb_status status = kvb_json_object(&all, text, strlen(text), "record", "metrics", err);
     if (status == KVB_OK) *out = cJSON_DetachItemFromObjectCaseSensitive(all, metric);
     cJSON_Delete(all);
     return status;

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TEXT_SHOWN = 1000 };
+
 static void *json_malloc(size_t size)
 {
     return need(size, 1, "bytes of JSON");
@@ -26,7 +28,7 @@ static void make_utf8(char *text)
     }
 }
 
-char *json_text(const cJSON *document)
+char *json_to_text(const cJSON *document)
 {
     char *text = needed(cJSON_Print(document), "JSON text");
     make_utf8(text);
@@ -35,7 +37,7 @@ char *json_text(const cJSON *document)
 
 void json_print(const cJSON *document)
 {
-    char *text = json_text(document);
+    char *text = json_to_text(document);
     puts(text);
     cJSON_free(text);
 }
@@ -56,9 +58,14 @@ static void print_value(const cJSON *value)
         fputs(cJSON_IsTrue(value) ? "yes" : "no", stdout);
     } else if (cJSON_IsString(value)) { // quoted and escaped: a file may hold anything, a terminal should not get it
         char *text = cJSON_PrintUnformatted(value);
-        if (text) kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
-        fputs(text ? text : "?", stdout);
+        size_t size = strlen(text), shown = size < TEXT_SHOWN ? size : TEXT_SHOWN;
+        kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
+        while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // not inside of a character
+        printf("%.*s", (int)shown, text);
+        if (shown < size) printf("...\" (%zu bytes)", strlen(value->valuestring));
         free(text);
+    } else if (cJSON_IsRaw(value)) { // a number as it stands in a file
+        fputs(value->valuestring, stdout);
     } else { // a list of plain values
         const cJSON *item;
         fputs("[", stdout);

@@ -7,7 +7,7 @@
 void json_needs_memory(void);
 
 // The document as indented text, for cJSON_free(). Bytes that are not UTF-8, as names of files may have, become '?'.
-char *json_text(const cJSON *document);
+char *json_to_text(const cJSON *document);
 // Prints that text and a line end.
 void json_print(const cJSON *document);
 

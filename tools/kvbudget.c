@@ -42,7 +42,7 @@ static const char WORKFLOW[] =
     "     for the eviction metric that your engine uses:\n"
     "       kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  3. Look at it, as a picture and as the numbers that an engine gets:\n"
-    "       kvbudget plot snapkv.safetensors -o snapkv.svg --terminal\n"
+    "       kvbudget plot snapkv.safetensors -o snapkv.svg\n"
     "       kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096\n"
     "  4. Use it: from C with the library libkvbudget (runtime/kvbudget.h), or in kvpress with\n"
     "       kvbudget export snapkv.safetensors --format npy -o snapkv.npy\n"

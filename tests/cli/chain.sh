@@ -44,6 +44,13 @@ same 'the same record gives the same table' keydiff.safetensors again.safetensor
 expect 0 'solve, mean loss, full hull, per layer' solve run.h5 --metric keydiff --aggregate mean_loss --hull full \
     --scope layer -o loss.safetensors
 check 'that table keeps the invariants too' table loss.safetensors $L $G keydiff
+expect 0 'the plan of losses in nats' profile tiny.gguf calib.jsonl --plan --curves --metric keydiff
+says 'counts what they take' '^losses +curves and gains: [0-9.]+ MB of these'
+expect 0 'losses in nats' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --metric keydiff --new-tokens 8 \
+    --ignore-eos
+expect 0 'solve for them' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
+says 'it compares ratio by ratio' 'Taken: own budgets at [0-9]+ ratios, uniform at [0-9]+, published at [0-9]+'
+check 'the table keeps the invariants' table nats.safetensors $L $G keydiff
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
 
 # ---- budgets

@@ -70,11 +70,6 @@ expect 0 'its table as curves for kvpress' export learned.safetensors -o learned
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '
 expect 0 'inspect the table' inspect learned.safetensors
-expect 0 'plot the weights' plot rank.safetensors --kind weights -o weights.svg
-if grep -q '>recency<' weights.svg; then ok 'recency has a panel'; else not_ok 'recency has a panel'; fi
-expect 0 'plot those of the table' plot learned.safetensors --kind weights -o carried.svg
-same 'the table carries the same ranking' weights.svg carried.svg
-misused 'weights in the terminal' 'is needed' plot rank.safetensors --kind weights
 
 # ---- refusals
 fails 'one text' 'at least two' learn run.h5 -o x.safetensors --contexts short

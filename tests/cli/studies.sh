@@ -8,7 +8,7 @@ expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 
     --metric snapkv:kvpress
 
 # ---- holdout
-expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout --picture text.svg --json --quiet
+expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout --json --quiet
 cp out text.json
 json 'every method at every ratio' text.json \
     'len(j["details"]) == 1 and len(j["rows"]) == 9 * 99 and len({r["allocator"] for r in j["rows"]}) == 9'
@@ -18,7 +18,6 @@ json 'no table passes the optimum of each question by more than its greedy gap' 
     for r in rows(ratio=o["ratio"]) if r["ratio"] <= 0.8)'
 json 'the paper is the measure' text.json 'all(
     r["change"] == 0 for r in rows(allocator="mean_ratio (paper)"))'
-check 'the picture is whole' charts text.svg 2
 # A text that is held out is judged by the table of the other alone.
 kvb solve run.h5 --metric keydiff --contexts short --paper -o short.safetensors --quiet
 kvb solve run.h5 --metric keydiff --holdout --json --quiet
@@ -26,13 +25,12 @@ same_results 'the same again' out text.json
 expect 0 'layer by layer' solve run.h5 --metric keydiff --holdout --scope layer --quiet
 fails 'a single text' 'at least 2 texts' solve run.h5 --metric keydiff --holdout --contexts short
 misused '--holdout with a table' 'writes no table' solve run.h5 --metric keydiff --holdout -o t.safetensors
-misused '--picture alone' 'kvbudget plot' solve run.h5 --metric keydiff --picture x.svg
 misused 'a study under constraints' 'neither constraints' solve run.h5 --metric keydiff --holdout --block 16
 misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --holdout --ablation
 misused 'several records' 'expected one record' solve run.h5 run.h5 --metric keydiff
 
 # ---- ablation
-expect 0 'ablation' solve run.h5 --metric all --ablation --picture '{metric}.svg' --json --quiet
+expect 0 'ablation' solve run.h5 --metric all --ablation --json --quiet
 cp out ablation.json
 json 'every question is best off with its own optimum' ablation.json 'len(j["details"]) == 2 and all(
     best["loss"] <= r["loss"] * 1.02 + 0.002 for best in rows(allocator="optimum")
@@ -40,7 +38,8 @@ json 'every question is best off with its own optimum' ablation.json 'len(j["det
 json 'heads add up' ablation.json \
     'all(abs(sum(heads) - r["loss"]) < 1e-9 for d in j["details"] for a in d["head_loss"]
     for r, heads in zip(rows(metric=d["metric"], allocator=a), d["head_loss"][a]))'
-check 'a picture for each metric' charts snapkv_kvpress.svg 2
+expect 0 'as a picture' plot ablation.json -o ablation.svg
+check 'a chart for each metric' charts ablation.svg 2
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
 

@@ -1,6 +1,6 @@
 // The reader of documents of results, as report gets them from anybody: what it accepts has flat rows and all its
 // parts.
-#include "tools/report/results_read.h"
+#include "tools/report/results.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

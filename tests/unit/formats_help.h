@@ -116,3 +116,40 @@ static inline unsigned help_seed(void)
                       kvb_status_name(e_.status), e_.message);                                              \
         ck_assert_msg(strstr(e_.message, text) != NULL, "no \"%s\" in: %s", text, e_.message);              \
     } while (0)
+
+// Metadata of a table of a small model; `changes` is an object whose members take the place of these or join them. The
+// caller frees it.
+static inline cJSON *help_table_metadata(const char *changes)
+{
+    static const char *const pairs[][2] = {{"format", "kvbudget-table"},
+                                           {"format_version", "1"},
+                                           {"tool_version", "0.1.0"},
+                                           {"architecture", "llama"},
+                                           {"model_id", "tiny"},
+                                           {"model_sha256", ""},
+                                           {"tokenizer_sha256", ""},
+                                           {"n_layers", "2"},
+                                           {"n_heads", "4"},
+                                           {"n_kv_heads", "2"},
+                                           {"head_dim", "16"},
+                                           {"metric", "keydiff"},
+                                           {"metric_parameters", "{}"},
+                                           {"sink", "4"},
+                                           {"window", "1"},
+                                           {"scope", "global"},
+                                           {"aggregate", "mean_loss"},
+                                           {"hull", "feasible"},
+                                           {"max_prune", "0.99"},
+                                           {"calibration_tokens", "60"},
+                                           {"n_contexts", "1"},
+                                           {"n_questions", "1"},
+                                           {"n_queries", "1,1"},
+                                           {"calibration_sha256", ""},
+                                           {"record_sha256", ""}};
+    cJSON *m = cJSON_CreateObject(), *other = cJSON_Parse(changes), *item = other->child;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (!cJSON_HasObjectItem(other, pairs[i][0])) cJSON_AddStringToObject(m, pairs[i][0], pairs[i][1]);
+    for (; item; item = item->next) cJSON_AddStringToObject(m, item->string, item->valuestring);
+    cJSON_Delete(other);
+    return m;
+}

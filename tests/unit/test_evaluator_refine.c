@@ -23,41 +23,12 @@ static void write_table(const char *path, const char *sha256)
 {
     double ratio[LINES], prune[LINES * HEADS], zeros[LINES * HEADS] = {0};
     uint8_t saturated[LINES] = {0};
-    cJSON *metadata = cJSON_CreateObject();
     for (int r = 0; r < LINES; r++) {
         ratio[r] = (r + 1) / 10.0;
         for (int h = 0; h < HEADS; h++) prune[r * HEADS + h] = ratio[r] + (h < G ? 0.05 : -0.05) * (r < LINES - 1);
     }
-    const char *const texts[][2] = {{"format", "kvbudget-table"},
-                                    {"format_version", "1"},
-                                    {"tool_version", "0.1.0"},
-                                    {"architecture", "llama"},
-                                    {"model_id", "tiny"},
-                                    {"model_sha256", sha256},
-                                    {"tokenizer_sha256", ""},
-                                    {"n_layers", "2"},
-                                    {"n_heads", "4"},
-                                    {"n_kv_heads", "2"},
-                                    {"head_dim", "16"},
-                                    {"metric", "keydiff"},
-                                    {"metric_parameters", "{}"},
-                                    {"sink", "4"},
-                                    {"window", "1"},
-                                    {"scope", "global"},
-                                    {"aggregate", "mean_loss"},
-                                    {"hull", "feasible"},
-                                    {"max_prune", "0.99"},
-                                    {"calibration_tokens", "60"},
-                                    {"n_contexts", "1"},
-                                    {"n_questions", "1"},
-                                    {"n_queries", "1,1"},
-                                    {"calibration_sha256", ""},
-                                    {"record_sha256", ""},
-                                    {"shrink", "0.1"},
-                                    {"min_keep", "0"},
-                                    {"n_rows", "9"}};
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        cJSON_AddStringToObject(metadata, texts[i][0], texts[i][1]);
+    cJSON *metadata = help_table_metadata("{\"shrink\":\"0.1\",\"min_keep\":\"0\",\"n_rows\":\"9\"}");
+    cJSON_ReplaceItemInObject(metadata, "model_sha256", cJSON_CreateString(sha256));
     const table_content content = {.n_rows = LINES,
                                    .n_layers = L,
                                    .n_kv_heads = G,

@@ -31,35 +31,10 @@ static rank_content with_name(rank_content r)
 
 static cJSON *table_metadata(const char *metric, const char *about)
 {
-    const char *pairs[][2] = {{"format", "kvbudget-table"},
-                              {"format_version", "1"},
-                              {"tool_version", "0.1.0"},
-                              {"architecture", "llama"},
-                              {"model_id", ""},
-                              {"model_sha256", ""},
-                              {"tokenizer_sha256", ""},
-                              {"n_layers", "2"},
-                              {"n_heads", "3"},
-                              {"n_kv_heads", "1"},
-                              {"head_dim", "8"},
-                              {"metric", metric},
-                              {"metric_parameters", "{}"},
-                              {"sink", "1"},
-                              {"window", "1"},
-                              {"scope", "global"},
-                              {"aggregate", "mean_loss"},
-                              {"hull", "feasible"},
-                              {"max_prune", "0.99"},
-                              {"calibration_tokens", "100"},
-                              {"n_contexts", "1"},
-                              {"n_questions", "1"},
-                              {"n_queries", "1,1"},
-                              {"calibration_sha256", ""},
-                              {"record_sha256", ""},
-                              {"ranking", about}};
-    cJSON *m = cJSON_CreateObject();
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        if (pairs[i][1]) cJSON_AddStringToObject(m, pairs[i][0], pairs[i][1]);
+    cJSON *m = help_table_metadata("{\"model_id\":\"\",\"n_heads\":\"3\",\"n_kv_heads\":\"1\",\"head_dim\":\"8\","
+                                   "\"sink\":\"1\",\"calibration_tokens\":\"100\"}");
+    cJSON_ReplaceItemInObject(m, "metric", cJSON_CreateString(metric));
+    if (about) cJSON_AddStringToObject(m, "ranking", about);
     return m;
 }
 

@@ -14,34 +14,12 @@ static uint8_t saturated[R];
 
 static cJSON *metadata(void)
 {
-    static const char *const pairs[][2] = {{"format", "kvbudget-table"},
-                                           {"format_version", "1"},
-                                           {"tool_version", "0.1.0"},
-                                           {"architecture", "llama"},
-                                           {"model_id", "tiny \"quoted\" \xc3\xa9"},
-                                           {"model_sha256", ""},
-                                           {"tokenizer_sha256", ""},
-                                           {"n_layers", "2"},
-                                           {"n_heads", "9"},
-                                           {"n_kv_heads", "3"},
-                                           {"head_dim", "64"},
-                                           {"metric", "snapkv:kvpress"},
-                                           {"metric_parameters", "{\"window\":64,\"kernel\":5,\"pool\":\"avg\"}"},
-                                           {"sink", "4"},
-                                           {"window", "64"},
-                                           {"scope", "global"},
-                                           {"aggregate", "mean_ratio"},
-                                           {"hull", "feasible"},
-                                           {"max_prune", "0.99"},
-                                           {"calibration_tokens", "1600,4125"},
-                                           {"n_contexts", "2"},
-                                           {"n_questions", "30"},
-                                           {"n_queries", "12,63"},
-                                           {"calibration_sha256", ""},
-                                           {"record_sha256", ""}};
-    cJSON *m = cJSON_CreateObject();
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) cJSON_AddStringToObject(m, pairs[i][0], pairs[i][1]);
-    return m;
+    return help_table_metadata(
+        "{\"model_id\":\"tiny \\\"quoted\\\" \xc3\xa9\",\"n_heads\":\"9\",\"n_kv_heads\":\"3\","
+        "\"head_dim\":\"64\",\"metric\":\"snapkv:kvpress\",\"window\":\"64\","
+        "\"metric_parameters\":\"{\\\"window\\\":64,\\\"kernel\\\":5,\\\"pool\\\":\\\"avg\\\"}\","
+        "\"aggregate\":\"mean_ratio\",\"calibration_tokens\":\"1600,4125\",\"n_contexts\":\"2\","
+        "\"n_questions\":\"30\",\"n_queries\":\"12,63\"}");
 }
 
 static table_content content(const cJSON *m)

@@ -59,6 +59,7 @@ START_TEST(scores_are_the_runtimes)
     write_ranking(TWO, 2, s.G);
     ck_assert_msg(learned_parse(&m, named(), &list, &err) == KVB_OK, "%s", err.message);
     ck_assert_str_eq(m.spec, ranking_name);
+    ck_assert(m.fold == 0 && learned_fold(&m, 2).fold == 2);
     metric_parse(&knorm, "knorm", NULL);
     metric_parse(&snapkv, "snapkv:kvpress:window=8", NULL);
     ck_assert_uint_eq(metric_needs(&m), metric_needs(&knorm) | metric_needs(&snapkv));

@@ -1,5 +1,6 @@
 // The profiling run on the tiny model: how calibration lines become jobs, and that the record's bytes depend on nothing
 // but the job.
+#include "profiler/profile_losses.h"
 #include "test_profiler_run.h"
 #include "tests/tiny_vocab.h"
 #include <omp.h>
@@ -548,6 +549,9 @@ START_TEST(test_estimated_time)
     ck_assert_double_eq_tol(times.writing, 1.05, 1e-9);
     ck_assert_msg(times.prefill > 0 && times.prefill < 60 && times.decode > 0 && times.decode < 60, "%g, %g s",
                   times.prefill, times.decode);
+    ck_assert(profile_losses_bytes(c.m, &c.job, &c.o) == 0 && profile_losses_flops(c.m, &c.job, &c.o) == 0);
+    c.o.loss_queries = 4;
+    ck_assert(profile_losses_bytes(c.m, &c.job, &c.o) > 0 && profile_losses_flops(c.m, &c.job, &c.o) > 0);
     c.job.n_contexts = 0; // --add may find nothing to do
     help_ok(profile_estimate_time(&times, c.m, &c.job, 0, err));
     ck_assert(times.prefill == 0 && times.decode == 0);

@@ -54,6 +54,10 @@ static query_statistics *gather_two(float *all, uint32_t *n)
         }
     ck_assert_uint_eq(query_gather_count(g), *n);
     help_ok(query_gather_finish(g, &s, err));
+    query_statistics_show(s, &observer);
+    ck_assert(observer.stored_mean == s->mean && observer.stored_covariance == s->covariance);
+    query_statistics_show(NULL, &observer);
+    ck_assert(!observer.stored_mean && !observer.stored_covariance);
     query_gather_close(g);
     return s;
 }

@@ -188,25 +188,6 @@ START_TEST(resampling_keeps_the_mass_and_the_floor)
 }
 END_TEST
 
-START_TEST(an_empty_pair_counts_but_adds_nothing)
-{
-    kvb_error err = {0};
-    const double gains[4] = {4, 3, 2, 1}, zero[4] = {0};
-    loss_curves a, b;
-    loss_mean m;
-    case_by_hand(&a, 1, 1, 4, gains);
-    case_by_hand(&b, 1, 1, 4, zero);
-    loss_mean_init(&m, &a.shape);
-    must(loss_mean_add(&m, &a, &err), &err);
-    must(loss_mean_add(&m, &b, &err), &err);
-    loss_mean_finish(&m);
-    ck_assert_double_eq_tol(m.curves.total, 0.5, 1e-15);
-    loss_curves_free(&a);
-    loss_curves_free(&b);
-    loss_mean_free(&m);
-}
-END_TEST
-
 START_TEST(rounding_is_by_largest_remainder_in_a_layer)
 {
     uint32_t keep[4];
@@ -340,7 +321,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, means_can_be_joined);
     tcase_add_test(tc, contexts_of_different_length_meet_on_the_share);
     tcase_add_test(tc, resampling_keeps_the_mass_and_the_floor);
-    tcase_add_test(tc, an_empty_pair_counts_but_adds_nothing);
     tcase_add_test(tc, rounding_is_by_largest_remainder_in_a_layer);
     tcase_add_test(tc, table_loss_is_the_loss_of_its_counts);
 }

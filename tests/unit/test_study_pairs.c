@@ -124,18 +124,6 @@ static void gather_all(gathered *g, aggregation how, double shrink)
     gather_finish(g, shrink);
 }
 
-START_TEST(average_curves_are_those_of_the_pairs)
-{
-    gathered g;
-    gather_all(&g, AGGREGATE_MEAN_LOSS, 0);
-    const loss_curves *c = &g.all.curves;
-    ck_near(loss_at(c, 0, 0) + loss_at(c, 1, 0), 1); // of everything that can be lost
-    ck_near(loss_at(c, 0, 0), loss_at(c, 0, 2));     // protected tokens lose nothing
-    ck_near(loss_at(c, 0, 12) + loss_at(c, 1, 12), 0);
-    gather_free(&g);
-}
-END_TEST
-
 static bool stop_at_two(void *to, double done, double total)
 {
     *(double *)to = done;
@@ -211,7 +199,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, protection_comes_from_the_options_before_the_record);
     tcase_add_test(tc, nothing_to_solve);
     tcase_add_test(tc, every_pair_with_its_curves);
-    tcase_add_test(tc, average_curves_are_those_of_the_pairs);
     tcase_add_test(tc, whoever_is_told_may_stop_it);
     tcase_add_test(tc, the_average_of_all_pairs);
     tcase_add_test(tc, one_average_for_each_text_that_has_pairs);

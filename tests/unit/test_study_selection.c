@@ -117,11 +117,12 @@ START_TEST(what_the_record_says_of_a_metric)
         record_metric_free(&m);
     }
     selection_close(&s);
-    // An attribute of its own comes before the common one; what is no count is refused.
-    static const char *const own[] = {"{\"protect_window\": 6}", "{\"protect_sink\": -1}", "{\"protect_window\": 1.5}"};
+    // What is no count is refused.
+    static const char *const own[] = {"{\"keydiff\": {\"protect_window\": 6}}", "{\"keydiff\": {\"protect_sink\": -1}}",
+                                      "{\"keydiff\": {\"protect_window\": 1.5}}"};
     for (int i = 0; i < 3; i++) {
         cJSON *a = case_attributes(CASE_PROTECTED);
-        cJSON_AddStringToObject(a, "metric_keydiff", own[i]);
+        cJSON_ReplaceItemInObject(a, "metrics", cJSON_CreateString(own[i]));
         path = help_path("own%d.h5", i);
         case_write(path, a, CONTEXTS, 2, CASE_METRIC, 1);
         case_select(&s, path);

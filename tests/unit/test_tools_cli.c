@@ -1,6 +1,5 @@
-// Options, numbers and progress of the command line; the picture of the terminal.
+// Options, numbers and progress of the command line.
 #include "tools/cli.h"
-#include "tools/report/heatmap.h"
 #include "tools/terminal.h"
 #include "unit.h"
 #include <fcntl.h>
@@ -92,41 +91,6 @@ START_TEST(numbers_are_strict)
 }
 END_TEST
 
-// A picture as text; the caller frees it.
-static char *picture(uint32_t layers, uint32_t heads, const heatmap_terminal *terminal, bool svg)
-{
-    static const char *const names[] = {"first <&>", "second"};
-    static const double ratios[] = {0.5, 0.8, 0.9};
-    double *kept = calloc(2 * 3 * (size_t)layers * heads, sizeof *kept);
-    ck_assert_ptr_nonnull(kept);
-    for (size_t i = 0; i < 2 * 3 * (size_t)layers * heads; i++) kept[i] = (double)(i % 101) / 100;
-    heatmap map = {.n_layers = layers,
-                   .n_heads = heads,
-                   .n_tables = 2,
-                   .n_ratios = 3,
-                   .title = "Title",
-                   .subtitle = "Subtitle",
-                   .table_names = names,
-                   .ratios = ratios,
-                   .kept = kept};
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    ck_assert_ptr_nonnull(out);
-    if (svg) heatmap_svg(&map, out);
-    else heatmap_print(&map, terminal, out);
-    fclose(out);
-    free(kept);
-    return text;
-}
-
-static size_t occurrences(const char *text, const char *what)
-{
-    size_t n = 0;
-    for (const char *at = text; (at = strstr(at, what)); at += strlen(what)) n++;
-    return n;
-}
-
 START_TEST(ratios_are_shares_or_per_cent)
 {
     double r = 0;
@@ -135,49 +99,6 @@ START_TEST(ratios_are_shares_or_per_cent)
     ck_assert(cli_ratio(&r, "0") && r == 0);
     const char *const wrong[] = {"1", "-0.1", "100%", "80", "0.8x", "80%%", "", "nan"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
-}
-END_TEST
-
-START_TEST(plain_picture_has_numbers_only)
-{
-    char *text = picture(2, 3, &(heatmap_terminal){HEATMAP_PLAIN, true, 100}, false);
-    ck_assert_ptr_null(strchr(text, '\033'));
-    ck_assert_ptr_nonnull(strstr(text, "\n  0    0   1   2     6   7   8"));
-    ck_assert_ptr_nonnull(strstr(text, "\n  1    3   4   5     9  10  11"));
-    free(text);
-}
-END_TEST
-
-START_TEST(coloured_picture_has_every_layer)
-{
-    // Odd: the last line of half blocks has nothing below.
-    char *text = picture(5, 3, &(heatmap_terminal){HEATMAP_TRUECOLOUR, true, 200}, false);
-    ck_assert_uint_eq(occurrences(text, "\u2580"), 3 * 3 * 2 * 6); // lines x heads x columns each x panels
-    ck_assert_ptr_nonnull(strstr(text, "\033[38;2;68;1;84m"));
-    free(text);
-    text = picture(5, 3, &(heatmap_terminal){HEATMAP_256, false, 200}, false);
-    ck_assert_uint_eq(occurrences(text, "\u2580"), 0);
-    ck_assert_ptr_nonnull(strstr(text, "\033[48;5;53m"));
-    free(text);
-}
-END_TEST
-
-START_TEST(any_shape_and_width)
-{
-    static const uint32_t shapes[][2] = {{1, 1}, {1, 128}, {80, 8}, {3, 40}, {200, 1}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        for (int columns = 1; columns < 300; columns += 37) {
-            heatmap_terminal t = {(heatmap_colours)(columns % 3), columns % 2, columns};
-            char *text = picture(shapes[i][0], shapes[i][1], &t, false);
-            ck_assert_uint_ge(occurrences(text, "80% pruned"), 1);
-            free(text);
-        }
-        char *text = picture(shapes[i][0], shapes[i][1], NULL, true);
-        ck_assert_uint_eq(occurrences(text, "<title>layer "), 6 * (size_t)shapes[i][0] * shapes[i][1]);
-        ck_assert_ptr_nonnull(strstr(text, "first &lt;&amp;&gt;"));
-        ck_assert_ptr_nonnull(strstr(text, "</svg>\n"));
-        free(text);
-    }
 }
 END_TEST
 
@@ -252,7 +173,6 @@ START_TEST(no_colour_is_respected)
     setenv("TERM", "xterm-256color", 1);
     setenv("NO_COLOR", "1", 1);
     ck_assert(!cli_colour_wanted(STDOUT_FILENO));
-    ck_assert_int_eq(heatmap_detect(STDOUT_FILENO).colours, HEATMAP_PLAIN);
     int no_terminal = open("/dev/null", O_RDWR);
     ck_assert_int_eq(cli_terminal_width(no_terminal, 77), 77);
     close(no_terminal);
@@ -471,9 +391,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, wrong_options);
     tcase_add_test(tc, numbers_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);
-    tcase_add_test(tc, plain_picture_has_numbers_only);
-    tcase_add_test(tc, coloured_picture_has_every_layer);
-    tcase_add_test(tc, any_shape_and_width);
     tcase_add_test(tc, what_is_left_never_grows);
     tcase_add_test(tc, hashing_is_shown);
     tcase_add_test(tc, no_colour_is_respected);

@@ -1,11 +1,8 @@
-// What `kvbudget inspect` says of rankings and of results, and the picture of a ranking's weights.
+// What `kvbudget inspect` says of models, rankings and results, and how documents are printed.
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "tools/json_print.h"
-#include "tools/report/inspect_answers.h"
-#include "tools/report/inspect_rank.h"
-#include "tools/report/inspect_results.h"
-#include "tools/report/weights_picture.h"
+#include "tools/report/inspect_files.h"
 
 enum { L = 2, G = 1, P = 4 };
 
@@ -50,38 +47,20 @@ START_TEST(rankings)
 }
 END_TEST
 
-// Of a ranking of whole layers: own parts, the layer's means, recency, each under its name.
-START_TEST(effects_of_whole_layers)
+START_TEST(models)
 {
-    static const double of_head[2 * 3 + 2] = {1, -3, 0.5, 0.5, 4, -5, -6, 7};
-    static const char *const metrics[] = {"keydiff", "knorm"}, *const names[] = {"keydiff", "knorm", "layer's keydiff",
-                                                                                 "layer's knorm", "recency"};
-    static const double want[] = {2, 1, 4, 5, 6};
-    const kvb_ranking_info r = {
-        .n_features = 2, .n_columns = 8, .metrics = metrics, .weights = of_head, .layer_mean = 1};
-    ck_assert_uint_eq(weights_effects(&r), 5);
-    for (uint32_t i = 0; i < 5; i++) {
-        char name[32];
-        weights_effect_name(&r, i, name, sizeof name);
-        ck_assert_str_eq(name, names[i]);
-        ck_assert_double_eq(weights_effect(&r, 0, i), want[i]);
-    }
-}
-END_TEST
-
-START_TEST(weights_as_a_picture)
-{
-    static char text[16384];
-    kvb_ranking *ranking;
-    help_ok(kvb_ranking_open(&ranking, ranking_file(), err));
-    FILE *out = fmemopen(text, sizeof text - 1, "w");
-    weights_svg(ranking, out);
-    ck_assert_int_eq(fclose(out), 0);
-    kvb_ranking_close(ranking);
-    ck_assert(strstr(text, "<svg ") && strstr(text, "</svg>"));
-    const char *knorm = strstr(text, "knorm"), *recency = strstr(text, "recency");
-    ck_assert(knorm && recency && knorm < recency);
-    ck_assert(is_results(text, strlen(text))); // inspect knows it again
+    static const unsigned char one_number[] = {'G', 'G', 'U', 'F', 3,   0, 0, 0, 0, 0, 0, 0,   0, 0, 0,
+                                               0,   1,   0,   0,   0,   0, 0, 0, 0, 3, 0, 0,   0, 0, 0,
+                                               0,   0,   'k', 'e', 'y', 6, 0, 0, 0, 0, 0, 192, 63};
+    cJSON *doc = cJSON_CreateObject();
+    help_fails(inspect_gguf(doc, help_path("none.gguf"), err), KVB_IO, "none.gguf");
+    help_spew(help_path("short.gguf"), "GGUF\3\0\0\0", 8);
+    help_fails(inspect_gguf(doc, help_path("short.gguf"), err), KVB_FORMAT, "short.gguf");
+    help_spew(help_path("b.gguf"), one_number, sizeof one_number);
+    help_ok(inspect_gguf(doc, help_path("b.gguf"), err));
+    ck_assert_double_eq(number(doc, "version"), 3);
+    ck_assert_str_eq(cJSON_GetObjectItem(cJSON_GetObjectItem(doc, "metadata"), "key")->valuestring, "1.5");
+    cJSON_Delete(doc);
 }
 END_TEST
 
@@ -91,17 +70,11 @@ START_TEST(results)
         "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"tool_version\":\"0\",\"command\":"
         "\"eval\",\"arguments\":[\"eval\"],\"inputs\":[],\"settings\":{},\"rows\":[{\"metric\":"
         "\"knorm\",\"kl\":1},{\"metric\":\"knorm\",\"ratio\":0.5}],\"details\":{}}";
-    static const char csv[] = "metric,ratio,kl\nknorm,0.5,1\nknorm,0.8,2\n";
-    ck_assert(is_results(json, strlen(json)) && is_results(csv, strlen(csv)));
-    ck_assert(!is_results("{}", 2) && !is_results("", 0) && !is_results("tasks,", 6));
+    ck_assert(is_results(json, strlen(json)) && !is_results("{}", 2) && !is_results("", 0));
     cJSON *doc = cJSON_CreateObject();
     help_ok(inspect_results(doc, json, strlen(json), "worth.json", err));
     ck_assert(number(doc, "n_rows") == 2);
     ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "columns")), 3); // metric, kl, ratio
-    cJSON_Delete(doc);
-    doc = cJSON_CreateObject();
-    help_ok(inspect_results(doc, csv, strlen(csv), "worth.csv", err));
-    ck_assert(number(doc, "n_rows") == 2);
     cJSON_Delete(doc);
     doc = cJSON_CreateObject();
     help_fails(inspect_results(doc, json, strlen(json) - 9, "cut.json", err), KVB_FORMAT, "cut.json");
@@ -112,15 +85,26 @@ END_TEST
 // A document as text: names and values, inner objects indented, nothing that a terminal would obey.
 START_TEST(documents_as_text)
 {
-    static char text[1024];
+    static char text[2048];
     cJSON *doc = cJSON_Parse(
         "{\"a\":1.5,\"b\":\"x\\u001b[2J\",\"c\":{\"d\":true},\"e\":[1,2],\"f\":[{\"g\":1,\"h\":{\"i\":2}}]}");
+    char size[12], *at, *long_text = calloc(3001, 1);
+    for (int i = 0; i < 1500; i++) strcat(long_text, "\u00fc"); // two bytes each
+    cJSON_AddItemToObject(doc, "j", cJSON_CreateRaw("18446744073709551615"));
+    cJSON_AddStringToObject(doc, "k", long_text);
+    free(long_text);
     FILE *kept = stdout;
     stdout = fmemopen(text, sizeof text - 1, "w");
     document_print(doc);
     ck_assert_int_eq(fclose(stdout), 0);
     stdout = kept;
-    ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: yes\ne: [1, 2]\nf:\n  - g 1\n    h:\n      i: 2\n");
+    ck_assert_ptr_nonnull(at = strstr(text, "k: "));
+    snprintf(size, sizeof size, "%zu", strspn(at + 4, "\u00fc"));
+    ck_assert_str_eq(size, "998"); // whole characters alone
+    ck_assert_str_eq(strstr(at, "..."), "...\" (3000 bytes)\n");
+    *at = '\0';
+    ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: yes\ne: [1, 2]\nf:\n  - g 1\n    h:\n      i: 2\n"
+                           "j: 18446744073709551615\n");
     cJSON_Delete(doc);
 }
 END_TEST
@@ -137,8 +121,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, rankings);
-    tcase_add_test(tc, effects_of_whole_layers);
-    tcase_add_test(tc, weights_as_a_picture);
+    tcase_add_test(tc, models);
     tcase_add_test(tc, results);
     tcase_add_test(tc, documents_as_text);
     tcase_add_test(tc, answers_need_a_record_and_its_model);

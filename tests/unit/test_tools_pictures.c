@@ -1,54 +1,35 @@
-// The parts of pictures: text, cells, colours, lines, and the files that they go to.
+// Pictures: text, colours, lines, head maps, charts of results, and the files that they go to.
+#include "formats_help.h"
+#include "tools/report/heatmap.h"
 #include "tools/report/output.h"
-#include "tools/report/series_style.h"
-#include "tools/report/svg.h"
-#include "tools/report/viridis.h"
-#include "unit.h"
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
+#include "tools/report/results_chart.h"
+#include <math.h>
+
+static char text[1 << 20];
+
+static FILE *begin_picture(void)
+{
+    memset(text, 0, sizeof text);
+    return fmemopen(text, sizeof text - 1, "w");
+}
+
+static size_t occurrences(const char *what)
+{
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, what)); at += strlen(what)) n++;
+    return n;
+}
 
 START_TEST(parts_of_pictures)
 {
-    char text[500] = "";
-    FILE *file = fmemopen(text, sizeof text, "w");
-    svg_escape(file, "a<b> & \"c\"");
-    fputc('\n', file);
+    FILE *file = begin_picture();
+    svg_escape(file, "a<b> & \"c\"\x01");
+    fclose(file);
+    ck_assert_str_eq(text, "a&lt;b&gt; &amp; \"c\"?");
+    file = begin_picture();
     svg_text(file, 1, 2.5, "name", "<&");
     fclose(file);
-    char *end = strchr(text, '\n');
-    ck_assert_ptr_nonnull(end);
-    *end = 0;
-    ck_assert(!strpbrk(text, "<>") && strstr(text, "&lt;b&gt; &amp; "));
-    ck_assert(strstr(end + 1, "<text ") && strstr(end + 1, "class=\"name\"") && strstr(end + 1, "&lt;&amp;</text>"));
-}
-END_TEST
-
-// A cell for every value: its colour by the value, its number as asked for, names beside it; zero is darkest.
-START_TEST(matrices)
-{
-    static char text[8000];
-    const double values[4] = {0, 1, 0.25, 1};
-    const char *const rows[2] = {"first", "second"};
-    for (int decimals = -1; decimals < 3; decimals += 3) {
-        FILE *file = fmemopen(text, sizeof text, "w");
-        const svg_matrix m = {.title = "a <title>",
-                              .n_rows = 2,
-                              .n_columns = 2,
-                              .row_names = rows,
-                              .values = values,
-                              .most = 1,
-                              .decimals = decimals};
-        svg_matrix_put(file, &m, 10, 20, 300, 100);
-        fclose(file);
-        int cells = 0;
-        for (const char *at = text; (at = strstr(at, "<rect ")); at++) cells++;
-        ck_assert_int_eq(cells, 4);
-        ck_assert(strstr(text, "a &lt;title&gt;") && strstr(text, ">second</text>"));
-        ck_assert((strstr(text, ">0.25</text>") != NULL) == (decimals == 2));
-        const char *first = strstr(text, "fill="), *second = strstr(first + 1, "fill=");
-        ck_assert_msg(strncmp(first, second, 14) != 0, "zero and the most have one colour: %.14s", first);
-    }
+    ck_assert(strstr(text, "<text ") && strstr(text, "class=\"name\"") && strstr(text, "&lt;&amp;</text>"));
 }
 END_TEST
 
@@ -67,104 +48,209 @@ START_TEST(colours)
 }
 END_TEST
 
-// A chart of two lines as text; valid until the next call.
-static const char *chart_of(const double *x, size_t n, bool logarithmic)
+// ---- Head maps ------------------------------------------------------------------------------------------------------
+
+// Draws two tables at three ratios: as SVG where `columns` is 0, else for a terminal.
+static void draw_map(uint32_t layers, uint32_t heads, int columns, bool coloured, bool bare)
 {
-    static char text[20000];
-    static const double rising[40] = {0.1, 0.2, 0.4, 0.8, 0.9}, falling[40] = {0.9, 0.8, 0.4, 0.2, 0.1};
-    const svg_series series[] = {{.name = "uniform", .y = rising, .low = falling, .high = rising},
-                                 {.name = "kvbudget", .y = falling}};
-    const svg_chart chart = {
-        .title = "T", .x_label = "x", .x = x, .n = n, .n_series = 2, .series = series, .logarithmic = logarithmic};
-    memset(text, 0, sizeof text);
-    FILE *file = fmemopen(text, sizeof text - 1, "w");
-    svg_begin_sized(file, 600, 400, 300, 200, "T", NULL);
-    svg_chart_put(file, &chart, 0, 0, 600, 400);
+    static const char *const names[] = {"first <&>", "second"};
+    static const double ratios[] = {0.5, 0.8, 0.9};
+    size_t n = 2 * 3 * (size_t)layers * heads;
+    double *kept = calloc(n, sizeof *kept);
+    for (size_t i = 0; i < n; i++) kept[i] = (double)(i % 101) / 100;
+    const heatmap map = {.n_layers = layers,
+                         .n_heads = heads,
+                         .n_tables = 2,
+                         .n_ratios = 3,
+                         .title = "Title",
+                         .subtitle = "Subtitle",
+                         .table_names = names,
+                         .ratios = ratios,
+                         .kept = kept,
+                         .bare = bare};
+    FILE *out = begin_picture();
+    if (columns) heatmap_print(&map, coloured, columns, out);
+    else heatmap_svg(&map, out);
+    fclose(out);
+    free(kept);
+}
+
+START_TEST(maps_in_a_terminal)
+{
+    draw_map(2, 3, 100, false, false);
+    ck_assert_ptr_null(strchr(text, '\033'));
+    ck_assert_ptr_nonnull(strstr(text, "\n  0    0   1   2     6   7   8"));
+    ck_assert_ptr_nonnull(strstr(text, "\n  1    3   4   5     9  10  11"));
+    draw_map(5, 3, 200, true, false);
+    ck_assert_ptr_nonnull(strstr(text, "\033[38;5;231;48;5;53m   0\033[0m"));
+    ck_assert_uint_eq(occurrences("\033[0m"), 2 * 3 * 5 * 3); // every cell by itself
+}
+END_TEST
+
+START_TEST(maps_of_any_shape)
+{
+    static const uint32_t shapes[][2] = {{1, 1}, {1, 128}, {80, 8}, {3, 40}, {200, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        size_t cells = 6 * (size_t)shapes[i][0] * shapes[i][1];
+        for (int columns = 1; columns < 300; columns += 37) {
+            draw_map(shapes[i][0], shapes[i][1], columns, columns % 2, false);
+            ck_assert_uint_eq(occurrences("80% pruned"), 2);
+        }
+        draw_map(shapes[i][0], shapes[i][1], 0, false, false);
+        ck_assert_uint_eq(occurrences("<title>layer "), cells);
+        ck_assert(strstr(text, "first &lt;&amp;&gt;") && strstr(text, "</svg>\n"));
+        draw_map(shapes[i][0], shapes[i][1], 0, false, true); // what a page holds: smaller, and without a style
+        ck_assert(occurrences("<title>") == 1 && !strstr(text, "<style>") && occurrences("<rect ") >= cells);
+    }
+}
+END_TEST
+
+// ---- Charts ---------------------------------------------------------------------------------------------------------
+
+static void draw_chart(const svg_chart *chart)
+{
+    FILE *file = begin_picture();
+    svg_begin(file, 600, 400, "T", NULL);
+    svg_chart_put(file, chart, 0, 0, 600, 400);
     svg_end(file);
     fclose(file);
-    return text;
 }
 
 START_TEST(charts_have_ticks_where_measured)
 {
+    static const double rising[40] = {0.1, 0.2, 0.4, 0.8, 0.9}, falling[40] = {0.9, 0.8, 0.4, 0.2, 0.1};
+    const svg_series series[] = {{.name = "uniform", .y = rising, .low = falling, .high = rising},
+                                 {.name = "kvbudget", .y = falling}};
     const double few[] = {0.5, 0.65, 0.8, 0.9, 0.95};
     double many[40];
     for (int i = 0; i < 40; i++) many[i] = (i + 1) / 50.0;
-    const char *text = chart_of(few, 5, false);
+    svg_chart chart = {.title = "T", .x = few, .n = 5, .n_series = 2, .series = series};
+    draw_chart(&chart);
     ck_assert(strstr(text, ">65</text>") && strstr(text, ">95</text>") && !strstr(text, ">70</text>"));
-    ck_assert_ptr_nonnull(strstr(text, "viewBox=\"0 0 600 400\" width=\"300\" height=\"200\""));
     ck_assert(strstr(text, "stroke=\"#0072b2\"") && strstr(text, "stroke=\"#d55e00\"")); // their own, in any order
-    text = chart_of(many, 40, false);
-    ck_assert(strstr(text, ">10</text>") && !strstr(text, ">65</text>"));
-    text = chart_of(few, 5, true);
+    chart.logarithmic = true;
+    draw_chart(&chart);
     ck_assert(strstr(text, ">10 %</text>") && strstr(text, ">100 %</text>")); // whole powers of ten
+    chart = (svg_chart){.title = "T", .x = many, .n = 40, .n_series = 2, .series = series};
+    draw_chart(&chart);
+    ck_assert(strstr(text, ">10</text>") && !strstr(text, ">65</text>"));
 }
 END_TEST
 
-START_TEST(lines_of_a_picture_differ)
+// What tells a line from the others; valid until the next call.
+static const char *key_of(const svg_chart *chart, size_t series)
 {
-    static const char *const names[] = {"a", "b", "c", "d", "e", "uniform", "kvbudget", "f"};
-    series_style styles[SVG_SERIES_MAX];
-    series_styles(names, SVG_SERIES_MAX, styles);
-    for (int i = 0; i < SVG_SERIES_MAX; i++)
-        for (int k = 0; k < i; k++)
-            ck_assert_msg(styles[i].mark != styles[k].mark || styles[i].dash != styles[k].dash, "%s and %s", names[i],
-                          names[k]);
-    ck_assert_uint_eq(styles[5].colour, series_style_of("uniform").colour);
+    FILE *out = begin_picture();
+    svg_chart_key(out, chart, series, 0, 0);
+    fclose(out);
+    return text;
 }
-END_TEST
 
-START_TEST(pictures_are_svg)
+// No two lines of a picture look alike, in grey as well; an allocator always looks the same, and so do its kin.
+START_TEST(lines_have_styles)
 {
-    static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf", "x.png"};
-    kvb_error err;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        ck_assert_msg(picture_check(wrong[i], &err) == KVB_ARGUMENT, "%s", wrong[i]);
-        ck_assert(strstr(err.message, "rsvg-convert"));
+    static const char *const names[][SVG_SERIES_MAX] = {
+        {"kvbudget", "uniform", "pyramid", "ada", "lukv", "headkv", "duo", "oracle"},
+        {"a", "b", "c", "d", "e", "uniform", "kvbudget-exact", "f"},
+        {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "worst", "cvar", "oracle", "uniform", "mine"}};
+    char keys[SVG_SERIES_MAX][1000];
+    for (size_t k = 0; k < 3; k++) {
+        svg_series series[SVG_SERIES_MAX];
+        for (int i = 0; i < SVG_SERIES_MAX; i++) series[i] = (svg_series){.name = names[k][i]};
+        const svg_chart chart = {.n_series = SVG_SERIES_MAX, .series = series};
+        for (size_t i = 0; i < SVG_SERIES_MAX; i++) {
+            snprintf(keys[i], sizeof keys[i], "%.999s", key_of(&chart, i));
+            if (strcmp(names[k][i], "uniform") == 0) ck_assert_ptr_nonnull(strstr(keys[i], "\"#d55e00\""));
+            if (strncmp(names[k][i], "kvbudget", 8) == 0) ck_assert_ptr_nonnull(strstr(keys[i], "\"#0072b2\""));
+            for (char *at = keys[i]; (at = strchr(at, '#')); at += 7) memset(at, '#', 7); // no colours
+            for (size_t j = 0; j < i; j++) ck_assert_str_ne(keys[i], keys[j]);
+        }
     }
-    ck_assert_int_eq(picture_check("x.svg", &err), KVB_OK);
-    const char *metrics[] = {"m"};
-    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", "-o", metrics, 1, &err), KVB_ARGUMENT);
 }
 END_TEST
 
 // Values that differ in the last bit, or not at all, still make an axis with few ticks and no coordinate that is none.
 START_TEST(equal_values_make_an_axis)
 {
-    static char text[20000];
     const double x[2] = {0.5, 0.8},
                  pairs[][2] = {{9.0, 9.000000000000002}, {9, 9}, {0, 0}, {1e-300, 1e-300}, {NAN, NAN}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        for (int how = 0; how < 4; how++) {
+        for (int how = 0; how < 3; how++) {
             const svg_series line = {.name = "a", .y = pairs[i]};
-            const svg_chart chart = {.title = "T",
-                                     .x_label = "x",
-                                     .x = x,
-                                     .n = how == 3 ? 1 : 2, // a single value
-                                     .n_series = 1,
-                                     .series = &line,
-                                     .logarithmic = how == 1,
-                                     .from_low = how == 2,
-                                     .y_unit = SVG_NUMBERS};
-            memset(text, 0, sizeof text);
-            FILE *file = fmemopen(text, sizeof text - 1, "w");
-            svg_chart_put(file, &chart, 0, 0, 600, 400);
-            ck_assert_msg(fclose(file) == 0 && strlen(text) < 8000, "pair %zu, axis %d: %zu bytes", i, how,
-                          strlen(text));
+            draw_chart(&(svg_chart){.title = "T",
+                                    .x = x,
+                                    .n = how == 2 ? 1 : 2, // a single value
+                                    .n_series = 1,
+                                    .series = &line,
+                                    .logarithmic = how == 1,
+                                    .y_unit = SVG_NUMBERS});
+            ck_assert_msg(strlen(text) < 9000, "pair %zu, axis %d: %zu bytes", i, how, strlen(text));
             ck_assert_msg(!strstr(text, "nan") && !strstr(text, "inf"), "pair %zu, axis %d: %s", i, how, text);
         }
 }
 END_TEST
 
+// ---- Charts of results ----------------------------------------------------------------------------------------------
+
+// A chart per method, task and column: rows of the full cache belong to none, and rows without protection count where
+// a method has no others.
+START_TEST(results_become_charts)
+{
+    cJSON *rows =
+        cJSON_Parse("[{\"metric\":\"m\",\"allocator\":\"uniform\",\"ratio\":0.8,\"kl\":0.4,\"top1\":0.5,\"loss\":1},"
+                    "{\"metric\":\"m\",\"allocator\":\"ada\",\"ratio\":0.5,\"kl\":0.2,\"kl_low\":0.1,\"kl_high\":0.3},"
+                    "{\"metric\":\"m\",\"allocator\":\"ada\",\"ratio\":0.5,\"kl\":9,\"sink\":0,\"window\":0},"
+                    "{\"metric\":\"bare\",\"allocator\":\"ada\",\"ratio\":0.5,\"kl\":3,\"sink\":0,\"window\":0},"
+                    "{\"task\":\"t\",\"metric\":\"full\",\"allocator\":\"\",\"ratio\":0,\"score\":0.75},"
+                    "{\"task\":\"t\",\"metric\":\"m\",\"allocator\":\"ada\",\"ratio\":0.5,\"score\":0.5},"
+                    "{\"metric\":\"held\",\"allocator\":\"worst\",\"ratio\":0.5,\"loss\":0.1,\"change\":0}]");
+    static const char *const titles[] = {"m: KL ", "m: likeliest", "t, m: share solved", "held: loss",
+                                         "bare, nothing protected: KL "};
+    chart_list all = {.n = 0};
+    static filled_chart one;
+    charts_add(&all, rows);
+    ck_assert_uint_eq(all.n, 5);
+    for (size_t i = 0; i < all.n; i++) {
+        chart_fill(&one, &all.items[i]);
+        ck_assert_msg(strncmp(one.title, titles[i], strlen(titles[i])) == 0, "%zu: %s", i, one.title);
+        if (i == 2) ck_assert_ptr_nonnull(strstr(one.title, "full cache: 75 %"));
+    }
+    chart_fill(&one, &all.items[0]);
+    ck_assert(one.chart.logarithmic && one.chart.n == 2 && one.chart.n_series == 2);
+    ck_assert(one.chart.series[1].y[0] == 0.2 && one.chart.series[1].low[0] == 0.1 && isnan(one.chart.series[1].y[1]));
+    help_ok(charts_write(&all, help_path("all.svg"), "x.json", err));
+    size_t n;
+    char *drawn = (char *)help_slurp(help_path("all.svg"), &n);
+    ck_assert(memmem(drawn, n, "held: loss", 10) && memmem(drawn, n, "</svg>", 6));
+    free(drawn);
+    all.n = 0;
+    help_fails(charts_write(&all, help_path("none.svg"), "x.json", err), KVB_ARGUMENT,
+               "x.json: no row of an allocator");
+    cJSON_Delete(rows);
+}
+END_TEST
+
+START_TEST(pictures_are_svg)
+{
+    static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf", "x.png"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        help_fails(picture_check(wrong[i], err), KVB_ARGUMENT, "rsvg-convert");
+    help_ok(picture_check("x.svg", err));
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, parts_of_pictures);
-    tcase_add_test(tc, matrices);
     tcase_add_test(tc, colours);
+    tcase_add_test(tc, maps_in_a_terminal);
+    tcase_add_test(tc, maps_of_any_shape);
     tcase_add_test(tc, charts_have_ticks_where_measured);
-    tcase_add_test(tc, lines_of_a_picture_differ);
-    tcase_add_test(tc, pictures_are_svg);
+    tcase_add_test(tc, lines_have_styles);
     tcase_add_test(tc, equal_values_make_an_axis);
+    tcase_add_test(tc, results_become_charts);
+    tcase_add_test(tc, pictures_are_svg);
 }
 
 UNIT_MAIN("tools/pictures", fill)

@@ -45,7 +45,7 @@ static results two_rows(void)
     cJSON_AddBoolToObject(row, "saturated", true);
     row = results_row(&r);
     cJSON_AddStringToObject(row, "metric", "plain");
-    results_interval(row, "kl", 0.25, NAN, 1.0 / 3);
+    results_interval(row, "kl", (interval){0.25, NAN, 1.0 / 3});
     cJSON_AddNumberToObject(results_detail(&r), "row", 1);
     return r;
 }

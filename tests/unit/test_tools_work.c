@@ -8,9 +8,7 @@
 #include "tools/json_print.h"
 #include "tools/memory.h"
 #include "tools/ranks.h"
-#include "tools/report/compared.h"
-#include "tools/report/inspect_gguf.h"
-#include "tools/report/output.h"
+#include "tools/report/compare_report.h"
 #include "tools/report/table_npy.h"
 #include <omp.h>
 #include <sys/resource.h>
@@ -81,21 +79,6 @@ START_TEST(one_rank)
     ck_assert(values[0] == 1.5 && values[1] == -2);
     ck_assert_str_eq(text, "mine");
     ranks_end();
-}
-END_TEST
-
-START_TEST(pictures)
-{
-    atomic_file p;
-    size_t n;
-    mkdir(help_path("pictures"), 0777);
-    help_ok(picture_begin(&p, help_path("pictures"), "snapkv:kvpress", true, err));
-    fprintf(p.stream, "<svg/>");
-    help_ok(picture_end(&p, true, err));
-    char *text = (char *)help_slurp(help_path("pictures/snapkv_kvpress.svg"), &n);
-    ck_assert(n == 6 && memcmp(text, "<svg/>", 6) == 0);
-    free(text);
-    help_fails(picture_begin(&p, help_path("none/{metric}.svg"), "m", true, err), KVB_IO, "none");
 }
 END_TEST
 
@@ -179,25 +162,15 @@ START_TEST(curves_for_kvpress)
 }
 END_TEST
 
-START_TEST(no_model_to_inspect)
-{
-    help_spew(help_path("short.gguf"), "GGUF\3\0\0\0", 8);
-    help_fails((kvb_status)inspect_gguf(help_path("short.gguf"), false, err), KVB_FORMAT, "short.gguf");
-    help_fails((kvb_status)inspect_gguf(help_path("none.gguf"), true, err), KVB_IO, "none.gguf");
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, backends_by_name);
     tcase_add_test(tc, threads);
     tcase_add_test(tc, one_rank);
-    tcase_add_test(tc, pictures);
     tcase_add_test(tc, allocators_are_named);
     tcase_add_test(tc, results_of_a_record);
     tcase_add_test(tc, curves_for_kvpress);
-    tcase_add_test(tc, no_model_to_inspect);
 }
 
 UNIT_MAIN("tools: work", fill)

@@ -3,7 +3,7 @@
 #include "runtime/fail.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
-#include "tools/report/eval_report.h"
+#include "tools/report/compare_report.h"
 #include "tools/report/output.h"
 #include "tools/report/words.h"
 #include <stdio.h>
@@ -51,7 +51,7 @@ static kvb_status report(const eval_command *e, const eval_report *r, kvb_error 
     if (!e->out.json && !e->out.csv && !name) return KVB_OK;
     results found = eval_report_results(r);
     kvb_status status = results_give(&found, e->out.json, e->out.csv, err);
-    if (status == KVB_OK && name) status = eval_report_write(r, &found, name, err);
+    if (status == KVB_OK && name) status = compared_write(&found, name, err);
     results_free(&found);
     if (status == KVB_OK && name && !e->out.quiet)
         fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command go on\n", name, name);

@@ -2,6 +2,7 @@
 // printer shows every document as text.
 #include "formats/calib.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/record.h"
 #include "formats/table_export.h"
@@ -11,16 +12,13 @@
 #include "study/interval.h"
 #include "tools/cli.h"
 #include "tools/json_print.h"
-#include "tools/report/inspect_answers.h"
-#include "tools/report/inspect_gguf.h"
-#include "tools/report/inspect_rank.h"
-#include "tools/report/inspect_results.h"
+#include "tools/report/inspect_files.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---- Kinds of files; memory that runs out shows as missing entries, which is checked once at the end ----
+// ---- Kinds of files ----
 
 static void add_question(cJSON *list, const record_question_info *q)
 {
@@ -104,8 +102,7 @@ static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
 
 static kvb_status add_statistics(cJSON *doc, const npy_array *a, const char *path, kvb_error *err)
 {
-    double *values = malloc(a->count * sizeof *values + 1); // a file's elements: at most twice its size
-    if (!values) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    double *values = need(a->count, sizeof *values, "elements"); // of a file: at most twice its size
     kvb_status status = npy_to_f64(a, values, path, err);
     double least = INFINITY, most = -INFINITY, sum = 0;
     size_t finite = 0;
@@ -200,6 +197,7 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
         cJSON_AddStringToObject(doc, "kind", "record");
         return inspect_record(doc, path, err);
     }
+    if (kind == KVB_FILE_MODEL) return inspect_gguf(doc, path, err);
     if (kind == KVB_FILE_ARRAY) {
         cJSON_AddStringToObject(doc, "kind", "npy");
         return inspect_npy(doc, view, path, err);
@@ -212,15 +210,17 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
         cJSON_AddStringToObject(doc, "kind", "table");
         return inspect_table(doc, path, err);
     }
-    if (is_results((const char *)view->data, view->size))
+    if (is_results((const char *)view->data, view->size)) {
+        cJSON_AddStringToObject(doc, "kind", "results");
         return inspect_results(doc, (const char *)view->data, view->size, path, err);
+    }
     if (is_json(view)) {
         cJSON_AddStringToObject(doc, "kind", "calibration");
         return inspect_calib(doc, view, path, err);
     }
     return kvb_fail(err, KVB_FORMAT,
                     "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, calibration "
-                    "lines (.jsonl), a model (.gguf) or results of eval and task, found none of these",
+                    "lines (.jsonl), a model (.gguf) or results (.json), found none of these",
                     path);
 }
 
@@ -236,14 +236,9 @@ static kvb_status inspect(const char *path, const inspect_options *o, kvb_error 
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    if (kvb_kind_of_file(view.data, view.size) == KVB_FILE_MODEL && !o->answers) {
-        file_unmap(&view);
-        return (kvb_status)inspect_gguf(path, o->json, err);
-    }
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "path", path);
-    if (!doc) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    else if (o->answers) status = inspect_answers(doc, path, o->answers, o->pre, err);
+    if (o->answers) status = inspect_answers(doc, path, o->answers, o->pre, err);
     else status = inspect_view(doc, &view, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     if (status == KVB_OK) o->json ? json_print(doc) : document_print(doc);
@@ -252,7 +247,7 @@ static kvb_status inspect(const char *path, const inspect_options *o, kvb_error 
     return status;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int run_inspect(const cli_command *self, int argc, char **argv)
 {
     inspect_options o = {0};
     const cli_option options[] = {
@@ -281,13 +276,11 @@ const cli_command cmd_inspect = {
         "keeps); for a learned ranking its features and how much they weigh;\n"
         "for a .npy its type, shape and range; for "
         "a model its metadata and tensors; for calibration lines\n"
-        "the contexts and questions; for results of eval and task, NAME.json, .csv, .cells and .svg, how they were "
-        "made\n"
-        "and how many rows and columns there are.\n"
+        "the contexts and questions; for results as JSON how they were made and how many rows and columns there are.\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"
         "  kvbudget inspect run.h5 --answers model.gguf\n"
         "  kvbudget inspect --json keydiff.safetensors\n",
-    .run = run,
+    .run = run_inspect,
 };

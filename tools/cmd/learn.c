@@ -138,6 +138,6 @@ const cli_command cmd_learn = {
         "  kvbudget learn run.h5 -o rank.safetensors\n"
         "  kvbudget solve run.h5 --metric learned=rank.safetensors -o learned.safetensors\n"
         "  kvbudget eval model.gguf learned.safetensors text.txt -o worth\n"
-        "  kvbudget plot rank.safetensors --kind weights -o weights.svg\n",
+        "  kvbudget inspect rank.safetensors\n",
     .run = run,
 };

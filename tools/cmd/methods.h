@@ -5,7 +5,7 @@
 #include "profiler/metric/learned.h"
 #include "profiler/text/model_text.h"
 #include "tools/cli.h"
-#include "tools/report/compared.h"
+#include "tools/report/compare_report.h"
 
 typedef struct methods {
     const cli_command *self;

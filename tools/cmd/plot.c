@@ -1,180 +1,289 @@
-// kvbudget plot: tables as head maps and lines, results as lines, in the terminal and as SVG, PDF and PNG.
+// kvbudget plot: tables as head maps, in the terminal or as SVG; results as lines.
 #include "formats/atomic_file.h"
-#include "tools/cmd/plot_command.h"
+#include "formats/need.h"
+#include "runtime/fail.h"
+#include "runtime/text.h"
+#include "tools/cli.h"
+#include "tools/report/heatmap.h"
 #include "tools/report/output.h"
-#include "tools/report/weights_picture.h"
-#include <stdio.h>
+#include "tools/report/results_chart.h"
+#include "tools/terminal.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { TABLES_MAX = 64, SIZE_LEAST = 200, SIZE_MOST = 10000 };
+enum { RATIOS_MAX = 99, TABLES_MAX = 64, DOCUMENTS_MAX = 16, NAME_SIZE = 160 };
+
+typedef struct plot {
+    const cli_command *self;
+    char **paths; // of tables, or of documents of results
+    size_t n_paths;
+    const char *output; // NULL: the terminal
+    double ratios[RATIOS_MAX];
+    size_t n_ratios;
+    kvb_table *tables[TABLES_MAX];
+    char names[TABLES_MAX][NAME_SIZE];
+    size_t n_tables;
+    double *kept; // [n_tables, n_ratios, n_layers, n_heads]
+} plot;
+
+// ---- Tables ---------------------------------------------------------------------------------------------------------
+
+static bool has_every_per_cent(const kvb_table *table)
+{
+    return !kvb_table_metadata(table, "n_rows");
+}
+
+// Without a wish: what most tables are looked at for; or all rows of the first table that was solved for few ratios.
+static kvb_status choose_ratios(plot *p, kvb_error *err)
+{
+    static const double usual[] = {0.5, 0.8, 0.9};
+    size_t own = 0;
+    while (own < p->n_tables && has_every_per_cent(p->tables[own])) own++;
+    p->n_ratios = own < p->n_tables ? kvb_table_info(p->tables[own])->n_rows : sizeof usual / sizeof *usual;
+    for (size_t r = 0; r < p->n_ratios; r++) {
+        kvb_row row = {.ratio = usual[r % 3]};
+        kvb_status status = own < p->n_tables ? kvb_table_row(p->tables[own], (uint32_t)r, &row, err) : KVB_OK;
+        if (status != KVB_OK) return status;
+        p->ratios[r] = row.ratio;
+    }
+    return KVB_OK;
+}
+
+// The row of a ratio, to the six digits of a per cent that messages show.
+static kvb_status find_row(const kvb_table *table, const char *path, double ratio, kvb_row *out, kvb_error *err)
+{
+    enum { LISTED = 12 };
+    uint32_t n = kvb_table_info(table)->n_rows;
+    char list[16 * LISTED + 8] = "";
+    size_t used = 0;
+    for (uint32_t r = 0; r < n; r++) {
+        kvb_status status = kvb_table_row(table, r, out, err);
+        if (status != KVB_OK || fabs(out->ratio - ratio) <= 1e-6) return status;
+        if (r < LISTED)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%.6g", r ? ", " : "", 100 * out->ratio);
+    }
+    if (has_every_per_cent(table))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it has whole per cents from 1 to 99",
+                        path, 100 * ratio);
+    return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it was solved for %s%s %%", path, 100 * ratio,
+                    list, n > LISTED ? ", ..." : "");
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static kvb_status open_tables(plot *p, kvb_error *err)
+{
+    char **paths = p->paths;
+    for (; p->n_tables < p->n_paths; p->n_tables++) {
+        const char *path = paths[p->n_tables];
+        kvb_status status = kvb_table_open(&p->tables[p->n_tables], path, NULL, err);
+        if (status != KVB_OK) return status;
+        const kvb_info *first = kvb_table_info(p->tables[0]), *info = kvb_table_info(p->tables[p->n_tables]);
+        if (info->n_layers == first->n_layers && info->n_kv_heads == first->n_kv_heads) continue;
+        kvb_table_close(p->tables[p->n_tables]);
+        return kvb_fail(
+            err, KVB_MISMATCH,
+            "%s: expected %u layers x %u KV heads as in %s, found %u x %u; plot tables of different models one by one",
+            path, first->n_layers, first->n_kv_heads, paths[0], info->n_layers, info->n_kv_heads);
+    }
+    return KVB_OK;
+}
+
+// A table is called by its metric; the file's name joins when that is not enough to tell two tables apart.
+static void name_tables(plot *p)
+{
+    for (size_t i = 0; i < p->n_tables; i++) {
+        const kvb_info *info = kvb_table_info(p->tables[i]);
+        bool shared = false;
+        for (size_t j = 0; j < p->n_tables; j++)
+            if (j != i && strcmp(info->metric, kvb_table_info(p->tables[j])->metric) == 0) shared = true;
+        snprintf(p->names[i], NAME_SIZE, shared ? "%.70s (%.80s)" : "%.70s", info->metric, base_name(p->paths[i]));
+    }
+}
+
+static kvb_status read_kept(plot *p, kvb_error *err)
+{
+    const kvb_info *info = kvb_table_info(p->tables[0]);
+    size_t heads = (size_t)info->n_layers * info->n_kv_heads, i = 0;
+    // The runtime has bounded the heads of a table by the size of its file, and both other factors are below 100.
+    p->kept = need(p->n_tables * p->n_ratios * heads, sizeof *p->kept, "shares");
+    for (size_t t = 0; t < p->n_tables; t++) {
+        for (size_t r = 0; r < p->n_ratios; r++) {
+            kvb_row row;
+            kvb_status status = find_row(p->tables[t], p->paths[t], p->ratios[r], &row, err);
+            if (status != KVB_OK) return status;
+            for (size_t h = 0; h < heads; h++) p->kept[i++] = 1 - row.prune_ratio[h];
+        }
+    }
+    return KVB_OK;
+}
+
+static void describe(const plot *p, char title[NAME_SIZE], char subtitle[NAME_SIZE])
+{
+    const kvb_info *first = kvb_table_info(p->tables[0]);
+    bool same_model = true;
+    for (size_t i = 1; i < p->n_tables; i++)
+        if (strcmp(first->model_id, kvb_table_info(p->tables[i])->model_id) != 0) same_model = false;
+    snprintf(title, NAME_SIZE, "KV-cache budgets: %.120s",
+             !same_model        ? "several models"
+             : *first->model_id ? first->model_id
+                                : "unnamed model");
+    uint32_t least = UINT32_MAX, most = 0;
+    for (size_t i = 0; i < p->n_tables; i++) {
+        const kvb_info *info = kvb_table_info(p->tables[i]);
+        for (uint32_t j = 0; j < info->n_calibration_tokens; j++) {
+            uint32_t tokens = info->calibration_tokens[j];
+            if (tokens < least) least = tokens;
+            if (tokens > most) most = tokens;
+        }
+    }
+    char tokens[32];
+    snprintf(tokens, sizeof tokens, least == most ? "%u" : "%u to %u", least, most);
+    snprintf(subtitle, NAME_SIZE, "%u layers x %u KV heads; calibrated on contexts of %s tokens", first->n_layers,
+             first->n_kv_heads, tokens);
+}
+
+static kvb_status draw_maps(plot *p, FILE *out, kvb_error *err)
+{
+    char title[NAME_SIZE], subtitle[NAME_SIZE];
+    const char *names[TABLES_MAX];
+    const kvb_info *info = kvb_table_info(p->tables[0]);
+    kvb_status status = read_kept(p, err);
+    if (status != KVB_OK) return status;
+    describe(p, title, subtitle);
+    for (size_t i = 0; i < p->n_tables; i++) names[i] = p->names[i];
+    const heatmap map = {.n_layers = info->n_layers,
+                         .n_heads = info->n_kv_heads,
+                         .n_tables = p->n_tables,
+                         .n_ratios = p->n_ratios,
+                         .title = title,
+                         .subtitle = subtitle,
+                         .table_names = names,
+                         .ratios = p->ratios,
+                         .kept = p->kept};
+    if (out) heatmap_svg(&map, out);
+    else heatmap_print(&map, cli_colour_wanted(STDOUT_FILENO), cli_terminal_width(STDOUT_FILENO, 100), stdout);
+    return KVB_OK;
+}
+
+static kvb_status plot_tables(plot *p, kvb_error *err)
+{
+    atomic_file out = {0};
+    kvb_status status = open_tables(p, err);
+    if (status == KVB_OK) name_tables(p);
+    if (status == KVB_OK && p->n_ratios == 0) status = choose_ratios(p, err);
+    if (status == KVB_OK && p->output) status = atomic_file_begin(&out, p->output, err);
+    if (status == KVB_OK) status = draw_maps(p, out.stream, err);
+    if (status == KVB_OK && p->output) status = atomic_file_commit(&out, err);
+    atomic_file_abandon(&out);
+    for (size_t i = 0; i < p->n_tables; i++) kvb_table_close(p->tables[i]);
+    free(p->kept);
+    return status;
+}
+
+// ---- Results --------------------------------------------------------------------------------------------------------
+
+static kvb_status plot_results(const plot *p, kvb_error *err)
+{
+    results_document documents[DOCUMENTS_MAX];
+    chart_list all = {.n = 0};
+    kvb_status status = KVB_OK;
+    size_t n = 0;
+    for (; n < p->n_paths && status == KVB_OK; n += status == KVB_OK) {
+        status = results_open(&documents[n], p->paths[n], err);
+        if (status == KVB_OK) charts_add(&all, documents[n].rows);
+    }
+    if (status == KVB_OK) status = charts_write(&all, p->output, p->paths[0], err);
+    for (size_t i = 0; i < n; i++) results_close(&documents[i]);
+    return status;
+}
+
+// ---- The command ----------------------------------------------------------------------------------------------------
 
 // "50,80,90" or "0.5,0.8,0.9": a number below 1 is a share, others are per cents.
-static bool parse_ratios(plot_command *c, const char *text)
+static bool parse_ratios(plot *p, const char *text)
 {
-    while (c->n_ratios < PLOT_RATIOS_MAX) {
+    while (p->n_ratios < RATIOS_MAX) {
         char *end;
         if (text[strspn(text, "0123456789.,")]) return false; // no signs, spaces, "nan"
         double value = strtod(text, &end);
         if (end == text || (*end && *end != ',')) return false;
         double ratio = value < 1 ? value : value / 100;
         if (!(ratio > 0 && ratio < 1)) return false;
-        c->ratios[c->n_ratios++] = ratio;
+        p->ratios[p->n_ratios++] = ratio;
         if (!*end) return true;
         text = end + 1;
     }
     return false;
 }
 
-// "800x500"
-static bool parse_size(plot_command *c, const char *text)
-{
-    char *end;
-    if (!*text || text[strspn(text, "0123456789x")] || *text == 'x') return false;
-    long width = strtol(text, &end, 10);
-    long height = *end == 'x' && end[1] ? strtol(end + 1, &end, 10) : 0;
-    if (*end || width < SIZE_LEAST || height < SIZE_LEAST || width > SIZE_MOST || height > SIZE_MOST) return false;
-    c->width = (int)width;
-    c->height = (int)height;
-    return true;
-}
-
-static bool parse_axis(plot_command *c, const char *text)
-{
-    static const char *const names[] = {[AXIS_LINEAR] = "linear", [AXIS_LOG] = "log", [AXIS_RELATIVE] = "relative"};
-    for (int i = AXIS_LINEAR; i <= AXIS_RELATIVE; i++)
-        if (strcmp(text, names[i]) == 0) c->axis = (plot_axis)i;
-    return c->axis != AXIS_OWN;
-}
-
-static bool is_document(const char *path)
-{
-    size_t n = strlen(path);
-    return n > 5 && strcmp(path + n - 5, ".json") == 0;
-}
-
-// Of tables and rankings.
-static bool is_kind(const char *word)
-{
-    static const char *const kinds[] = {"maps", "heads", "losses", "weights"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(word, kinds[i]) == 0) return true;
-    return false;
-}
-
-// Which head uses which feature of a learned ranking.
-static kvb_status plot_weights(const plot_command *c, kvb_error *err)
-{
-    kvb_ranking *ranking = NULL;
-    atomic_file p = {0};
-    kvb_status status = kvb_ranking_open(&ranking, c->paths[0], err);
-    if (status == KVB_OK) status = atomic_file_begin(&p, c->output, err);
-    if (status == KVB_OK) weights_svg(ranking, p.stream);
-    if (status == KVB_OK) status = atomic_file_commit(&p, err);
-    atomic_file_abandon(&p);
-    kvb_ranking_close(ranking);
-    return status;
-}
-
 // What the words of the command line say together. Returns an exit code.
-static int check(plot_command *c, const char *ratios, const char *axis, const char *size)
+static int check_words(plot *p, const char *ratios, size_t documents)
 {
-    size_t documents = 0;
-    for (size_t i = 0; i < c->n_paths; i++) documents += is_document(c->paths[i]);
-    if (c->n_paths == 0)
-        return cli_usage_error(c->self, "expected a table (written by 'kvbudget solve') or results (.json)");
-    if (c->n_paths > TABLES_MAX)
-        return cli_usage_error(c->self, "expected at most %d tables, found %zu", TABLES_MAX, c->n_paths);
-    if (documents > 0 && documents < c->n_paths)
-        return cli_usage_error(c->self, "tables and results do not fit into one picture; plot them one by one");
-    if (documents > 0) c->kind = "results";
-    else if (!is_kind(c->kind))
-        return cli_usage_error(c->self, "--kind: expected maps, heads, losses or weights, found '%s'", c->kind);
-    if (strcmp(c->kind, "weights") == 0 && (c->n_paths > 1 || ratios))
-        return cli_usage_error(c->self, "--kind weights draws one ranking, or one table that carries it");
-    if (strcmp(c->kind, "maps") != 0 && !c->output)
-        return cli_usage_error(c->self, "--output is needed: only head maps are drawn in the terminal");
-    if (strcmp(c->kind, "maps") != 0 && c->terminal) return cli_usage_error(c->self, "--terminal shows head maps only");
-    if (ratios && (documents > 0 || strcmp(c->kind, "losses") == 0))
-        return cli_usage_error(c->self, "--ratios is for --kind maps and heads; lines go over all ratios");
-    if (axis && strcmp(c->kind, "losses") != 0 && documents == 0)
-        return cli_usage_error(c->self, "--axis is for losses and results");
-    if (c->columns.count > 0 && documents == 0) return cli_usage_error(c->self, "--column is for results (.json)");
-    if (axis && !parse_axis(c, axis))
-        return cli_usage_error(c->self, "--axis: expected linear, log or relative, found '%s'", axis);
-    if (size && !parse_size(c, size))
-        return cli_usage_error(c->self, "--size: expected WIDTHxHEIGHT in pixels, %d to %d, found '%s'", SIZE_LEAST,
-                               SIZE_MOST, size);
-    if (ratios && !parse_ratios(c, ratios))
-        return cli_usage_error(c->self,
+    size_t most = documents ? DOCUMENTS_MAX : TABLES_MAX;
+    if (p->n_paths == 0)
+        return cli_usage_error(p->self, "expected a table (written by 'kvbudget solve') or results (.json)");
+    if (p->n_paths > most)
+        return cli_usage_error(p->self, "expected at most %zu tables or %d results, found %zu", (size_t)TABLES_MAX,
+                               DOCUMENTS_MAX, p->n_paths);
+    if (documents > 0 && documents < p->n_paths)
+        return cli_usage_error(p->self, "tables and results do not fit into one picture; plot them one by one");
+    if (documents > 0 && !p->output)
+        return cli_usage_error(p->self, "--output is needed: only head maps are drawn in the terminal");
+    if (documents > 0 && ratios) return cli_usage_error(p->self, "--ratios is for tables; lines go over all ratios");
+    if (ratios && !parse_ratios(p, ratios))
+        return cli_usage_error(p->self,
                                "--ratios: expected at most %d per cents or shares such as 50,80,90 or 0.5,0.8,0.9, "
                                "found '%s'",
-                               PLOT_RATIOS_MAX, ratios);
+                               RATIOS_MAX, ratios);
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int run_plot(const cli_command *self, int argc, char **argv)
 {
-    plot_command c = {.self = self, .kind = "maps"};
-    const char *ratios = NULL, *axis = NULL, *size = NULL;
+    plot p = {.self = self};
+    const char *ratios = NULL;
     const cli_option options[] = {
-        {"output", 'o', CLI_WRITES(FILE_PICTURE), &c.output, "FILE.svg",
+        {"output", 'o', CLI_WRITES(FILE_PICTURE), &p.output, "FILE.svg",
          "the picture to write; rsvg-convert makes PDF and PNG of it"},
-        {"kind", 'k', CLI_TEXT, &c.kind, "maps|heads|losses|weights",
-         "of tables: what every head keeps, as maps (default); what every head gives\nup, a line per table (the "
-         "paper's figure 2b); or loss against the ratio; of a\nlearned ranking or a table with one: what every head "
-         "looks at"},
         {"ratios", 'r', CLI_TEXT, &ratios, "LIST",
          "prune ratios, one panel each; per cents or shares (default: 50,80,90, or all of a\ntable that was solved for "
          "few ratios)"},
-        {"axis", 'a', CLI_TEXT, &axis, "linear|log|relative",
-         "of losses and results; relative: divided by the even split's, losses by their\nlower bound"},
-        {"column", 'c', CLI_LIST, &c.columns, "NAME",
-         "of results: the column to draw, repeatable (default: kl and top1, score, or held-out\nloss)"},
-        {"series", 's', CLI_LIST, &c.series, "NAME", "draw only the lines of this name, repeatable"},
-        {"title", 0, CLI_TEXT, &c.title, "TEXT", "title instead of the usual one"},
-        {"size", 0, CLI_TEXT, &size, "WxH", "size of the whole picture in pixels"},
-        {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps in the terminal (default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
-    bool parsed = code == EXIT_DONE;
-    if (parsed) {
-        c.paths = argv + first;
-        c.n_paths = (size_t)(argc - first);
-        code = check(&c, ratios, axis, size);
-    }
-    if (parsed && code == EXIT_DONE) {
-        kvb_error err = {0};
-        kvb_status status = c.output ? picture_check(c.output, &err) : KVB_OK;
-        if (status == KVB_OK)
-            status = strcmp(c.kind, "results") == 0   ? plot_results(&c, &err)
-                     : strcmp(c.kind, "weights") == 0 ? plot_weights(&c, &err)
-                                                      : plot_tables(&c, &err);
-        if (status != KVB_OK) code = cli_failed(self, &err);
-    }
-    cli_list_free(&c.columns);
-    cli_list_free(&c.series);
-    return code < 0 ? EXIT_DONE : code; // -1: the manual was printed
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code; // -1: the manual was printed
+    size_t documents = 0;
+    p.paths = argv + first;
+    p.n_paths = (size_t)(argc - first);
+    for (size_t i = 0; i < p.n_paths; i++) documents += kvb_ends_with(p.paths[i], ".json");
+    code = check_words(&p, ratios, documents);
+    if (code != EXIT_DONE) return code;
+    kvb_error err = {0};
+    kvb_status status = p.output ? picture_check(p.output, &err) : KVB_OK;
+    if (status == KVB_OK) status = documents ? plot_results(&p, &err) : plot_tables(&p, &err);
+    return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE...|RESULTS.json... [-o FILE.svg] [OPTION]...",
-    "draw budgets, losses and results, in the terminal or for a paper",
+    "plot", "plot TABLE...|RESULTS.json... [-o FILE.svg] [--ratios LIST]",
+    "draw budgets and results, in the terminal or for a paper",
     "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
     "its\n"
-    "tokens that the head keeps (on a square-root scale, so that small shares can be told apart). Without colours the\n"
-    "terminal picture is made of percentages; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off,\n"
-    "COLORTERM=truecolor makes them finer, and a UTF-8 locale halves the height.\n"
+    "tokens that the head keeps (on a square-root scale, so that small shares can be told apart). In the terminal\n"
+    "they are per cents; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off.\n"
     "\n"
-    "Lines have one colour, mark and dash per allocator, the same in every picture, and can be told apart in grey "
-    "too.\n"
-    "Results are what eval, task and solve --holdout write as JSON. For a PDF: rsvg-convert -f pdf x.svg -o x.pdf\n"
+    "Results are what eval, task, solve --holdout and solve --ablation write as JSON. Lines have one colour, mark and\n"
+    "dash per allocator, the same in every picture, and can be told apart in grey too. For a PDF:\n"
+    "rsvg-convert -f pdf x.svg -o x.pdf\n"
     "\n"
     "Examples:\n"
     "  kvbudget plot snapkv.safetensors\n"
     "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
-    "  kvbudget plot story.safetensors code.safetensors -o figure2b.svg --kind heads --ratios 80\n"
-    "  kvbudget plot keydiff.safetensors -o loss.svg --kind losses --axis log --size 640x400\n"
-    "  kvbudget plot rank.safetensors --kind weights -o weights.svg\n"
-    "  kvbudget plot worth.json -o worth.svg --axis relative --series kvbudget --series ada --column kl\n",
-    run};
+    "  kvbudget plot worth.json -o worth.svg\n",
+    run_plot};

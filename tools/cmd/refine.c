@@ -245,7 +245,7 @@ static void add_rows(const refine_command *c, results *to)
             cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
             cJSON_AddNumberToObject(o, "kl_before", before[k]);
             cJSON_AddNumberToObject(o, "kl", after[k]);
-            results_interval(o, "kl_left", left.value, left.low, left.high);
+            results_interval(o, "kl_left", left);
             size_t n = c->bench.n_members[s], K = c->bench.n_knots;
             const double *texts = c->kl[s] + 2 * K + k * n;
             cJSON *d = results_detail(to);

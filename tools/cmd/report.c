@@ -3,24 +3,24 @@
 #include "tools/report/page.h"
 #include <stdio.h>
 
-static int run(const cli_command *self, int argc, char **argv)
+static int run_report(const cli_command *self, int argc, char **argv)
 {
-    cli_list records = {0}, results = {0};
+    cli_list records = {0}, found = {0};
     const char *output = NULL;
     bool quiet = false;
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_PAGE), &output, "FILE.html", "the page to write"},
         {"record", 'R', CLI_INPUTS, &records, "RUN.h5",
          "the record that a table was made from, repeatable: its texts and settings"},
-        {"results", 'r', CLI_INPUTS, &results, "FILE.json",
-         "what eval, task, validate, solve or solve --holdout found (their --json, or the\nNAME.json of eval and "
-         "task), repeatable"},
+        {"results", 'r', CLI_INPUTS, &found, "FILE.json",
+         "what eval, task, solve or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
+         "repeatable"},
         {"quiet", 'q', CLI_FLAG, &quiet, NULL, "do not say what was written"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE || first == argc || !output) {
         cli_list_free(&records);
-        cli_list_free(&results);
+        cli_list_free(&found);
         if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
         return cli_usage_error(self, first == argc ? "expected a table (written by 'kvbudget solve')"
                                                    : "--output is needed: kvbudget report TABLE... -o FILE.html");
@@ -31,13 +31,13 @@ static int run(const cli_command *self, int argc, char **argv)
                               .n_tables = (size_t)(argc - first),
                               .records = records.items,
                               .n_records = records.count,
-                              .results = results.items,
-                              .n_results = results.count};
+                              .results = found.items,
+                              .n_results = found.count};
     kvb_status status = page_open(&p, &paths, &err);
     if (status == KVB_OK) status = page_write(&p, output, &err);
     page_free(&p);
     cli_list_free(&records);
-    cli_list_free(&results);
+    cli_list_free(&found);
     if (status != KVB_OK) return cli_failed(self, &err);
     if (!quiet) fprintf(stderr, "wrote %s\n", output);
     return EXIT_DONE;
@@ -47,10 +47,9 @@ const cli_command cmd_report = {
     "report", "report TABLE... [--record RUN.h5]... [--results FILE.json]... -o FILE.html",
     "make a page of tables and results, to read, print and pass on",
     "One HTML file that needs no network and stays below 2 MB: whether a table is worth anything, in words; KL,\n"
-    "agreement, NLL and tasks beside other ways to share the cache out, with intervals; head maps with a slider for\n"
-    "the ratio; losses with bound and optimum; heads that are not certain and what to do about them; memory at "
-    "several\n"
-    "lengths; what it was made from; how to load it; and how to repeat it.\n"
+    "agreement and tasks beside other ways to share the cache out, with intervals; head maps at 50, 80 and 90 %;\n"
+    "losses with their bound; heads that are not certain and what to do about them; memory at several lengths; what\n"
+    "it was made from; how to load it; and how to repeat it.\n"
     "\n"
     "A table alone gives a page too, which says what was not measured. Results belong to a table when they are\n"
     "of its metric and, from eval and task, of this very file.\n"
@@ -59,4 +58,4 @@ const cli_command cmd_report = {
     "  kvbudget report keydiff.safetensors -o keydiff.html\n"
     "  kvbudget eval model.gguf keydiff.safetensors texts/*.txt -o worth\n"
     "  kvbudget report keydiff.safetensors --record run.h5 --results worth.json -o keydiff.html\n",
-    run};
+    run_report};

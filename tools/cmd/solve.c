@@ -140,16 +140,13 @@ static int study_check(const solve_line *l, const study_words *w)
                                            "metric's; leave out --order"},
         {w->ablation && l->options.loss == LOSS_OUTPUT,
          "--ablation compares orders of importance; leave out --loss output"},
-        {study && l->options.exact, "studies solve greedily; leave out --exact"},
-        {out->picture && !study, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables"},
-        {out->picture && !*out->picture, "a file name is empty"}};
+        {study && l->options.exact, "studies solve greedily; leave out --exact"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 
 static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
                               kvb_error *err)
 {
-    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     holdout *h = need(1, sizeof *h, "held-out losses");
@@ -159,11 +156,6 @@ static kvb_status run_holdout(const solve_line *l, const selection *from, const 
         progress_begin(&bar, metric, l->outputs.quiet);
         status = holdout_run(h, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
-    }
-    if (status == KVB_OK && l->outputs.picture) {
-        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_holdout(h, p.stream);
-        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_holdout(to, h);
     if (status == KVB_OK && !l->outputs.json) print_holdout(h);
@@ -176,7 +168,6 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     ablation x;
-    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     kvb_status status = ablation_open(&x, from, metric, &l->options, err);
@@ -184,11 +175,6 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
         progress_begin(&bar, metric, l->outputs.quiet);
         status = ablation_run(&x, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "compared" : "stopped");
-    }
-    if (status == KVB_OK && l->outputs.picture) {
-        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_ablation(&x, p.stream);
-        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_ablation(to, &x);
     if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
@@ -222,8 +208,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                                  {"--budgets", FILE_ARRAY, ".npy"}};
     for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], &forms[i], from->metrics, from->n_metrics, err);
-    if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, "--picture", from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -301,8 +285,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
-        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg",
-         "with --holdout or --ablation: also draw it"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
@@ -371,7 +353,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout --picture holdout.svg\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout\n"
     "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"

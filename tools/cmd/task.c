@@ -8,8 +8,8 @@
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
 #include "tools/device.h"
+#include "tools/report/compare_report.h"
 #include "tools/report/output.h"
-#include "tools/report/task_report.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,7 +153,6 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .device = c->device,
                               .with = methods_compared(&c->with),
                               .seed = c->seed,
-                              .tokens = c->tokens,
                               .print = !c->out.json,
                               .quiet = c->out.quiet};
     if (status == KVB_OK) task_report_open(&c->report);
@@ -166,7 +165,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     atomic_file_abandon(&samples);
     if (status == KVB_OK && c->out.head_scores) status = retrieval_write(&c->heads, c->out.head_scores, err);
     if (status == KVB_OK) status = results_give(&c->report.found, c->out.json, c->out.csv, err);
-    if (status == KVB_OK && c->out.results) status = task_report_write(&c->report, c->out.results, err);
+    if (status == KVB_OK && c->out.results) status = compared_write(&c->report.found, c->out.results, err);
     if (status == KVB_OK && c->out.results && !c->out.quiet)
         fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->out.results,
                 c->with.n_columns ? " and .svg" : "", c->out.results);

@@ -12,21 +12,11 @@ typedef struct heatmap {
     const char *title, *subtitle;
     const char *const *table_names; // [n_tables]
     const double *ratios;           // [n_ratios], the prune ratio asked for, 0 to 1
-    int shown_width, shown_height;  // of the SVG, pixels; 0: as large as it is drawn
     const double *kept; // [n_tables, n_ratios, n_layers, n_heads], share of its tokens that a head keeps, 0 to 1
+    bool bare;          // the SVG without heading and style, for a page that has them
 } heatmap;
 
-// How a terminal is drawn on: what colours it knows, whether it shows block characters, and how many columns it has.
-typedef enum heatmap_colours { HEATMAP_PLAIN, HEATMAP_256, HEATMAP_TRUECOLOUR } heatmap_colours;
-typedef struct heatmap_terminal {
-    heatmap_colours colours; // HEATMAP_PLAIN prints percentages instead of colours
-    bool blocks;             // two layers share a line as upper and lower half blocks (needs UTF-8)
-    int columns;
-} heatmap_terminal;
-
-// What the terminal behind a file descriptor can do, from TERM, COLORTERM, NO_COLOR, and the locale's variables.
-heatmap_terminal heatmap_detect(int fd);
-
-// Both write to `out` and leave it to the caller to look at ferror(out).
-void heatmap_print(const heatmap *map, const heatmap_terminal *terminal, FILE *out);
+// Both write to `out` and leave it to the caller to look at ferror(out). heatmap_print() writes per cents for a
+// terminal of so many columns, coloured or not.
+void heatmap_print(const heatmap *map, bool coloured, int columns, FILE *out);
 void heatmap_svg(const heatmap *map, FILE *out);

@@ -63,17 +63,6 @@ void html_putf(FILE *out, const char *format, ...)
     free(text);
 }
 
-void html_json(FILE *out, const cJSON *value)
-{
-    char *text = cJSON_PrintUnformatted(value);
-    kvb_clean_text(text);
-    for (const char *p = text; *p; p++) {
-        if (*p == '<') fputs("\\u003c", out); // it can stand in strings only
-        else fputc(*p, out);
-    }
-    cJSON_free(text);
-}
-
 void html_shell_word(FILE *out, const char *word)
 {
     static const char PLAIN[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=:,./@%";

@@ -1,6 +1,5 @@
-// Text and data in an HTML page, whatever the bytes are: names of files and metadata come from anybody.
+// Text in an HTML page, whatever the bytes are: names of files and metadata come from anybody.
 #pragma once
-#include <cjson/cJSON.h>
 #include <stdio.h>
 
 // Escaped for the text of an element and for a quoted attribute. Control characters become '?', bytes that are not
@@ -9,9 +8,6 @@
 void html_put(FILE *out, const char *text);
 // Formatted, then escaped.
 void html_putf(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-// The content of a <script type="application/json">: no text in it can end the element.
-void html_json(FILE *out, const cJSON *value);
 
 // A word of a shell's command line, in quotes where it needs them.
 void html_shell_word(FILE *out, const char *word);

@@ -1,9 +1,7 @@
 #include "tools/report/output.h"
-#include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -47,18 +45,6 @@ kvb_status output_check(const char *pattern, const output_form *form, const char
     return status;
 }
 
-kvb_status output_check_pictures(const char *pattern, const char *option, const char *const *metrics, size_t n,
-                                 kvb_error *err)
-{
-    char path[PATH_SIZE];
-    kvb_status status = output_check(pattern, &(output_form){option, FILE_PICTURE, ".svg"}, metrics, n, err);
-    for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        status = output_path(path, pattern, metrics[i], ".svg", n > 1, err);
-        if (status == KVB_OK) status = picture_check(path, err);
-    }
-    return status;
-}
-
 kvb_status picture_check(const char *path, kvb_error *err)
 {
     if (kvb_ends_with(path, ".svg") && strlen(path) > 4) return KVB_OK;
@@ -67,20 +53,4 @@ kvb_status picture_check(const char *path, kvb_error *err)
         "%s: expected a name that ends in .svg; `rsvg-convert -f pdf x.svg -o x.pdf` makes a PDF of it, and "
         "-f png a PNG",
         path);
-}
-
-kvb_status picture_begin(atomic_file *p, const char *pattern, const char *metric, bool several, kvb_error *err)
-{
-    char path[PATH_SIZE];
-    kvb_status status = output_path(path, pattern, metric, ".svg", several, err);
-    return status == KVB_OK ? atomic_file_begin(p, path, err) : status;
-}
-
-kvb_status picture_end(atomic_file *p, bool quiet, kvb_error *err)
-{
-    char *path = need_text("%s", p->final_path);
-    kvb_status status = atomic_file_commit(p, err);
-    if (status == KVB_OK && !quiet) fprintf(stderr, "wrote %s\n", path);
-    free(path);
-    return status;
 }

@@ -1,6 +1,5 @@
-// Where a metric's files go, and writing a picture there.
+// Where a metric's files go.
 #pragma once
-#include "formats/atomic_file.h"
 #include "tools/named_files.h"
 #include <stdbool.h>
 
@@ -24,9 +23,3 @@ kvb_status output_check(const char *pattern, const output_form *form, const char
 
 // Pictures are SVG; rsvg-convert makes PDF and PNG of it. KVB_ARGUMENT: a name that does not end in .svg.
 kvb_status picture_check(const char *path, kvb_error *err);
-// Whether every metric's picture can be written.
-kvb_status output_check_pictures(const char *pattern, const char *option, const char *const *metrics, size_t n,
-                                 kvb_error *err);
-// Begins the picture of a metric, drawn to its stream; picture_end() puts it in place, and says so.
-kvb_status picture_begin(atomic_file *p, const char *pattern, const char *metric, bool several, kvb_error *err);
-kvb_status picture_end(atomic_file *p, bool quiet, kvb_error *err);

@@ -1,9 +1,8 @@
 // The page of `kvbudget report`: one HTML file about tables, from the tables themselves, their records and results.
-// It holds its own style and script and asks no network for anything. Every number stands in a table of the page; the
-// script adds the slider of the head maps.
+// It holds its own style and asks no network for anything.
 #pragma once
 #include "formats/record.h"
-#include "tools/report/results_read.h"
+#include "tools/report/results.h"
 #include <stdbool.h>
 
 enum { PAGE_TABLES_MAX = 16, PAGE_RECORDS_MAX = 16, PAGE_RESULTS_MAX = 64, PAGE_BYTES_MAX = 2000000 };
@@ -44,3 +43,6 @@ void page_free(page *p); // a zero struct is allowed
 // Writes the page, whole or not at all. KVB_UNSUPPORTED: it would be larger than PAGE_BYTES_MAX. Errors also:
 // those of atomic_file.h.
 kvb_status page_write(const page *p, const char *path, kvb_error *err);
+
+// The style, lines that the build makes of page.css; ends with NULL.
+extern const char *const page_css[];

@@ -1,8 +1,12 @@
 #include "tools/report/results.h"
 #include "formats/atomic_file.h"
+#include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
+#include "runtime/fail.h"
+#include "runtime/json.h"
 #include "tools/json_print.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,22 +86,22 @@ cJSON *results_detail(results *r)
     return append(r->details);
 }
 
-void results_interval(cJSON *row, const char *name, double value, double low, double high)
+void results_interval(cJSON *row, const char *name, interval x)
 {
     char bound[80];
-    cJSON_AddNumberToObject(row, name, value);
+    cJSON_AddNumberToObject(row, name, x.value);
     snprintf(bound, sizeof bound, "%s_low", name);
-    cJSON_AddNumberToObject(row, bound, low);
+    cJSON_AddNumberToObject(row, bound, x.low);
     snprintf(bound, sizeof bound, "%s_high", name);
-    cJSON_AddNumberToObject(row, bound, high);
+    cJSON_AddNumberToObject(row, bound, x.high);
 }
 
 // ---- CSV ------------------------------------------------------------------------------------------------------------
 
-// Adds to `columns`, an object used as an ordered set, what each row is the first to have.
-static void collect_columns(const cJSON *rows, cJSON *columns)
+cJSON *results_columns(const cJSON *rows)
 {
     const cJSON *row, *cell;
+    cJSON *columns = cJSON_CreateObject();
     cJSON_ArrayForEach(row, rows)
     {
         cJSON_ArrayForEach(cell, row)
@@ -105,6 +109,7 @@ static void collect_columns(const cJSON *rows, cJSON *columns)
             if (!cJSON_GetObjectItemCaseSensitive(columns, cell->string)) cJSON_AddNullToObject(columns, cell->string);
         }
     }
+    return columns;
 }
 
 static void put_text(FILE *out, const char *text)
@@ -159,8 +164,7 @@ kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
-    cJSON *columns = cJSON_CreateObject();
-    collect_columns(r->rows, columns);
+    cJSON *columns = results_columns(r->rows);
     put_csv(file.stream, r->rows, columns);
     cJSON_Delete(columns);
     return atomic_file_commit(&file, err); // finds what went wrong with the stream
@@ -178,7 +182,7 @@ kvb_status results_write(const results *r, const char *path, kvb_error *err)
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
-    char *text = json_text(r->document);
+    char *text = json_to_text(r->document);
     fprintf(file.stream, "%s\n", text);
     cJSON_free(text);
     return atomic_file_commit(&file, err);
@@ -199,4 +203,189 @@ kvb_status results_give(const results *r, bool json, const char *csv, kvb_error 
     kvb_status status = csv ? results_write_csv(r, csv, err) : KVB_OK;
     if (status == KVB_OK && json) results_print(r);
     return status;
+}
+
+// ---- Reading --------------------------------------------------------------------------------------------------------
+
+enum { BYTES_MAX = 64 << 20 };
+
+double results_number(const cJSON *row, const char *column)
+{
+    const cJSON *cell = cJSON_GetObjectItemCaseSensitive(row, column);
+    return cJSON_IsNumber(cell) ? cell->valuedouble : NAN;
+}
+
+const char *results_text(const cJSON *row, const char *column)
+{
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, column));
+    return text ? text : "";
+}
+
+interval results_interval_at(const cJSON *row, const char *name)
+{
+    char low[80], high[80];
+    snprintf(low, sizeof low, "%.60s_low", name);
+    snprintf(high, sizeof high, "%.60s_high", name);
+    return (interval){results_number(row, name), results_number(row, low), results_number(row, high)};
+}
+
+static kvb_status check_head(const results_document *r, kvb_error *err)
+{
+    const char *schema = results_text(r->document, "schema");
+    double version = results_number(r->document, "schema_version");
+    if (strcmp(schema, RESULTS_SCHEMA) != 0)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: schema: expected \"" RESULTS_SCHEMA "\", found \"%.40s\"; give what a command of this "
+                        "version prints with --json, or the NAME.json that eval and task write",
+                        r->name, schema);
+    if (!(version >= 1)) return kvb_fail(err, KVB_FORMAT, "%s: schema_version: expected a whole number", r->name);
+    if (version > RESULTS_VERSION)
+        return kvb_fail(err, KVB_VERSION, "%s: schema_version %g, this program knows %d; use a newer kvbudget", r->name,
+                        version, RESULTS_VERSION);
+    if (!*r->command) return kvb_fail(err, KVB_FORMAT, "%s: command: expected a text", r->name);
+    if (!cJSON_IsArray(r->rows)) return kvb_fail(err, KVB_FORMAT, "%s: rows: expected a list", r->name);
+    return KVB_OK;
+}
+
+static kvb_status check_rows(const results_document *r, kvb_error *err)
+{
+    const cJSON *row, *cell;
+    size_t n = 0;
+    cJSON_ArrayForEach(row, r->rows)
+    {
+        if (!cJSON_IsObject(row)) return kvb_fail(err, KVB_FORMAT, "%s: rows[%zu]: expected an object", r->name, n);
+        cJSON_ArrayForEach(cell, row)
+        {
+            if (cJSON_IsArray(cell) || cJSON_IsObject(cell))
+                return kvb_fail(err, KVB_FORMAT, "%s: rows[%zu].%.60s: expected a number, a text, true, false or null",
+                                r->name, n, cell->string);
+        }
+        n++;
+    }
+    return KVB_OK;
+}
+
+kvb_status results_parse(results_document *out, const char *text, size_t size, const char *name, kvb_error *err)
+{
+    static const cJSON nothing = {0};
+    *out = (results_document){.name = name};
+    kvb_status status = kvb_json_object(&out->document, text, size, name, "results", err);
+    if (status != KVB_OK) return status;
+    const struct {
+        const char *key;
+        const cJSON **field;
+    } parts[] = {{"rows", &out->rows},
+                 {"details", &out->details},
+                 {"settings", &out->settings},
+                 {"inputs", &out->inputs},
+                 {"arguments", &out->arguments}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].field = cJSON_GetObjectItemCaseSensitive(out->document, parts[i].key);
+        if (!*parts[i].field) *parts[i].field = &nothing;
+    }
+    out->command = results_text(out->document, "command");
+    status = check_head(out, err);
+    if (status == KVB_OK) status = check_rows(out, err);
+    if (status != KVB_OK) results_close(out);
+    return status;
+}
+
+kvb_status results_open(results_document *out, const char *path, kvb_error *err)
+{
+    *out = (results_document){0};
+    file_view view;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    if (view.size > BYTES_MAX)
+        status =
+            kvb_fail(err, KVB_UNSUPPORTED, "%s: %zu bytes, expected results of at most %d", path, view.size, BYTES_MAX);
+    else status = results_parse(out, (const char *)view.data, view.size, path, err);
+    kvb_status whole = file_check(&view, path, err);
+    file_unmap(&view);
+    if (status == KVB_OK && whole != KVB_OK) results_close(out);
+    return status == KVB_OK ? whole : status;
+}
+
+void results_close(results_document *r)
+{
+    cJSON_Delete(r->document);
+    *r = (results_document){0};
+}
+
+// ---- Lines over the ratio -------------------------------------------------------------------------------------------
+
+const char *results_method(const cJSON *row)
+{
+    static const char *const columns[] = {"metric", "policy", "method"};
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        const char *text = results_text(row, columns[i]);
+        if (*text) return text;
+    }
+    return "";
+}
+
+bool grid_has_row(const grid_rows *from, const cJSON *row)
+{
+    if (from->method && strcmp(results_method(row), from->method) != 0) return false;
+    if ((strcmp(results_text(row, "acts"), "every step") == 0) != from->steps) return false;
+    if (strcmp(results_text(row, "task"), from->task ? from->task : "") != 0) return false;
+    double kept = results_number(row, "sink") + results_number(row, "window"); // NaN: not told, so as usual
+    return (kept == 0) == from->bare;
+}
+
+static size_t grid_find_name(const results_grid *g, const char *name)
+{
+    size_t i = 0;
+    while (i < g->n_names && strcmp(g->names[i], name) != 0) i++;
+    return i;
+}
+
+static size_t grid_find_ratio(const results_grid *g, double ratio)
+{
+    size_t i = 0;
+    while (i < g->n_ratios && fabs(g->ratios[i] - ratio) > 1e-9) i++;
+    return i;
+}
+
+// Keeps the ratios ascending.
+static void add_ratio(results_grid *g, double ratio)
+{
+    if (grid_find_ratio(g, ratio) < g->n_ratios) return;
+    if (g->n_ratios == GRID_RATIOS_MAX) return;
+    size_t i = g->n_ratios++;
+    for (; i > 0 && g->ratios[i - 1] > ratio; i--) g->ratios[i] = g->ratios[i - 1];
+    g->ratios[i] = ratio;
+}
+
+static void add_name(results_grid *g, const char *name)
+{
+    if (grid_find_name(g, name) == g->n_names && g->n_names < GRID_NAMES_MAX) g->names[g->n_names++] = name;
+}
+
+void results_grid_fill(results_grid *g, const grid_rows *from, const char *column)
+{
+    const cJSON *row;
+    *g = (results_grid){0};
+    cJSON_ArrayForEach(row, from->rows)
+    {
+        double ratio = results_number(row, "ratio");
+        if (!grid_has_row(from, row) || isnan(ratio) || isnan(results_number(row, column))) continue;
+        add_name(g, results_text(row, "allocator"));
+        add_ratio(g, ratio);
+    }
+    for (size_t i = 0; i < GRID_NAMES_MAX; i++)
+        for (size_t k = 0; k < GRID_RATIOS_MAX; k++) g->value[i][k] = g->low[i][k] = g->high[i][k] = NAN;
+    cJSON_ArrayForEach(row, from->rows)
+    {
+        if (!grid_has_row(from, row)) continue;
+        size_t i = grid_find_name(g, results_text(row, "allocator")),
+               k = grid_find_ratio(g, results_number(row, "ratio"));
+        if (i == g->n_names || k == g->n_ratios) continue;
+        interval x = results_interval_at(row, column);
+        if (isnan(x.value)) continue;
+        g->value[i][k] = x.value;
+        g->low[i][k] = x.low;
+        g->high[i][k] = x.high;
+        g->has_intervals = g->has_intervals || !isnan(x.low);
+    }
 }

@@ -1,6 +1,7 @@
 // What a command found, in one form for all commands that print numbers: a JSON document with tidy rows, and the same
-// rows as CSV. docs/output.md tells what stands in it.
+// rows as CSV; how it is read again, and its rows as lines over the ratio. docs/output.md tells what stands in it.
 #pragma once
+#include "study/interval.h"
 #include "study/selection.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -32,7 +33,7 @@ cJSON *results_row(results *r);
 // What has more dimensions than a row. An empty object at the end of the list.
 cJSON *results_detail(results *r);
 // Three columns: NAME, NAME_low and NAME_high. NaN is null.
-void results_interval(cJSON *row, const char *name, double value, double low, double high);
+void results_interval(cJSON *row, const char *name, interval x);
 
 // Prints the document to standard output.
 void results_print(const results *r);
@@ -44,3 +45,58 @@ kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
 kvb_status results_write_pair(const results *r, const char *name, kvb_error *err);
 // What a command's --json and --csv ask for: prints the document, writes the CSV (NULL: no), or both.
 kvb_status results_give(const results *r, bool json, const char *csv, kvb_error *err);
+
+// The columns of rows, each once, in the order of their first appearance: an object of nulls, the caller's.
+cJSON *results_columns(const cJSON *rows);
+
+// ---- Reading --------------------------------------------------------------------------------------------------------
+
+typedef struct results_document {
+    const char *name;                                            // for messages; the caller's
+    cJSON *document;                                             // owned
+    const char *command;                                         // that printed it: "eval", "solve"
+    const cJSON *rows, *details, *settings, *inputs, *arguments; // never NULL; rows are objects of single values
+} results_document;
+
+// Reads `size` bytes. KVB_FORMAT: not JSON, another schema, or a row that is not flat, with its place; KVB_VERSION;
+// KVB_MEMORY. On failure *out is zero.
+kvb_status results_parse(results_document *out, const char *text, size_t size, const char *name, kvb_error *err);
+// The same of a file of at most 64 MiB. Errors also: KVB_IO, KVB_UNSUPPORTED (larger).
+kvb_status results_open(results_document *out, const char *path, kvb_error *err);
+void results_close(results_document *r); // a zero struct is allowed; leaves it zero
+
+// A cell of a row: NaN and "" where the row has no such column, or null, or another kind of value.
+double results_number(const cJSON *row, const char *column);
+const char *results_text(const cJSON *row, const char *column);
+// Of the columns NAME, NAME_low and NAME_high.
+interval results_interval_at(const cJSON *row, const char *name);
+
+// ---- Lines over the ratio -------------------------------------------------------------------------------------------
+
+enum { GRID_NAMES_MAX = 24, GRID_RATIOS_MAX = 100 };
+
+// One value per name and ratio, with its interval; NaN where there is none.
+typedef struct results_grid {
+    size_t n_names, n_ratios;
+    const char *names[GRID_NAMES_MAX]; // in the order of the rows; they point into the document
+    double ratios[GRID_RATIOS_MAX];    // ascending
+    double value[GRID_NAMES_MAX][GRID_RATIOS_MAX], low[GRID_NAMES_MAX][GRID_RATIOS_MAX],
+        high[GRID_NAMES_MAX][GRID_RATIOS_MAX];
+    bool has_intervals;
+} results_grid;
+
+// Which rows count.
+typedef struct grid_rows {
+    const cJSON *rows;
+    const char *method; // "keydiff": what results_method() gives; NULL: all
+    const char *task;   // NULL: rows without one
+    bool steps;         // of policies, which act at every step and may be called like metrics
+    bool bare;          // of rows with sinks and window, or of those where nothing was protected
+} grid_rows;
+
+// What a row ranks tokens or evicts by: its metric, policy or method; "" where it has none.
+const char *results_method(const cJSON *row);
+// Whether a row is one of them.
+bool grid_has_row(const grid_rows *from, const cJSON *row);
+// The values of a column, by the row's allocator; names and ratios that do not fit are left out.
+void results_grid_fill(results_grid *g, const grid_rows *from, const char *column);

@@ -1,4 +1,4 @@
-// What the commands on records print as text, add to their results, and draw. Drawing writes a whole SVG.
+// What the commands on records print as text and add to their results.
 #pragma once
 #include "study/ablation.h"
 #include "study/holdout.h"
@@ -7,7 +7,6 @@
 #include "study/validation.h"
 #include "study/versus.h"
 #include "tools/report/results.h"
-#include <stdio.h>
 
 // "layer by layer" or "over all layers".
 const char *scope_words(solve_scope scope);
@@ -29,9 +28,6 @@ void add_table(results *to, const study_table *t);
 void add_holdout(results *to, const holdout *h);
 void add_ablation(results *to, const ablation *x);
 void add_validation(results *to, const validation *v);
-
-void draw_holdout(const holdout *h, FILE *out);
-void draw_ablation(const ablation *x, FILE *out);
 
 // Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);

@@ -1,0 +1,34 @@
+// Charts of results: for every method and task of documents a chart of each column that people look at, with a line per
+// allocator. `plot`, NAME.svg of eval and task, and the page draw the same ones.
+#pragma once
+#include "tools/report/results.h"
+#include "tools/report/svg.h"
+
+enum { CHARTS_MAX = 64, CHART_TITLE_SIZE = 320 };
+
+// What a chart is of: rows of one document, method and task, and a column of them.
+typedef struct chart_rows {
+    grid_rows from;
+    const char *column; // "kl", "top1", "score" or "loss"
+} chart_rows;
+
+typedef struct chart_list {
+    chart_rows items[CHARTS_MAX];
+    size_t n;
+} chart_list;
+
+// Adds the charts of rows, which must outlive the list. What does not fit is left out.
+void charts_add(chart_list *to, const cJSON *rows);
+
+// A chart with its numbers; `chart` points into the rest.
+typedef struct filled_chart {
+    results_grid grid;
+    svg_series series[GRID_NAMES_MAX];
+    char title[CHART_TITLE_SIZE];
+    svg_chart chart;
+} filled_chart;
+void chart_fill(filled_chart *out, const chart_rows *of);
+
+// Draws all of them, two side by side, and writes the SVG whole or not at all. KVB_ARGUMENT: there are none; other
+// errors are those of atomic_file.h. `about` names where the rows are from.
+kvb_status charts_write(const chart_list *all, const char *path, const char *about, kvb_error *err);
