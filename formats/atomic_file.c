@@ -181,28 +181,33 @@ static bool hold(struct atomic_state *s)
     return true;
 }
 
-// A new name beside the target; NULL with errno.
-static char *temporary_path(const char *final_path)
+// Room for a new name beside the target. It is made before `guard` is held: who runs out of memory takes that himself.
+static char *make_room(const char *final_path)
+{
+    return need(strlen(final_path) + 1 + HEX_DIGITS + sizeof partial_suffix, 1, "bytes of a name");
+}
+
+static bool name_temporary(char *path, const char *final_path)
 {
     uint32_t number;
-    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return NULL;
-    return need_text("%s.%0*x%s", final_path, HEX_DIGITS, number, partial_suffix);
+    if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return false;
+    sprintf(path, "%s.%0*x%s", final_path, HEX_DIGITS, number, partial_suffix); // fits by make_room
+    return true;
 }
 
 // open(2) with 0666 lets the umask decide about the mode, as for any other file; mkstemp would fix it to 0600.
-static char *open_new(struct atomic_state *s, const char *final_path)
+static bool open_new(struct atomic_state *s, char *path, const char *final_path)
 {
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        char *path = temporary_path(final_path);
-        s->file = path ? file_open(path, O_RDWR | O_CREAT | O_EXCL, 0666) : -1;
-        if (s->file >= 0 && hold(s)) return path;
-        bool again = s->file >= 0 ? file_close(s->file) : path && errno == EEXIST;
-        free(path);
+        if (!name_temporary(path, final_path)) return false;
+        s->file = file_open(path, O_RDWR | O_CREAT | O_EXCL, 0666);
+        if (s->file < 0 && errno == EEXIST) continue;
+        if (s->file < 0 || hold(s)) return s->file >= 0;
+        if (!file_close(s->file)) return false;
         s->file = -1;
-        if (!again) return NULL;
     }
     errno = EEXIST;
-    return NULL;
+    return false;
 }
 
 static void close_all(struct atomic_state *s)
@@ -215,14 +220,15 @@ static void close_all(struct atomic_state *s)
 // Makes the temporary file; on failure the caller closes what is open.
 static kvb_status begin(atomic_file *f, struct atomic_state *s, char *final_path, const char *path, kvb_error *err)
 {
+    char *temp_path = make_room(final_path);
     pthread_mutex_lock(&guard);
-    char *temp_path = open_new(s, final_path);
-    if (temp_path) enlist(&s->self, temp_path);
+    bool made = open_new(s, temp_path, final_path);
+    if (made) enlist(&s->self, temp_path);
     pthread_mutex_unlock(&guard);
-    FILE *stream = temp_path && (!s->replace || fchmod(s->file, s->mode) == 0) ? open_stream(s) : NULL;
+    FILE *stream = made && (!s->replace || fchmod(s->file, s->mode) == 0) ? open_stream(s) : NULL;
     *f = (atomic_file){stream, temp_path, final_path, s};
     if (stream) return KVB_OK;
-    return kvb_fail(err, KVB_IO, "%s: cannot %s: %s", path, temp_path ? "write" : "make a file in its folder",
+    return kvb_fail(err, KVB_IO, "%s: cannot %s: %s", path, made ? "write" : "make a file in its folder",
                     strerror(errno));
 }
 
@@ -387,9 +393,7 @@ static kvb_status check_empty(const char *dir, kvb_error *err)
 static bool make_folder(atomic_folder *f)
 {
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
-        free(f->temp_path);
-        f->temp_path = temporary_path(f->final_path);
-        if (!f->temp_path) return false;
+        if (!name_temporary(f->temp_path, f->final_path)) return false;
         if (mkdir(f->temp_path, 0777) != 0 && errno == EEXIST) continue;
         f->lock = file_open(f->temp_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
         if (f->lock < 0 && errno == ENOENT) continue; // somebody took it for a leftover, before the lock
@@ -416,6 +420,7 @@ kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err
     if (status == KVB_OK) {
         atomic_file_remove_stale(f->final_path);
         f->self = need(1, sizeof *f->self, "folders to write");
+        f->temp_path = make_room(f->final_path);
         pthread_mutex_lock(&guard);
         bool made = make_folder(f);
         int why = errno;

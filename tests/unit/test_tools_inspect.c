@@ -106,6 +106,11 @@ START_TEST(documents_as_text)
     ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: yes\ne: [1, 2]\nf:\n  - g 1\n    h:\n      i: 2\n"
                            "j: 18446744073709551615\n");
     cJSON_Delete(doc);
+    doc = cJSON_CreateString("a\xff"); // JSON is UTF-8, whatever a file's name is
+    char *whole = json_to_text(doc);
+    ck_assert_str_eq(whole, "\"a?\"");
+    cJSON_free(whole);
+    cJSON_Delete(doc);
 }
 END_TEST
 

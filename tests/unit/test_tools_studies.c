@@ -95,6 +95,10 @@ START_TEST(of_a_table)
     add_table(&found, &t);
     ck_near(value("table_loss", NULL, 0.5, NULL), t.table_loss[HALF]);
     ck_near(value("uniform_loss", NULL, 0.25, NULL), t.uniform_loss[QUARTER]);
+    watch(1);
+    print_versus(&(versus){.compared = false}, &t);
+    watched(1);
+    says("One text alone: nothing says");
     watch(2);
     warn_of_pairs(&t.pairs);
     watched(2);
