@@ -106,8 +106,8 @@ static void put_number(hid_t object, const char *name, uint32_t value)
     H5Sclose(space);
 }
 
-static hid_t put_array(hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims, const hsize_t *chunk,
-                       bool checksum, bool write)
+static void put_array(hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims, const hsize_t *chunk,
+                      bool checksum, bool write)
 {
     static const char zeros[4096];
     hid_t space = H5Screate_simple(rank, dims, NULL), list = H5Pcreate(H5P_DATASET_CREATE);
@@ -120,127 +120,13 @@ static hid_t put_array(hid_t group, const char *name, hid_t type, int rank, cons
     H5Dclose(set);
     H5Pclose(list);
     H5Sclose(space);
-    return 0;
 }
 
 static const hsize_t three[3] = {2, 3, 7}, layer[3] = {1, 3, 7};
 
-static void edit_nothing(hostile *h)
+static void edit_superblock(hostile *h) // the file is another one
 {
     (void)h;
-}
-static void edit_superblock(hostile *h)
-{
-    (void)h;
-}
-static void edit_version(hostile *h)
-{
-    put_number(h->file, "format_version", 3);
-}
-static void edit_old_version(hostile *h)
-{
-    put_number(h->file, "format_version", 1);
-}
-static void edit_layers(hostile *h)
-{
-    put_number(h->file, "n_layers", 0);
-}
-static void edit_more_layers(hostile *h)
-{
-    put_number(h->file, "n_layers", 3);
-}
-static void edit_heads(hostile *h)
-{
-    put_number(h->file, "n_heads", 10);
-}
-static void edit_no_format(hostile *h)
-{
-    H5Adelete(h->file, "format");
-}
-static void edit_order(hostile *h)
-{
-    put_number(h->context, "order", 1);
-}
-static void edit_no_order(hostile *h)
-{
-    H5Adelete(h->context, "order");
-}
-static void edit_no_tokens(hostile *h)
-{
-    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
-}
-static void edit_bad_id(hostile *h)
-{
-    H5Lmove(h->file, "contexts/zeta", h->file, "contexts/ze ta", H5P_DEFAULT, H5P_DEFAULT);
-}
-static void edit_soft(hostile *h)
-{
-    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
-    H5Lcreate_soft("/contexts/zeta/scores/keydiff", h->context, "token_ids", H5P_DEFAULT, H5P_DEFAULT);
-}
-static void edit_external(hostile *h)
-{
-    H5Ldelete(h->context, "scores", H5P_DEFAULT);
-    H5Lcreate_external("/etc/passwd", "/", h->context, "scores", H5P_DEFAULT, H5P_DEFAULT);
-}
-static void edit_tokens_group(hostile *h)
-{
-    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
-    H5Gclose(H5Gcreate2(h->context, "token_ids", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
-}
-static void edit_f64(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F64LE, 3, three, layer, true, true);
-}
-static void edit_int(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_STD_I32LE, 3, three, layer, true, true);
-}
-static void edit_rank(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 2, three, layer, true, true);
-}
-static void edit_contiguous(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, NULL, false, true);
-}
-static void edit_no_checksum(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, layer, false, true);
-}
-static void edit_chunk(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, three, true, true);
-}
-static void edit_not_stored(hostile *h)
-{
-    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, layer, true, false);
-}
-static void edit_huge_tokens(hostile *h)
-{
-    const hsize_t huge[1] = {UINT64_C(1) << 40}, chunk[1] = {1 << 20};
-    put_array(h->context, "token_ids", H5T_STD_I32LE, 1, huge, chunk, true, false);
-}
-static void edit_many_tokens(hostile *h) // would be 1 GiB of made-up zeros
-{
-    const hsize_t many[1] = {1 << 28};
-    put_array(h->context, "token_ids", H5T_STD_I32LE, 1, many, many, true, false);
-}
-static void edit_oracle_though_skipped(hostile *h)
-{
-    put_number(h->question, "n_queries", 0);
-}
-static void edit_no_oracle(hostile *h)
-{
-    H5Ldelete(h->question, "oracle", H5P_DEFAULT);
-}
-static void edit_question_name(hostile *h)
-{
-    H5Lmove(h->context, "questions/0", h->context, "questions/00", H5P_DEFAULT, H5P_DEFAULT);
-}
-static void edit_question_text(hostile *h)
-{
-    H5Lmove(h->context, "questions/0", h->context, "questions/-1", H5P_DEFAULT, H5P_DEFAULT);
 }
 static void edit_attribute(hostile *h) // variable length
 {
@@ -252,10 +138,6 @@ static void edit_attribute(hostile *h) // variable length
     H5Aclose(a);
     H5Tclose(type);
     H5Sclose(space);
-}
-static void edit_no_sum(hostile *h)
-{
-    H5Adelete_by_name(h->context, "scores/keydiff", "sha256", H5P_DEFAULT);
 }
 static void edit_other_numbers(hostile *h) // whole, with right checksums of HDF5, but not what was written
 {
@@ -292,46 +174,87 @@ static void edit_negative(hostile *h)
     put_numbers(h->question, "oracle", (const float[42]){[20] = -1e-9F});
 }
 
+#define SCORES "contexts/zeta/scores/keydiff"
+#define QUESTION "contexts/zeta/questions/0"
+static const hsize_t huge[1] = {UINT64_C(1) << 40}, page[1] = {1 << 20}, many[1] = {1 << 28};
+typedef enum change { BY_HAND, NUMBER, NO_ATTRIBUTE, NO_LINK, MOVED, SOFT, EXTERNAL, GROUP, ARRAY } change;
+typedef enum element { F32, F64, I32 } element; // HDF5's own are no constants
+
 static const struct {
-    void (*edit)(hostile *);
     kvb_status status;
     const char *message;
+    change how;
+    const char *at, *name; // an object, and its attribute or another path
+    uint32_t number;
+    struct {
+        element type;
+        int rank;
+        const hsize_t *dims, *chunk;
+        bool no_checksum, not_stored;
+    } array;
+    void (*by_hand)(hostile *);
 } edits[] = {
-    {edit_nothing, KVB_OK, ""},
-    {edit_superblock, KVB_UNSUPPORTED, "superblock version 0"},
-    {edit_version, KVB_VERSION, "newer kvbudget"},
-    {edit_old_version, KVB_VERSION, "record format 1, this program reads 2; profile again"},
-    {edit_layers, KVB_FORMAT, "impossible shape"},
-    {edit_more_layers, KVB_FORMAT, "/contexts/zeta/scores/keydiff: expected shape [3,3,7]"},
-    {edit_heads, KVB_FORMAT, "multiple"},
-    {edit_no_format, KVB_FORMAT, "some other HDF5 file"},
-    {edit_order, KVB_FORMAT, "order"},
-    {edit_no_order, KVB_FORMAT, "/contexts/zeta/order"},
-    {edit_no_tokens, KVB_FORMAT, "/contexts/zeta/token_ids: is missing"},
-    {edit_bad_id, KVB_FORMAT, "ze ta"},
-    {edit_soft, KVB_UNSUPPORTED, "link to elsewhere"},
-    {edit_external, KVB_UNSUPPORTED, "link to elsewhere"},
-    {edit_tokens_group, KVB_FORMAT, "expected a dataset"},
-    {edit_f64, KVB_FORMAT, "type float32"},
-    {edit_int, KVB_FORMAT, "type float32"},
-    {edit_rank, KVB_FORMAT, "3 dimensions"},
-    {edit_contiguous, KVB_FORMAT, "one chunk per layer"},
-    {edit_no_checksum, KVB_FORMAT, "Fletcher-32"},
-    {edit_chunk, KVB_FORMAT, "one chunk per layer"},
-    {edit_not_stored, KVB_FORMAT, "bytes that are stored"},
-    {edit_huge_tokens, KVB_FORMAT, "one chunk"},
-    {edit_many_tokens, KVB_FORMAT, "bytes that are stored"},
-    {edit_oracle_though_skipped, KVB_FORMAT, "questions/0/oracle"},
-    {edit_no_oracle, KVB_FORMAT, "questions/0/oracle: is missing"},
-    {edit_question_name, KVB_FORMAT, "expected numbers"},
-    {edit_question_text, KVB_FORMAT, "expected numbers"},
-    {edit_attribute, KVB_FORMAT, "/note"},
-    {edit_no_sum, KVB_FORMAT, "/contexts/zeta/scores/keydiff: has no attribute sha256"},
-    {edit_other_numbers, KVB_FORMAT, "/contexts/zeta/scores/keydiff: damaged: its SHA-256"},
-    {edit_other_ids, KVB_FORMAT, "/contexts/zeta/token_ids: damaged: its SHA-256"},
-    {edit_nan, KVB_NUMERIC, "/contexts/zeta/scores/keydiff: layer 1, KV head 2, token 6: found nan"},
-    {edit_negative, KVB_NUMERIC, "/contexts/zeta/questions/0/oracle: layer 0, KV head 2, token 6: found -1e-09"},
+    {KVB_OK, .message = ""},
+    {KVB_VERSION, "newer kvbudget", NUMBER, ".", "format_version", .number = 3},
+    {KVB_VERSION, "record format 1, this program reads 2; profile again", NUMBER, ".", "format_version", .number = 1},
+    {KVB_FORMAT, "impossible shape", NUMBER, ".", "n_layers", .number = 0},
+    {KVB_FORMAT, "/contexts/zeta/scores/keydiff: expected shape [3,3,7]", NUMBER, ".", "n_layers", .number = 3},
+    {KVB_FORMAT, "multiple", NUMBER, ".", "n_heads", .number = 10},
+    {KVB_FORMAT, "some other HDF5 file", NO_ATTRIBUTE, ".", .name = "format"},
+    {KVB_FORMAT, "order", NUMBER, "contexts/zeta", "order", .number = 1},
+    {KVB_FORMAT, "/contexts/zeta/order", NO_ATTRIBUTE, "contexts/zeta", .name = "order"},
+    {KVB_FORMAT, "/contexts/zeta/token_ids: is missing", NO_LINK, .at = "contexts/zeta/token_ids"},
+    {KVB_FORMAT, "ze ta", MOVED, "contexts/zeta", .name = "contexts/ze ta"},
+    {KVB_UNSUPPORTED, "link to elsewhere", SOFT, "contexts/zeta/token_ids", .name = "/contexts/zeta/scores/keydiff"},
+    {KVB_UNSUPPORTED, "link to elsewhere", EXTERNAL, "contexts/zeta/scores", .name = "/etc/passwd"},
+    {KVB_FORMAT, "expected a dataset", GROUP, .at = "contexts/zeta/token_ids"},
+    {KVB_FORMAT, "type float32", ARRAY, SCORES, .array = {F64, 3, three, .chunk = layer}},
+    {KVB_FORMAT, "type float32", ARRAY, SCORES, .array = {I32, 3, three, .chunk = layer}},
+    {KVB_FORMAT, "3 dimensions", ARRAY, SCORES, .array = {F32, 2, three, .chunk = layer}},
+    {KVB_FORMAT, "one chunk per layer", ARRAY, SCORES, .array = {F32, 3, three, .chunk = NULL}},
+    {KVB_FORMAT, "Fletcher-32", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .no_checksum = true}},
+    {KVB_FORMAT, "one chunk per layer", ARRAY, SCORES, .array = {F32, 3, three, .chunk = three}},
+    {KVB_FORMAT, "bytes that are stored", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .not_stored = true}},
+    {KVB_FORMAT, "one chunk", ARRAY, "contexts/zeta/token_ids",
+     .array = {I32, 1, huge, .chunk = page, .not_stored = true}},
+    // Would be 1 GiB of made-up zeros.
+    {KVB_FORMAT, "bytes that are stored", ARRAY, "contexts/zeta/token_ids",
+     .array = {I32, 1, many, .chunk = many, .not_stored = true}},
+    {KVB_FORMAT, "questions/0/oracle", NUMBER, QUESTION, "n_queries", .number = 0},
+    {KVB_FORMAT, "questions/0/oracle: is missing", NO_LINK, .at = QUESTION "/oracle"},
+    {KVB_FORMAT, "expected numbers", MOVED, QUESTION, .name = "contexts/zeta/questions/00"},
+    {KVB_FORMAT, "expected numbers", MOVED, QUESTION, .name = "contexts/zeta/questions/-1"},
+    {KVB_FORMAT, "/contexts/zeta/scores/keydiff: has no attribute sha256", NO_ATTRIBUTE, SCORES, .name = "sha256"},
+    {KVB_UNSUPPORTED, "superblock version 0", .by_hand = edit_superblock},
+    {KVB_FORMAT, "/note", .by_hand = edit_attribute},
+    {KVB_FORMAT, "/contexts/zeta/scores/keydiff: damaged: its SHA-256", .by_hand = edit_other_numbers},
+    {KVB_FORMAT, "/contexts/zeta/token_ids: damaged: its SHA-256", .by_hand = edit_other_ids},
+    {KVB_NUMERIC, "/contexts/zeta/scores/keydiff: layer 1, KV head 2, token 6: found nan", .by_hand = edit_nan},
+    {KVB_NUMERIC, "/contexts/zeta/questions/0/oracle: layer 0, KV head 2, token 6: found -1e-09",
+     .by_hand = edit_negative},
 };
+
+static void make_edit(hostile *h, size_t i)
+{
+    const hid_t types[] = {[F32] = H5T_IEEE_F32LE, [F64] = H5T_IEEE_F64LE, [I32] = H5T_STD_I32LE};
+    const char *at = edits[i].at, *name = edits[i].name;
+    if (edits[i].by_hand) edits[i].by_hand(h);
+    if (edits[i].how == NUMBER || edits[i].how == NO_ATTRIBUTE) {
+        hid_t object = H5Oopen(h->file, at, H5P_DEFAULT);
+        if (edits[i].how == NUMBER) put_number(object, name, edits[i].number);
+        else ck_assert_int_ge(H5Adelete(object, name), 0);
+        H5Oclose(object);
+    }
+    if (edits[i].how == MOVED) ck_assert_int_ge(H5Lmove(h->file, at, h->file, name, H5P_DEFAULT, H5P_DEFAULT), 0);
+    if (edits[i].how == ARRAY)
+        put_array(h->file, at, types[edits[i].array.type], edits[i].array.rank, edits[i].array.dims,
+                  edits[i].array.chunk, !edits[i].array.no_checksum, !edits[i].array.not_stored);
+    if (edits[i].how < NO_LINK || edits[i].how == MOVED || edits[i].how == ARRAY) return;
+    ck_assert_int_ge(H5Ldelete(h->file, at, H5P_DEFAULT), 0); // what stands there goes, and mostly something else comes
+    if (edits[i].how == SOFT) H5Lcreate_soft(name, h->file, at, H5P_DEFAULT, H5P_DEFAULT);
+    if (edits[i].how == EXTERNAL) H5Lcreate_external(name, "/", h->file, at, H5P_DEFAULT, H5P_DEFAULT);
+    if (edits[i].how == GROUP) H5Gclose(H5Gcreate2(h->file, at, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+}
 
 // Edits a good record of one context with HDF5 itself, then reads it.
 START_TEST(no_records)
@@ -351,12 +274,12 @@ START_TEST(no_records)
     h.file = H5Fopen(path, H5F_ACC_RDWR, fapl);
     h.context = H5Gopen2(h.file, "contexts/zeta", H5P_DEFAULT);
     h.question = H5Gopen2(h.file, "contexts/zeta/questions/0", H5P_DEFAULT);
-    edits[_i].edit(&h);
+    make_edit(&h, (size_t)_i);
     H5Gclose(h.question);
     H5Gclose(h.context);
     H5Fclose(h.file);
     H5Pclose(fapl);
-    if (edits[_i].edit == edit_superblock) {
+    if (edits[_i].by_hand == edit_superblock) {
         H5Fclose(H5Fcreate(old, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
         path = old;
     }

@@ -1,6 +1,5 @@
 // The small parts of formats/: valid names, JSON files, element types, weights as text, hashes of open files, files of
 // our own folder, mapped pages that are given back.
-#include "formats/calib.h"
 #include "formats/json_file.h"
 #include "formats/names.h"
 #include "formats/npy.h"
@@ -103,7 +102,8 @@ START_TEST(files_of_our_folder)
                             "run.h5.0123abcde.partial",
                             "run.h5.0123ABCD.partial",
                             "other.h5.0123abcd.partial",
-                            "run.h5.0123abcd.partial.h5"};
+                            "run.h5.0123abcd.partial.h5",
+                            "run.h5.partial"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         ck_assert_msg(!atomic_file_is_partial(others[i], "run.h5", 6), "%s", others[i]);
 
@@ -143,22 +143,6 @@ START_TEST(pages_given_back)
     file_unmap(&view);
     help_ok(file_check(&view, path, err)); // a zero view is allowed
     free(data);
-}
-END_TEST
-
-START_TEST(text_to_encode)
-{
-    const char *ids = "{\"sample_id\": \"a\", \"context_ids\": [1, 2], \"question_ids\": [[3]]}\n";
-    const char *words = "{\"sample_id\": \"a\", \"context_ids\": [1, 2], \"questions\": [\"Who?\"]}\n";
-    const char *answers =
-        "{\"sample_id\": \"a\", \"context_ids\": [1], \"question_ids\": [[3]], \"answers\": [\"I\"]}\n";
-    const char *texts[] = {ids, words, answers};
-    for (size_t i = 0; i < 3; i++) {
-        calib_file file;
-        help_ok(calib_parse(&file, texts[i], strlen(texts[i]), "c", err));
-        ck_assert_msg(calib_has_text(&file) == (i > 0), "%s", texts[i]);
-        calib_free(&file);
-    }
 }
 END_TEST
 
@@ -204,7 +188,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, hash_of_an_open_file);
     tcase_add_test(tc, files_of_our_folder);
     tcase_add_test(tc, pages_given_back);
-    tcase_add_test(tc, text_to_encode);
 }
 
 UNIT_MAIN("formats_pieces", fill)

@@ -528,30 +528,9 @@ START_TEST(test_bounded_layers)
 }
 END_TEST
 
-START_TEST(test_bad_bounded_layers)
-{
-    static const char *const lists[] = {"3",  "1,1", "2,0", "0,1,2",
-                                        "1,", "",    "x",   "0"}; // the last: its ratios are not 0
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        char to[64];
-        size_t size;
-        kvb_table *t;
-        kvb_error err;
-        snprintf(to, sizeof to, "\"bounded_layers\":\"%s\",\"note\"", lists[i]);
-        table_case c = case_default();
-        c.edit_from = "\"note\"", c.edit_to = to;
-        unsigned char *bytes = case_bytes(&c, &size, NULL);
-        ck_assert_int_eq(kvb_table_open_memory(&t, bytes, size, "t", NULL, &err), KVB_FORMAT);
-        ck_assert_msg(strstr(err.message, "bounded"), "%s", err.message);
-        free(bytes);
-    }
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_bounded_layers);
-    tcase_add_test(tc, test_bad_bounded_layers);
     tcase_add_test(tc, test_kvpress);
     tcase_add_test(tc, test_roundings);
     tcase_add_test(tc, test_strict);

@@ -60,6 +60,8 @@ START_TEST(test_info)
 }
 END_TEST
 
+#define BOUNDED(layers) "\"bounded_layers\":\"" layers "\",\"note\""
+
 // An edit of the header, the status that it must lead to, and a part of the message.
 static const struct {
     const char *from, *to;
@@ -123,6 +125,14 @@ static const struct {
     {"\\\"kernel\\\"", "\\\"window\\\"", KVB_FORMAT, "\"metric_parameters\": \"window\" is there twice"},
     {"\\\"avg\\\"", "\\\"\\\\u0000\\\"", KVB_FORMAT, "\"metric_parameters\": byte 32: found a NUL"},
     {"snapkv:", "snap\\u001b[2Jkv:", KVB_FORMAT, "\"metric\": expected printable characters"},
+    {"\"note\"", BOUNDED("3"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("1,1"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("2,0"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("0,1,2"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("1,"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED(""), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("x"), KVB_FORMAT, "bounded"},
+    {"\"note\"", BOUNDED("0"), KVB_FORMAT, "bounded"}, // its ratios are not 0
 };
 
 START_TEST(test_edited_headers)
