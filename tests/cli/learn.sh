@@ -72,7 +72,6 @@ says 'what they weigh' 'recency: '
 expect 0 'inspect the table' inspect learned.safetensors
 
 # ---- refusals
-fails 'one text' 'at least two' learn run.h5 -o x.safetensors --contexts short
 fails 'no such feature' 'the record has' learn run.h5 -o x.safetensors --feature h2o
 fails 'a ranking as a feature' 'cannot be a feature' learn run.h5 -o x.safetensors --feature learned=rank.safetensors
 misused 'no output' 'expected one record' learn run.h5

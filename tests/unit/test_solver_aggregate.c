@@ -3,13 +3,6 @@
 #include "solver/aggregate.h"
 #include "test_solver_cases.h"
 
-static uint64_t sum_of(const uint32_t *keep, uint32_t n)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += keep[i];
-    return sum;
-}
-
 START_TEST(mean_and_deviation_of_ratios)
 {
     cache_shape shape = {1, 2, 10, 0, 0};
@@ -209,7 +202,7 @@ START_TEST(rounding_is_by_largest_remainder_in_a_layer)
         round_layers(ratio, 1, 4, t, keep);
         double ideal = 0;
         for (int i = 0; i < 4; i++) ideal += (1 - ratio[i]) * t;
-        if (t >= 100) ck_assert(fabs((double)sum_of(keep, 4) - ideal) <= 0.5 + 4); // heads at 1 may add
+        if (t >= 100) ck_assert(fabs((double)case_total(keep, 4) - ideal) <= 0.5 + 4); // heads at 1 may add
         for (int i = 0; i < 4; i++) ck_assert(keep[i] <= t && fabs(keep[i] - (1 - ratio[i]) * t) <= 1);
     }
 }
