@@ -20,10 +20,6 @@ for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts sho
         for r in j["rows"])'
     json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for r in j["rows"])'
 done
-kvb validate run.h5 --metric keydiff --quiet
-cp out threads
-OMP_NUM_THREADS=1 "$KVB" validate run.h5 --metric keydiff --quiet >one 2>err
-same 'one thread finds the same' threads one
 
 # ---- solve --exact
 for a in mean_ratio mean_loss; do

@@ -58,33 +58,6 @@ START_TEST(mean_ratio_keeps_the_row_mean)
 }
 END_TEST
 
-START_TEST(mean_loss_of_one_pair_is_that_pair)
-{
-    case_seed("one pair");
-    double ratios[TABLE_ROWS];
-    table_ratios(ratios);
-    kvb_error err = {0};
-    cache_shape shape = {2, 2, 150, 4, 1};
-    problem p;
-    loss_mean m;
-    uint32_t first[TABLE_ROWS * 4];
-    case_solved(&p, CASE_HEAVY, &shape, SCOPE_GLOBAL, HULL_FEASIBLE);
-    memcpy(first, p.allocation.keep, sizeof first);
-    loss_mean_init(&m, &shape);
-    must(loss_mean_add(&m, &p.curves, &err), &err);
-    must(loss_mean_add(&m, &p.curves, &err), &err);
-    loss_mean_finish(&m);
-    ck_assert_uint_eq(m.curves.floor, p.curves.floor);
-    ck_assert_double_eq_tol(m.curves.total, 1, 1e-12);
-    must(problem_solve_curves(&p, &m.curves, &err), &err);
-    int different = 0; // dividing by the total may break or make ties by rounding
-    for (int i = 0; i < TABLE_ROWS * 4; i++) different += first[i] != p.allocation.keep[i];
-    ck_assert_int_le(different, 4);
-    loss_mean_free(&m);
-    problem_free(&p);
-}
-END_TEST
-
 // In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of
 // ratios beats them by more than the certified gap.
 START_TEST(mean_loss_minimises_the_mean)
@@ -308,7 +281,6 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, mean_and_deviation_of_ratios);
     tcase_add_test(tc, mean_ratio_keeps_the_row_mean);
-    tcase_add_test(tc, mean_loss_of_one_pair_is_that_pair);
     tcase_add_test(tc, mean_loss_minimises_the_mean);
     tcase_add_test(tc, shrinking_ends_at_uniform);
     tcase_add_test(tc, means_can_be_joined);

@@ -1,6 +1,5 @@
 // What solve, validate, learn and recommend print and add to their results of a study: the study's own numbers,
 // at the places where people and programs look for them. The studies are judged by test_study_*.c.
-#include "study/table.h"
 #include "study_help.h"
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
@@ -172,15 +171,7 @@ END_TEST
 static const char *write_table(void)
 {
     static char path[256];
-    study_table t;
-    cJSON *about;
-    strcpy(path, help_path("t.safetensors"));
-    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
-    help_ok(study_table_describe(&t, &about, err));
-    help_ok(study_table_write(&t, about, path, err));
-    cJSON_Delete(about);
-    study_table_free(&t);
+    case_solve_to(&from, strcpy(path, help_path("t.safetensors")));
     return path;
 }
 
