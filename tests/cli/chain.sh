@@ -21,11 +21,6 @@ says 'a log gets lines, not a bar' '^profile: run.h5' err
 expect 0 'profile --quiet' "${PROFILE[@]}" -o quiet.h5 --quiet
 if [ -s out ] || [ -s err ]; then not_ok 'quiet is quiet' && show; else ok 'quiet is quiet'; fi
 same 'the same command writes the same bytes' run.h5 quiet.h5
-expect 0 'profile with one thread, one question at a time' "${PROFILE[@]}" -o batch.h5 --quiet --batch 1 --threads 1
-expect 0 'profile on the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref
-expect 0 'profile, greedy, other ways' profile tiny.gguf calib.jsonl -o other.h5 --quiet --greedy --include-first \
-    --questions 1 \
-    --max-tokens 120 --bos no --new-tokens 4
 fails 'a record is not overwritten' 'run.h5.*(--resume|--force)' "${PROFILE[@]}" -o run.h5
 expect 0 'profile --force replaces it' "${PROFILE[@]}" -o run.h5 --force --quiet
 same 'by the same bytes' run.h5 quiet.h5

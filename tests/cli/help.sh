@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The frame of the program: help, version, unknown words, full disks.
+# The frame of the program: help, version, unknown words.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 COMMANDS=$("$KVB" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
@@ -56,21 +56,4 @@ misused 'no command' 'a command is missing'
 misused 'nonsense' "unknown command 'xyzzy'" xyzzy
 misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
 misused 'help for two commands' 'expected one command' help solve plot
-
-if [ -w /dev/full ]; then
-    CODE=0
-    "$KVB" help >/dev/full 2>err || CODE=$?
-    if [ "$CODE" = 1 ]; then ok 'a full disk behind stdout is an error'; else not_ok \
-        'a full disk behind stdout is an error'; fi
-    says 'and it says so' 'No space left' err
-fi
-
-# Started in another way than by the kernel: a second start through /proc/self/exe would be of the loader.
-loader=$(command -v readelf >/dev/null && readelf -l "$KVB" | sed -n 's/.*interpreter: \(.*\)\]/\1/p')
-if [ -x "$loader" ]; then
-    CODE=0
-    "$loader" "$KVB" solve missing.h5 --metric keydiff >out 2>err </dev/null || CODE=$?
-    if [ "$CODE" = 1 ]; then ok 'runs under the loader'; else not_ok 'runs under the loader'; show; fi
-    says 'and says what it has to say' 'missing.h5' err
-fi
 end

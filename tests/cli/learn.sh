@@ -69,18 +69,14 @@ expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '
-expect 0 'inspect the table' inspect learned.safetensors
 
 # ---- refusals
-fails 'one text' 'at least two' learn run.h5 -o x.safetensors --contexts short
 fails 'no such feature' 'the record has' learn run.h5 -o x.safetensors --feature h2o
 fails 'a ranking as a feature' 'cannot be a feature' learn run.h5 -o x.safetensors --feature learned=rank.safetensors
 misused 'no output' 'expected one record' learn run.h5
 misused 'an unknown target' 'mean or max' learn run.h5 -o x.safetensors --target median
 misused 'a lambda of nothing' 'above 0' learn run.h5 -o x.safetensors --lambda 0
 fails 'a table is not a ranking' 'make one with' solve run.h5 --metric learned=keydiff.safetensors
-head -c 500 rank.safetensors >cut.safetensors
-fails 'a ranking that is cut short' 'cut.safetensors' solve run.h5 --metric learned=cut.safetensors
 misused 'profile by its name alone' 'RANK.safetensors' profile tiny.gguf calib.jsonl -o y.h5 \
     --metric learned:0123456789ab
 end

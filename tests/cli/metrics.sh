@@ -68,8 +68,6 @@ PYTHON_END
 says 'both forms of StreamingLLM keep the same tokens' '^same True' kept.txt
 says 'H2O keeps half of its budget for recent tokens' '^half True' kept.txt
 
-expect 0 'the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref --questions 1
-
 for m in h2o:half streaming:kvpress critical+keydiff; do
     misused "$m cannot be profiled" 'cannot be profiled, its order of tokens depends on the budget' \
         profile tiny.gguf calib.jsonl -o no.h5 --metric "$m"

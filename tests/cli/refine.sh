@@ -60,10 +60,6 @@ says 'it shows the KL of both sets as they fall' 'round 1, .* KL on calibration 
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
-head -n 5 one.safetensors.cells >three.safetensors.cells
-printf '{"key": "cut sho' >>three.safetensors.cells
-refine 'after a stop' three.safetensors
-same 'the same again' one.safetensors three.safetensors
 # refine_stopped OUT PATTERN ARGUMENT...: a search that would go on for long gets a signal when the pattern stands in
 # what it says, 30 s at most; the exit status is left in $stopped.
 refine_stopped() {

@@ -120,11 +120,6 @@ says 'words of a shell are quoted' '&#39;\$\(rm -rf /\)&#39;' evil.html
 expect 0 'another profile' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 5 --ignore-eos -m keydiff
 fails 'a record of another run' 'no table of the report was made from this record' report keydiff.safetensors \
     --record other.h5 -o x.html
-echo '{"a": 1}' >plain.json
-fails 'JSON of another kind' 'plain.json: schema: expected "kvbudget-results"' report keydiff.safetensors \
-    --results plain.json -o x.html
-fails 'a table that there is not' 'nothing.safetensors' report nothing.safetensors -o x.html
-fails 'a page into a folder that there is not' 'nowhere/x.html' report keydiff.safetensors -o nowhere/x.html
 misused 'no table' 'expected a table' report -o x.html
 misused 'no output' '--output is needed' report keydiff.safetensors
 if [ -e x.html ]; then not_ok 'nothing is left'; else ok 'nothing is left'; fi

@@ -18,12 +18,9 @@ json 'no table passes the optimum of each question by more than its greedy gap' 
     for r in rows(ratio=o["ratio"]) if r["ratio"] <= 0.8)'
 json 'the paper is the measure' text.json 'all(
     r["change"] == 0 for r in rows(allocator="mean_ratio (paper)"))'
-# A text that is held out is judged by the table of the other alone.
-kvb solve run.h5 --metric keydiff --contexts short --paper -o short.safetensors --quiet
 kvb solve run.h5 --metric keydiff --holdout --json --quiet
 same_results 'the same again' out text.json
 expect 0 'layer by layer' solve run.h5 --metric keydiff --holdout --scope layer --quiet
-fails 'a single text' 'at least 2 texts' solve run.h5 --metric keydiff --holdout --contexts short
 misused '--holdout with a table' 'writes no table' solve run.h5 --metric keydiff --holdout -o t.safetensors
 misused 'a study under constraints' 'neither constraints' solve run.h5 --metric keydiff --holdout --block 16
 misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --holdout --ablation
@@ -40,6 +37,10 @@ json 'heads add up' ablation.json \
     for r, heads in zip(rows(metric=d["metric"], allocator=a), d["head_loss"][a]))'
 expect 0 'as a picture' plot ablation.json -o ablation.svg
 check 'a chart for each metric' charts ablation.svg 2
+expect 0 'held-out losses as a picture' plot text.json -o holdout.svg
+check 'one chart of them' charts holdout.svg 1
+misused 'lines in the terminal' '--output is needed' plot text.json
+misused 'ratios of results' '--ratios is for' plot text.json -o x.svg --ratios 50
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
 
@@ -65,6 +66,7 @@ json 'a perfect metric would lose less, and this one more than it' oracle.json '
     o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
     o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(
     list(zip(j["rows"], json.load(open("metric.json"))["rows"])))'
+misused 'tables and results' 'do not fit into one picture' plot oracle.safetensors text.json -o x.svg
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
 for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do

@@ -9,8 +9,6 @@ says 'the list names tasks and parameters' '^niah_multikey '
 says 'with their ranges' ':keys=4 \(2 to 256\)'
 TASKS=(-k niah_single -k niah_multikey:questions=2 -k vt -k fwe -k kv:uuid=0)
 expect 0 'task --output' task tiny.gguf "${TASKS[@]}" -t 900 -c 2 -s 5 --output a.jsonl
-expect 0 'task --output again' task tiny.gguf "${TASKS[@]}" -t 900 -c 2 -s 5 --output b.jsonl
-same 'the same seed, the same bytes' a.jsonl b.jsonl
 expect 0 'task --output, another seed' task tiny.gguf "${TASKS[@]}" -t 900 -c 2 -s 6 --output c.jsonl
 if cmp -s a.jsonl c.jsonl; then not_ok 'another seed, other bytes'; else ok 'another seed, other bytes'; fi
 json 'a line has what scoring needs' <(head -n 1 a.jsonl) \
@@ -42,13 +40,6 @@ json 'JSON has every score, one sample being too few for an interval, model, see
     len(j["inputs"][0]["sha256"]) == 64 and j["settings"]["allocators"][1]["label"] == "ada" and
     all(r["score_low"] is None and 0 <= r["score"] <= 1 and len(d["samples"]) == 1
     for r, d in zip(j["rows"], j["details"])))'
-cp cells.json first.json
-head -n 9 cells.cells >some && printf '{"key": "cut sho' >>some && mv some cells.cells
-expect 0 'the same command after a kill' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv \
-    --metric keydiff \
-    --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 -o cells
-says 'takes what it had' '10 answered, 9 more from cells.cells' err
-same 'and writes the same' first.json cells.json
 expect 0 'a ratio alone' task tiny.gguf -k niah_single -t 600 -c 1 -r 0.5 --json --quiet --threads 1
 cp out bare.json
 json 'compares three metrics under three allocators, and prints JSON' bare.json \
@@ -67,19 +58,12 @@ if check_heads; then ok 'a share of attention for each query head'; else not_ok 
 expect 0 'budgets from them' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -a uniform -a headkv=heads.tsv \
     -a duo=heads.tsv -r 0.5
 says 'HeadKV keeps its share' 'keydiff +headkv +0.5 +(49\.[5-9]|50\.)'
-printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": ["Oslo, in Anna."]}\n' \
-    >other.jsonl
-fails 'head scores of a task without needles' 'does not stand in its context' task tiny.gguf -k qa --texts other.jsonl \
-    --head-scores x.tsv
-fails 'a policy that does not exist' 'expected one of full, morphkv' task tiny.gguf -k vt -t 600 -p morph -r 0.5
 misused 'a ratio beyond 1' 'below 1' task tiny.gguf -k vt -t 600 -p morphkv -r 80
 tiny_texts() { printf \
     '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
 tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -k qa --texts texts.jsonl --answer
 says 'one text, one question' '^qa, .* 1 question '
-fails 'a task that does not exist' 'expected one of niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
-fails 'a parameter that does not exist' 'parameters of vt: chains, hops, example' task tiny.gguf -k vt:hop=2 -t 600
 expect 0 'nine allocators' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -r 0.5 -o nine -a uniform -a pyramid \
     -a pyramid:beta=5 -a pyramid:beta=10 \
     -a pyramid:beta=15 -a ada -a ada:alpha=0.4 -a ada-original -a ada-global
@@ -89,7 +73,6 @@ fails 'no length' 'give --tokens' task tiny.gguf -k vt
 says 'and no samples' '^vt: failed' err
 fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -k vt -t 20 --output x.jsonl
 if [ -e x.jsonl ]; then not_ok 'a failure leaves no file'; else ok 'a failure leaves no file'; fi
-fails 'qa without texts' '--texts' task tiny.gguf -k qa --output x.jsonl
 misused 'an operand that is no table' "'uniform' is no table" task tiny.gguf uniform -k vt -t 500
 misused 'no model' 'a model is needed' task
 misused 'no task' 'no task is given' task tiny.gguf -t 500

@@ -3,6 +3,7 @@
 #include "formats_help.h"
 #include "study/options.h"
 #include "study/selection.h"
+#include "study/table.h"
 #include <math.h>
 
 // One layer of two KV heads; the metric ranks early tokens first; the first and the last token are protected.
@@ -97,6 +98,26 @@ static inline study_options case_options(const char *aggregate)
     study_options o = study_options_make();
     help_ok(study_options_aggregate(&o, aggregate, err));
     return o;
+}
+
+// Writes a solved table with what is said of it.
+static inline void case_save(const study_table *t, const char *to)
+{
+    cJSON *about;
+    help_ok(study_table_describe(t, &about, err));
+    help_ok(study_table_write(t, about, to, err));
+    cJSON_Delete(about);
+}
+
+// Solves the table of the selection for keydiff and writes it.
+static inline void case_solve_to(const selection *from, const char *to)
+{
+    study_table t;
+    study_options o = case_options("mean_loss");
+    help_ok(study_table_open(&t, from, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    case_save(&t, to);
+    study_table_free(&t);
 }
 
 #define ck_near(a, b) ck_assert_double_eq_tol(a, b, 1e-12)

@@ -6,12 +6,6 @@
 
 enum { L = 2, G = 2, D = 16, VOCABULARY = 300, T = 90, N = 24 };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 // ---- the cache ----
 
 // Head h holds rooms[h] - 1 entries at positions 3, 6, 9, ...; every number of an entry says where it belongs.
@@ -376,7 +370,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, cache_evicts_and_shrinks);
     tcase_add_test(tc, a_refilled_cache_is_a_new_one);
     tcase_add_test(tc, full_cache_is_the_forward_pass);

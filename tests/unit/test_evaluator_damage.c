@@ -9,12 +9,6 @@ enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G,
 static const uint32_t CUT[CUTS][HEADS] = {
     {30, 15, 30, 30}, {T, T, T, T}, {12, 12, 12, 12}, {60, 20, 7, 33}, {1, 90, 45, 2}};
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 static void draw_ids(int32_t ids[TEXTS][T + N])
 {
     for (int t = 0; t < TEXTS; t++)
@@ -275,7 +269,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_unchecked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, damage_is_what_fidelity_measures);
     tcase_add_test(tc, a_head_alone_is_one_cut);
     tcase_add_test(tc, heads_alone_can_be_stopped);

@@ -6,12 +6,6 @@
 
 enum { L = 2, H = 4, G = 2, T = 60, HEADS = L * G, KEEP = 20 };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 // A metric and a policy, under uniform, AdaKV and the oracle.
 typedef struct bed {
     model *m;
@@ -192,7 +186,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, names_and_metrics);
     tcase_add_test(tc, a_metric_selects);
     tcase_add_test(tc, the_oracle_selects);

@@ -56,36 +56,6 @@ static void evict(rig *r, uint32_t count)
 
 // ---- MorphKV ----
 
-START_TEST(morph_walk_through)
-{
-    // Two queries give the first token 0.3 and 0.3, the second 0.05 and 0.05: with room for one older token, the first
-    // stays.
-    for (int maximum = 0; maximum < 2; maximum++) {
-        rig *r = open_rig(maximum ? "morphkv:window=2:fusion=max" : "morphkv:window=2:fusion=sum", 3, 4, ROOM, 1, D);
-        const float first[] = {0.3f, 0.05f, 0.65f}, second[] = {0.3f, 0.05f, 0.25f, 0.4f};
-        r->p.kind->attended(&r->h, (kv_span){.count = 3}, first);
-        evict(r, 3);
-        ck_assert_uint_eq(r->n, 3);
-        r->p.kind->attended(&r->h, (kv_span){.count = 4}, second);
-        evict(r, 4);
-        ck_assert_uint_eq(r->n, 3);
-        ck_assert(r->keep[0] == 0 && r->keep[1] == 2 && r->keep[2] == 3);
-        close_rig(r);
-    }
-    // A row that is older than a token counts 0 for it, also where another token stood there before.
-    rig *r = open_rig("morphkv:window=2", 3, 4, ROOM, 1, D);
-    const float rows[3][4] = {{0.1f, 0.2f, 0.7f}, {0.15f, 0.1f, 0.35f, 0.4f}, {0.1f, 0.3f, 0.3f, 0.3f}};
-    r->p.kind->attended(&r->h, (kv_span){.count = 3}, rows[0]);
-    r->p.kind->attended(&r->h, (kv_span){.count = 4}, rows[1]); // F = 0.25, 0.3 for tokens 0 and 1
-    evict(r, 4);
-    ck_assert(r->n == 3 && r->keep[0] == 1 && r->keep[1] == 2 && r->keep[2] == 3);
-    r->p.kind->attended(&r->h, (kv_span){.count = 4}, rows[2]); // F = 0.1 + 0.1, 0.35 + 0.3 for tokens 1 and 2
-    evict(r, 4);
-    ck_assert(r->n == 3 && r->keep[0] == 1 && r->keep[1] == 2 && r->keep[2] == 3);
-    close_rig(r);
-}
-END_TEST
-
 enum { STEPS = 120, RECENT = 5, CAPACITY = 17, GROUP = 2 };
 
 // Every query's group sum for every position, filled as the steps come; -1: not looked at.
@@ -283,40 +253,6 @@ static uint32_t pairwise_best(const float *k, uint32_t *keep, uint32_t n, uint32
     }
     return n;
 }
-
-START_TEST(keydiff_blocks)
-{
-    enum { T = 150, N = 40 };
-    float *k = case_floats((size_t)T * D, 1, 0.3);
-    layer_view view = view_of(NULL, k, NULL, T, 0, 1, D);
-    const uint32_t blocks[] = {16, 37, 200};
-    for (int b = 0; b < 3; b++) {
-        char spec[40];
-        uint32_t want[256], n = N;
-        snprintf(spec, sizeof spec, "keydiff:block=%u", blocks[b]);
-        rig *r = open_rig(spec, N, T, ROOM, 1, D);
-        prefill(r, &view);
-        for (uint32_t i = 0; i < N; i++) want[i] = i;
-        for (uint32_t at = N; at < T; at += blocks[b]) {
-            for (uint32_t i = at; i < T && i < at + blocks[b]; i++) want[n++] = i;
-            n = pairwise_best(k, want, n, N);
-        }
-        ck_assert_uint_eq(r->n, N);
-        for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(r->keep[i], want[i]);
-        if (b == 2) { // a block that holds everything is the one-shot selection of the metric
-            metric m;
-            float scores[T];
-            uint32_t once[N];
-            help_ok(metric_parse(&m, "keydiff", err));
-            help_ok(metric_score(&m, &view, scores, err));
-            help_ok(kvb_select(scores, T, N, 0, 0, once, N, err));
-            for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(r->keep[i], once[i]);
-        }
-        close_rig(r);
-    }
-    free(k);
-}
-END_TEST
 
 // The keys of tests/golden/make_blocks.py.
 static float *golden_keys(uint32_t T, uint32_t d, uint32_t seed)
@@ -624,12 +560,10 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_test(tc, morph_walk_through);
     tcase_add_test(tc, policies_follow_their_rules);
     tcase_add_test(tc, streaming_by_position);
     tcase_add_test(tc, prefills_select);
     tcase_add_test(tc, specs);
-    tcase_add_test(tc, keydiff_blocks);
     tcase_add_test(tc, keydiff_blocks_of_kvpress);
     tcase_add_test(tc, keydiff_windows);
     tcase_add_test(tc, lagkv_lengths);

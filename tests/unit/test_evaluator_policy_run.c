@@ -5,12 +5,6 @@
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 150, N = 24, HEADS = L * G };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 typedef struct bed {
     model *m;
     session *s;
@@ -152,7 +146,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, everything_is_dense);
     tcase_add_test(tc, caches_keep_to_their_capacity);
     tcase_add_test(tc, a_head_needs_capacity);

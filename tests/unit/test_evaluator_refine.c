@@ -79,12 +79,6 @@ static void close_case(bench_case *c)
     model_free(c->m);
 }
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 START_TEST(texts_are_dealt_in_turn)
 {
     bench_case c;
@@ -178,7 +172,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_unchecked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, texts_are_dealt_in_turn);
     tcase_add_test(tc, candidates_lose_what_their_cuts_lose);
     tcase_add_test(tc, a_start_costs_what_is_paid);

@@ -5,12 +5,6 @@
 
 enum { SAMPLES = 2, QUESTIONS = 2, TOKENS = 360, COLUMNS = 4, RATIOS = 2, CELLS = 1 + COLUMNS * RATIOS };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 typedef struct bed {
     model *m;
     model_text text;
@@ -166,7 +160,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, together_is_alone);
     tcase_add_test(tc, a_stopped_study_goes_on);
     tcase_add_test(tc, outcomes_add_up);

@@ -7,12 +7,6 @@
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 typedef struct bed {
     model *m;
     session *s;
@@ -106,28 +100,6 @@ START_TEST(measures_are_their_definitions)
     free(logits[0]), free(logits[1]);
     fidelity_cell_free(&cell);
     kept_set_free(&kept);
-    bed_close(&b);
-}
-END_TEST
-
-START_TEST(nothing_evicted_is_nothing_lost)
-{
-    bed b;
-    bed_open(&b);
-    kept_set kept[3];
-    fidelity_cell cells[3], alone;
-    const uint32_t keeps[3] = {40, T, 12};
-    for (int i = 0; i < 3; i++) select_some(&b, keeps[i], &kept[i]);
-    help_ok(fidelity_measure(b.f, kept, 3, cells, err));
-    for (int i = 0; i < N; i++) ck_assert(cells[1].kl[i] == 0 && cells[1].agree[i] == 1);
-    ck_assert(cells[1].loss < 1e-12 && cells[1].ratio == 0);
-    help_ok(fidelity_measure(b.f, &kept[2], 1, &alone, err));
-    for (int i = 0; i < N; i++) ck_assert(alone.kl[i] == cells[2].kl[i]); // other sequences of a batch change no bit
-    for (int i = 0; i < 3; i++) {
-        fidelity_cell_free(&cells[i]);
-        kept_set_free(&kept[i]);
-    }
-    fidelity_cell_free(&alone);
     bed_close(&b);
 }
 END_TEST
@@ -407,9 +379,8 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
     tcase_add_test(tc, measures_are_their_definitions);
-    tcase_add_test(tc, nothing_evicted_is_nothing_lost);
     tcase_add_test(tc, policies_against_the_full_cache);
     tcase_add_test(tc, a_stopped_sweep_goes_on);
     tcase_add_test(tc, a_failed_device_gives_no_results);

@@ -87,6 +87,13 @@ static inline void case_tiny_model(const char *path, const char *const *options)
     ck_assert_msg(WIFEXITED(code) && WEXITSTATUS(code) == 0, "%s failed", program);
 }
 
+// A folder with such a model, tiny.gguf; help_teardown() ends it.
+static inline void case_tiny_setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
 // The tokenizer of such a model, written to tiny.gguf; the caller frees.
 static inline tokenizer *case_tiny_tokenizer(void)
 {

@@ -110,21 +110,11 @@ static void try_failures(const backend *b)
     free(want), free(got);
 }
 
-START_TEST(test_float32)
-{
-    try_failures(&backend_cpu);
-}
-END_TEST
+static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
-START_TEST(test_bf16x3)
+START_TEST(test_failures_are_told)
 {
-    try_failures(&backend_cpu_bf16x3);
-}
-END_TEST
-
-START_TEST(test_bf16)
-{
-    try_failures(&backend_cpu_bf16);
+    try_failures(cpus[_i]);
 }
 END_TEST
 
@@ -148,9 +138,7 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, test_failures_are_counted);
-    tcase_add_test(tc, test_float32);
-    tcase_add_test(tc, test_bf16x3);
-    tcase_add_test(tc, test_bf16);
+    tcase_add_loop_test(tc, test_failures_are_told, 0, sizeof cpus / sizeof *cpus);
 }
 
 UNIT_MAIN("profiler failures", fill)

@@ -128,15 +128,6 @@ START_TEST(test_uneven_weights)
 }
 END_TEST
 
-START_TEST(test_all_zero_layer)
-{
-    root_case c = {16, 2, 8};
-    float *wo = case_alloc((size_t)c.width * c.n_heads * c.head_dim, sizeof *wo);
-    check_root("zero", wo, c, 0, 0);
-    free(wo);
-}
-END_TEST
-
 // w[h,j] = ||v_j W_O^(h)|| / sum over the layer, through the reference backend, as the forward pass takes it.
 START_TEST(test_weights_of_a_layer)
 {
@@ -174,7 +165,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_width_below_head);
     tcase_add_test(tc, test_dependent_weights);
     tcase_add_test(tc, test_uneven_weights);
-    tcase_add_test(tc, test_all_zero_layer);
     tcase_add_test(tc, test_weights_of_a_layer);
 }
 

@@ -91,13 +91,23 @@ START_TEST(test_errors)
             packed_case t = case_make(p, s[0], s[1], s[2], i & 1, i & 2);
             const product *made = product_find(p, s[0], s[1], s[2], t.accumulate);
             ck_assert_ptr_nonnull(made);
-            product_run(made, t.operand, t.weights, t.c);
+            ck_assert(product_prepare(1 + i % 9));
+            ck_assert(p == PRECISION_F32 || !operand_is_plain(p));
+            product_run(made, operand_is_plain(p) ? (const void *)t.a : t.operand, t.weights, t.c);
             double worst = worst_error(&t), allowed = rounding[p] + 0x1p-24 * (4 + sqrt(s[2]));
             ck_assert_msg(worst <= allowed, "%s, %u x %u x %u: error %.3g, allowed %.3g", precision_name(p), s[0], s[1],
                           s[2], worst, allowed);
             if (p == PRECISION_BF16) ck_assert_double_gt(worst, 0x1p-16); // it does round
             case_free(&t);
         }
+}
+END_TEST
+
+// Operands of bfloat16 take half the room where the library multiplies such.
+START_TEST(test_room_of_operands)
+{
+    size_t half = operand_bytes(PRECISION_BF16, 32, 64), whole = operand_bytes(PRECISION_F32, 32, 64);
+    ck_assert_msg(packed_is_native() ? 2 * half <= whole : half == whole, "%zu and %zu", half, whole);
 }
 END_TEST
 
@@ -386,6 +396,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_high_part_alone);
     tcase_add_test(tc, test_errors);
+    tcase_add_test(tc, test_room_of_operands);
     tcase_add_test(tc, test_float32_is_as_good_as_sgemm);
     tcase_add_test(tc, test_any_rows);
     tcase_add_test(tc, test_part_of_a_product);

@@ -1,9 +1,6 @@
-// What other folders ask of metrics, passes, products, plans and devices, against plain sums.
-#include "profiler/backend/packed.h"
-#include "profiler/model/family.h"
+// What other folders ask of metrics, passes, plans and devices, against plain sums.
 #include "profiler/model/forward.h"
 #include "profiler/profile.h"
-#include "profiler/weights/weights.h"
 #include "test_profiler_views.h"
 
 // ---- What is asked of metrics ----
@@ -78,7 +75,7 @@ START_TEST(test_values_of_specs)
 }
 END_TEST
 
-// ---- Passes and products ----
+// ---- Passes ----
 
 static size_t taken; // floats that the counting device gave
 
@@ -149,39 +146,6 @@ START_TEST(test_draws)
 }
 END_TEST
 
-// Rows go into a product as they stand, where operand_is_plain() says so, or split: c = x w' either way. Kernels can be
-// made ready for any number of threads.
-START_TEST(test_products)
-{
-    enum { M = 32, N = 16, K = 64 };
-    float *x = case_floats(M * K, 1, 0), *w = case_floats(N * K, 1, 0), *c = aligned_alloc(64, M * N * sizeof *c);
-    for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++) {
-        void *a = aligned_alloc(64, operand_bytes(p, M, K)), *b = aligned_alloc(64, packed_bytes(p, K, N));
-        float *temp = case_alloc(packed_temp_floats(K, N), sizeof *temp);
-        const product *one = product_find(p, M, N, K, false);
-        ck_assert(a && b && one);
-        ck_assert_ptr_eq(product_find(p, M, N, K, false), one);
-        for (int threads = 1; threads <= 9; threads += 4) ck_assert(product_prepare(threads));
-        ck_assert(packed_store(p, b, w, K, true, K, N, temp));
-        ck_assert(p == PRECISION_F32 || !operand_is_plain(p));
-        if (!operand_is_plain(p)) operand_split(p, a, x, K, M, 0, M, K, 1.0f);
-        ck_assert(product_run(one, operand_is_plain(p) ? (const void *)x : a, b, c));
-        double worst = 0;
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++)
-                worst = fmax(worst, fabs(c[i * N + j] - dot(x + (size_t)i * K, w + (size_t)j * K, K)));
-        const double allowed[] = {2e-5, 2e-4, 0.08};
-        ck_assert_msg(worst < allowed[p], "%s: %g", precision_name(p), worst);
-        ck_assert_msg(p != PRECISION_BF16 || worst > 1e-4, "bfloat16 is not float32: %g", worst);
-        free(a), free(b), free(temp);
-    }
-    // Operands of bfloat16 take half the room where the library multiplies such.
-    size_t half = operand_bytes(PRECISION_BF16, M, K), whole = operand_bytes(PRECISION_F32, M, K);
-    ck_assert_msg(packed_is_native() ? 2 * half <= whole : half == whole, "%zu and %zu", half, whole);
-    free(x), free(w), free(c);
-}
-END_TEST
-
 // ---- Failures of a device, and plans ----
 
 // The first failure counts, whatever follows.
@@ -219,24 +183,6 @@ START_TEST(test_bounded_layers)
 }
 END_TEST
 
-START_TEST(test_config_of_a_file)
-{
-    const family *f = NULL;
-    weights *w;
-    model_config c;
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-    model *m = case_open(help_path("tiny.gguf"), backend_find("ref"));
-    help_ok(weights_open(&w, help_path("tiny.gguf"), err));
-    help_ok(model_read_config(&c, &f, w, err));
-    ck_assert_ptr_nonnull(f);
-    ck_assert_str_eq(c.architecture, m->config.architecture);
-    ck_assert(c.n_layers == m->config.n_layers && c.n_heads == m->config.n_heads && c.width == m->config.width);
-    ck_assert(c.vocabulary == 300 && c.head_dim == 16 && c.norm_eps == m->config.norm_eps);
-    weights_close(w);
-    model_free(m);
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
@@ -245,10 +191,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_values_of_specs);
     tcase_add_test(tc, test_memory_of_a_pass);
     tcase_add_test(tc, test_draws);
-    tcase_add_test(tc, test_products);
     tcase_add_test(tc, test_first_failure_stays);
     tcase_add_test(tc, test_bounded_layers);
-    tcase_add_test(tc, test_config_of_a_file);
 }
 
 UNIT_MAIN("profiler: parts", fill)

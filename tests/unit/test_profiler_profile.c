@@ -492,36 +492,6 @@ START_TEST(test_attributes_tell_runs_apart)
 }
 END_TEST
 
-START_TEST(test_backends_record_the_same)
-{
-    static const char lines[] = "{\"sample_id\":\"x\",\"context\":\"" TEXT_A "\",\"questions\":[\"Who\",\"Why\"],"
-                                "\"answers\":[\" the king and the key\",\" in the and of an old\"]}\n";
-    const backend *const devices[] = {&backend_ref, &backend_cpu};
-    float *oracle[2], *scores[2][3];
-    size_t T = 0;
-    for (int i = 0; i < 2; i++) {
-        profile_case c = case_make("tiny.gguf", lines);
-        profile_times times;
-        record *r;
-        model_free(c.m);
-        c.m = case_open(help_path("tiny.gguf"), devices[i]);
-        run_whole(&c, help_path("device.h5"), &times);
-        oracle[i] = take(help_path("device.h5"), 0, 1).oracle;
-        help_ok(record_open(&r, help_path("device.h5"), err));
-        T = record_context(r, 0)->n_tokens;
-        for (int k = 0; k < 3; k++) {
-            scores[i][k] = case_alloc(4 * T, sizeof(float));
-            help_ok(record_read_scores(r, 0, c.metrics[k].spec, scores[i][k], err));
-        }
-        record_close(r);
-        case_free(&c);
-    }
-    ck_assert_double_lt(case_row_error(oracle[1], oracle[0], 4, T), 1e-5);
-    for (int k = 0; k < 3; k++) ck_assert_double_lt(case_row_error(scores[1][k], scores[0][k], 4, T), 1e-4);
-    for (int i = 0; i < 2; i++) free(oracle[i]), free(scores[i][0]), free(scores[i][1]), free(scores[i][2]);
-}
-END_TEST
-
 // A context that is too short for a metric stops the run before anything of it is written.
 START_TEST(test_metric_needs_more_tokens)
 {
@@ -577,7 +547,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_end_tokens);
     tcase_add_test(tc, test_answers_depend_on_their_key_alone);
     tcase_add_test(tc, test_attributes_tell_runs_apart);
-    tcase_add_test(tc, test_backends_record_the_same);
     tcase_add_test(tc, test_metric_needs_more_tokens);
     tcase_add_test(tc, test_estimated_time);
 }

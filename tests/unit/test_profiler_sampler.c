@@ -183,25 +183,6 @@ START_TEST(test_temperature_limits)
 }
 END_TEST
 
-START_TEST(test_draw_depends_on_its_key)
-{
-    enum { N = 1000, DRAWS = 300 };
-    float *logits = case_floats(N, 0.1, 0);
-    sampler one = {.temperature = 1, .seed = 1}, two = {.temperature = 1, .seed = 2};
-    int differ[4] = {0};
-    for (uint32_t i = 0; i < DRAWS; i++) {
-        int32_t id = sampler_draw(&one, logits, N, &(draw_key){10, 20, i});
-        ck_assert_int_eq(sampler_draw(&one, logits, N, &(draw_key){10, 20, i}), id);
-        differ[0] += sampler_draw(&two, logits, N, &(draw_key){10, 20, i}) != id;
-        differ[1] += sampler_draw(&one, logits, N, &(draw_key){11, 20, i}) != id;
-        differ[2] += sampler_draw(&one, logits, N, &(draw_key){10, 21, i}) != id;
-        differ[3] += sampler_draw(&one, logits, N, &(draw_key){10, 20, i + DRAWS}) != id;
-    }
-    for (int i = 0; i < 4; i++) ck_assert_int_gt(differ[i], DRAWS * 9 / 10);
-    free(logits);
-}
-END_TEST
-
 START_TEST(test_scale_of_draws)
 {
     sampler s = {false, 0.7, 1};
@@ -221,7 +202,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_greedy);
     tcase_add_test(tc, test_logits_that_are_no_numbers);
     tcase_add_test(tc, test_temperature_limits);
-    tcase_add_test(tc, test_draw_depends_on_its_key);
 }
 
 UNIT_MAIN("profiler sampler", fill)

@@ -133,3 +133,16 @@ static inline uint64_t case_total(const uint32_t *keep, uint32_t n)
     for (uint32_t i = 0; i < n; i++) sum += keep[i];
     return sum;
 }
+
+// The pace at which heads that keep 1 / (1 + pace * slow[h]) each keep 1 - ratio of the cache together.
+static inline double case_pace(const double *slow, int n, double ratio)
+{
+    double low = 0, high = 1e6;
+    for (int i = 0; i < 200; i++) {
+        double middle = (low + high) / 2, sum = 0;
+        for (int h = 0; h < n; h++) sum += 1 / (1 + middle * slow[h]);
+        if (sum > n * (1 - ratio)) low = middle;
+        else high = middle;
+    }
+    return low;
+}

@@ -32,16 +32,6 @@ static double *optima(const loss_curves *c, uint32_t first, uint32_t n, const ui
     return value;
 }
 
-// The same by counting every way to split the budget.
-static double brute(const loss_curves *c, uint32_t head, uint64_t budget)
-{
-    double least = INFINITY;
-    if (head == shape_heads(&c->shape)) return budget == 0 ? 0 : INFINITY;
-    for (uint32_t b = c->floor; b <= c->shape.n_tokens && b <= budget; b++)
-        least = fmin(least, loss_at(c, head, b) + brute(c, head + 1, budget - b));
-    return least;
-}
-
 // D(lambda) by its definition.
 static double dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget)
 {
@@ -207,22 +197,6 @@ START_TEST(known_gap)
     ck_assert_double_eq_tol(proved[1], 109, 1e-9);
     exact_free(&x);
     problem_free(&p);
-}
-END_TEST
-
-START_TEST(equals_brute_force)
-{
-    case_seed("brute");
-    for (int round = 0; round < 3 * CASE_KINDS; round++) {
-        cache_shape shape = {1 + case_below(2), 1 + case_below(2), 4 + case_below(5), case_below(2), case_below(2)};
-        solved_case s = {0};
-        solve_case(&s, (case_kind)(round % CASE_KINDS), &shape, SCOPE_GLOBAL, HULL_FEASIBLE);
-        for (int r = 0; r < TABLE_ROWS; r += 7) {
-            uint64_t budget = case_total(s.x.keep + (size_t)r * s.x.n_heads, s.x.n_heads);
-            ck_assert(fabs(brute(&s.p.curves, 0, budget) - s.x.optimum[r]) <= s.tolerance);
-        }
-        free_case(&s);
-    }
 }
 END_TEST
 
@@ -406,7 +380,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, bounds_optima_and_greedy);
     tcase_add_test(tc, corners);
     tcase_add_test(tc, known_gap);
-    tcase_add_test(tc, equals_brute_force);
     tcase_add_test(tc, limits_of_heads);
     tcase_add_test(tc, threads_do_not_matter);
     tcase_add_test(tc, limits_of_work_are_kept);

@@ -143,18 +143,6 @@ START_TEST(sweep_equals_one_token_heap)
 }
 END_TEST
 
-static void keep_at(loss_curves *c, double ratio, uint32_t *keep, double *loss, double *bound)
-{
-    kvb_error err = {0};
-    problem p;
-    problem_init(&p, &c->shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, &ratio, 1, NULL});
-    must(problem_solve_curves(&p, c, &err), &err);
-    memcpy(keep, p.allocation.keep, p.allocation.n_heads * sizeof *keep);
-    *loss = p.loss[0] * c->total;
-    *bound = p.bound[0] * c->total;
-    problem_free(&p);
-}
-
 START_TEST(saturated_rows_stay_at_the_floor)
 {
     cache_shape shape = {2, 3, 1024, 4, 32};
@@ -197,21 +185,6 @@ START_TEST(any_list_of_ratios)
     allocation_free(&one);
     allocation_free(&two);
     problem_free(&p);
-}
-END_TEST
-
-// One order for all ties: by layer, then head, each head drained before the next.
-START_TEST(ties_are_drained_head_by_head)
-{
-    const double gains[24] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    loss_curves c;
-    uint32_t keep[4];
-    double loss, bound;
-    case_by_hand(&c, 2, 2, 6, gains);
-    keep_at(&c, 9.0 / 24, keep, &loss, &bound);
-    ck_assert(keep[0] == 0 && keep[1] == 3 && keep[2] == 6 && keep[3] == 6);
-    ck_assert_double_eq_tol(bound, 9, 1e-12);
-    loss_curves_free(&c);
 }
 END_TEST
 
@@ -271,7 +244,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, sweep_equals_one_token_heap);
     tcase_add_test(tc, saturated_rows_stay_at_the_floor);
     tcase_add_test(tc, any_list_of_ratios);
-    tcase_add_test(tc, ties_are_drained_head_by_head);
     tcase_add_test(tc, targets_are_rounded_as_published);
     tcase_add_test(tc, threads_change_nothing);
 }

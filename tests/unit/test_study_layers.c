@@ -1,6 +1,5 @@
 // Records that leave out layers with bounded caches: which layers theirs are, and the tables made of them.
 #include "study/layer_map.h"
-#include "study/table.h"
 #include "study/table_check.h"
 #include "study_help.h"
 
@@ -58,15 +57,9 @@ END_TEST
 // The table has a row for every layer of the model, solves the one that counts, and is checked against its record.
 START_TEST(table_of_all_layers)
 {
-    study_table t;
-    cJSON *about;
     kvb_table *table;
-    study_options o = case_options("mean_loss");
     open_record("one.h5", "0,2");
-    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
-    help_ok(study_table_describe(&t, &about, err));
-    help_ok(study_table_write(&t, about, help_path("t.safetensors"), err));
+    case_solve_to(&from, help_path("t.safetensors"));
     help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
     const kvb_info *info = kvb_table_info(table);
     ck_assert(info->n_layers == 3 && info->n_budgeted == 1 && info->bounded[0] && !info->bounded[1]);
@@ -89,8 +82,6 @@ START_TEST(table_of_all_layers)
     help_fails(table_check_open(&k, help_path("t.safetensors"), help_path("other.h5"), &wanted, err), KVB_MISMATCH,
                "bounded layers");
     table_check_free(&k);
-    cJSON_Delete(about);
-    study_table_free(&t);
 }
 END_TEST
 

@@ -2,7 +2,6 @@
 // are, and which texts they have not seen.
 #include "study/learn.h"
 #include "study/learned_scores.h"
-#include "study/table.h"
 #include "study/table_check.h"
 #include "study_help.h"
 
@@ -282,7 +281,6 @@ END_TEST
 START_TEST(tables_of_a_ranking)
 {
     kvb_ranking *r;
-    cJSON *about;
     char named[300];
     study_table *t = calloc(1, sizeof *t);
     char source[256], table[256];
@@ -299,10 +297,7 @@ START_TEST(tables_of_a_ranking)
     study_options o = case_options("mean_loss");
     help_ok(study_table_open(t, &from, from.metrics[0], &o, false, err));
     help_ok(study_table_solve(t, NULL, err));
-    help_ok(study_table_describe(t, &about, err));
-    strcpy(table, help_path("table.safetensors"));
-    help_ok(study_table_write(t, about, table, err));
-    cJSON_Delete(about);
+    case_save(t, strcpy(table, help_path("table.safetensors")));
     study_table_free(t);
     free(t);
     table_check *k = calloc(1, sizeof *k);

@@ -20,19 +20,6 @@ static double loss_of(const bed *b, int h, double share)
     return b->weight[h] * (1 / share - 1);
 }
 
-// The pace at which the heads, each at its own, keep 1 - ratio of the cache.
-static double pace_of(const double *slow, double ratio)
-{
-    double low = 0, high = 1e6;
-    for (int i = 0; i < 200; i++) {
-        double middle = (low + high) / 2, sum = 0;
-        for (int h = 0; h < N; h++) sum += 1 / (1 + middle * slow[h]);
-        if (sum > N * (1 - ratio)) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
 static void bed_make(bed *b, bool best)
 {
     double slow[N];
@@ -41,13 +28,13 @@ static void bed_make(bed *b, bool best)
     for (int h = 0; h < N; h++) slow[h] = best ? 1 : exp(2 * case_uniform() - 1);
     for (int h = 0; h < N && best; h++) b->weight[h] = 1;
     for (int r = 0; r < R; r++) {
-        double pace = pace_of(slow, b->ratio[r] = (r + 1) / 100.0);
+        double pace = case_pace(slow, N, b->ratio[r] = (r + 1) / 100.0);
         for (int h = 0; h < N; h++) b->prune[r * N + h] = 1 - 1 / (1 + pace * slow[h]);
     }
     b->base = (shift_base){R, LAYERS, HEADS, b->ratio, b->prune, NULL, false};
     b->n_levels = measured_levels(KNOT, KNOTS, b->levels);
     for (uint32_t i = 0; i < b->n_levels; i++) {
-        double pace = pace_of(slow, b->levels[i]);
+        double pace = case_pace(slow, N, b->levels[i]);
         for (int h = 0; h < N; h++) b->loss[i * N + h] = loss_of(b, h, 1 / (1 + pace * slow[h]));
     }
 }

@@ -1,6 +1,5 @@
 // Refined tables: shift 0 is the table itself, totals stay, and what is written says how it was found and checks.
 #include "study/refine_table.h"
-#include "study/table.h"
 #include "study/table_check.h"
 #include "study_help.h"
 
@@ -13,16 +12,8 @@ static const double KNOTS[2] = {0.3, 0.6};
 static void write_table(const char *run, const char *path)
 {
     selection from;
-    study_table t;
-    study_options o = case_options("mean_loss");
-    cJSON *metadata;
     case_select(&from, run);
-    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
-    help_ok(study_table_describe(&t, &metadata, err));
-    help_ok(study_table_write(&t, metadata, path, err));
-    cJSON_Delete(metadata);
-    study_table_free(&t);
+    case_solve_to(&from, path);
     selection_close(&from);
 }
 

@@ -18,15 +18,8 @@ static void bed_make(bed *b)
     double slow[N];
     for (int h = 0; h < N; h++) slow[h] = exp(2 * case_uniform() - 1);
     for (int r = 0; r < R; r++) {
-        double low = 0, high = 1e6;
-        b->ratio[r] = (r + 1) / 100.0;
-        for (int i = 0; i < 200; i++) {
-            double middle = (low + high) / 2, sum = 0;
-            for (int h = 0; h < N; h++) sum += 1 / (1 + middle * slow[h]);
-            if (sum > N * (1 - b->ratio[r])) low = middle;
-            else high = middle;
-        }
-        for (int h = 0; h < N; h++) b->prune[r * N + h] = 1 - 1 / (1 + low * slow[h]);
+        double pace = case_pace(slow, N, b->ratio[r] = (r + 1) / 100.0);
+        for (int h = 0; h < N; h++) b->prune[r * N + h] = 1 - 1 / (1 + pace * slow[h]);
     }
     b->base = (shift_base){R, LAYERS, HEADS, b->ratio, b->prune, NULL, false};
 }

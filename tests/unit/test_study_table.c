@@ -164,14 +164,6 @@ END_TEST
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-static void save(const study_table *t, const char *path)
-{
-    cJSON *about;
-    help_ok(study_table_describe(t, &about, err));
-    help_ok(study_table_write(t, about, path, err));
-    cJSON_Delete(about);
-}
-
 START_TEST(the_file_says_how_it_was_made)
 {
     study_table t;
@@ -184,7 +176,7 @@ START_TEST(the_file_says_how_it_was_made)
     o.shrink = 0.25;
     o.min_keep = 0.2;
     solve(&t, &o);
-    save(&t, help_path("t.safetensors"));
+    case_save(&t, help_path("t.safetensors"));
     help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
     const kvb_info *info = kvb_table_info(table);
     ck_assert_str_eq(info->metric, "keydiff");
@@ -251,15 +243,15 @@ START_TEST(bounds_hold_and_wrong_ones_are_found)
         o.shrink = i * 0.1;
         o.oracle_order = i == 1;
         solve(&t, &o);
-        save(&t, help_path("t.safetensors"));
+        case_save(&t, help_path("t.safetensors"));
         ck_assert_uint_eq(count_faults(help_path("t.safetensors"), ""), 0);
         t.table_loss[30] += 1e-6;
-        save(&t, help_path("t.safetensors"));
+        case_save(&t, help_path("t.safetensors"));
         ck_assert_uint_eq(count_faults(help_path("t.safetensors"), "the table's own loss is another"), 1);
         t.table_loss[30] -= 1e-6;
         t.loss[60] += 1e-3;
         t.bound[60] = t.loss[60];
-        save(&t, help_path("t.safetensors"));
+        case_save(&t, help_path("t.safetensors"));
         ck_assert_uint_eq(count_faults(help_path("t.safetensors"), "no multiplier proves the bound"), 1);
         study_table_free(&t);
     }
@@ -275,7 +267,7 @@ START_TEST(a_table_of_another_record_is_refused)
     study_options o = case_options("mean_loss");
     open_record("two.h5", both, 2);
     solve(&t, &o);
-    save(&t, help_path("t.safetensors"));
+    case_save(&t, help_path("t.safetensors"));
     const char *other = case_record("one.h5", &HEAD_1, 1);
     help_fails(table_check_open(k, help_path("t.safetensors"), other, &all, err), KVB_MISMATCH, "from another record");
     table_check_free(k);
@@ -298,7 +290,7 @@ START_TEST(a_table_opens_with_its_record)
     const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     open_record("one.h5", &HEAD_0, 1);
     solve(&t, &o);
-    save(&t, help_path("t.safetensors"));
+    case_save(&t, help_path("t.safetensors"));
     help_ok(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), from.path, &all, err));
     ck_assert_int_eq(again.aggregate, o.aggregate);
     ck_assert_uint_eq(again.n_rows, ROWS);

@@ -67,12 +67,8 @@ END_TEST
 START_TEST(wrong_options)
 {
     values v;
-    ck_assert_int_eq(PARSE(&v, "--nothing"), EXIT_USAGE);
-    ck_assert_int_eq(PARSE(&v, "-x"), EXIT_USAGE);
-    ck_assert_int_eq(PARSE(&v, "--text"), EXIT_USAGE);
-    ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
-    ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
-    ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
+    static const char *const wrong[] = {"--nothing", "-x", "--text", "-t", "--flag=1", "--help=1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, wrong[i]), EXIT_USAGE);
 }
 END_TEST
 

@@ -1,36 +1,14 @@
 // The form that all results have: rows that are the same numbers in JSON and CSV, intervals, texts that need quotes.
+#include "formats_help.h"
 #include "tools/json_print.h"
 #include "tools/report/results.h"
-#include "unit.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-static char folder[] = "/tmp/kvb_results_XXXXXX";
 
 static void enter_folder(void)
 {
-    ck_assert(mkdtemp(folder) && chdir(folder) == 0);
-}
-
-static void leave_folder(void)
-{
-    ck_assert(chdir("/") == 0 && rmdir(folder) == 0);
-}
-
-// The content of a file in the working folder, which is removed; valid until the next call.
-static const char *content(const char *path)
-{
-    static char text[8000];
-    FILE *f = fopen(path, "rb");
-    ck_assert_ptr_nonnull(f);
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    fclose(f);
-    unlink(path);
-    text[n] = '\0';
-    return text;
+    help_setup();
+    ck_assert_int_eq(chdir(help_folder), 0);
 }
 
 static results two_rows(void)
@@ -55,9 +33,12 @@ START_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
     kvb_error err;
     results r = two_rows();
     ck_assert_int_eq(results_write_csv(&r, "results.csv", &err), KVB_OK);
-    ck_assert_str_eq(content("results.csv"), "metric,loss,saturated,kl,kl_low,kl_high\n"
-                                             "\"a,\"\"b\"\"\n\",0.1,true,,,\n"
-                                             "plain,,,0.25,,0.33333333333333331\n");
+    size_t n;
+    char *text = (char *)help_slurp("results.csv", &n);
+    ck_assert_str_eq(text, "metric,loss,saturated,kl,kl_low,kl_high\n"
+                           "\"a,\"\"b\"\"\n\",0.1,true,,,\n"
+                           "plain,,,0.25,,0.33333333333333331\n");
+    free(text);
     results_free(&r);
     ck_assert_ptr_null(r.document);
 }
@@ -68,8 +49,10 @@ START_TEST(json_has_schema_command_inputs_and_the_same_rows)
     kvb_error err;
     results r = two_rows();
     ck_assert_int_eq(results_write_pair(&r, "pair", &err), KVB_OK);
-    cJSON *read = cJSON_Parse(content("pair.json"));
-    unlink("pair.csv");
+    size_t n;
+    char *text = (char *)help_slurp("pair.json", &n);
+    cJSON *read = cJSON_Parse(text);
+    free(text);
     ck_assert_ptr_nonnull(read);
     ck_assert(cJSON_Compare(read, r.document, true) == 0); // NaN is null in the file
     ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(read, "schema")), RESULTS_SCHEMA);
@@ -90,8 +73,7 @@ START_TEST(files_have_the_hash_of_their_bytes)
 {
     kvb_error err;
     results r = results_begin("validate");
-    FILE *f = fopen("input", "wb");
-    ck_assert(f && fputs("abc", f) >= 0 && fclose(f) == 0);
+    help_spew("input", "abc", 3);
     ck_assert_int_eq(results_file(&r, "table", "input", &err), KVB_OK);
     const cJSON *input = cJSON_GetArrayItem(r.inputs, 0);
     ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(input, "sha256")),
@@ -116,7 +98,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_checked_fixture(tc, enter_folder, leave_folder);
+    tcase_add_checked_fixture(tc, enter_folder, help_teardown);
     tcase_add_test(tc, csv_has_every_column_once_and_quotes_what_needs_it);
     tcase_add_test(tc, json_has_schema_command_inputs_and_the_same_rows);
     tcase_add_test(tc, files_have_the_hash_of_their_bytes);

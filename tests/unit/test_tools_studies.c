@@ -1,6 +1,5 @@
 // What solve, validate, learn and recommend print and add to their results of a study: the study's own numbers,
 // at the places where people and programs look for them. The studies are judged by test_study_*.c.
-#include "study/table.h"
 #include "study_help.h"
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
@@ -58,6 +57,13 @@ static void watched(int stream)
     fclose(in);
 }
 
+#define SHOWN(stream, ...) \
+    do {                   \
+        watch(stream);     \
+        __VA_ARGS__;       \
+        watched(stream);   \
+    } while (0)
+
 static void says(const char *what)
 {
     ck_assert_msg(strstr(text, what) != NULL, "no '%s' in: %s", what, text);
@@ -84,9 +90,7 @@ START_TEST(of_a_table)
     help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
     ck_assert_str_eq(scope_words(SCOPE_LAYER), "layer by layer");
-    watch(1);
-    print_table(&t);
-    watched(1);
+    SHOWN(1, print_table(&t));
     char row[64];
     snprintf(row, sizeof row, "    50 %%  %8.4f", 100 * t.table_loss[HALF]);
     says(row);
@@ -95,23 +99,15 @@ START_TEST(of_a_table)
     add_table(&found, &t);
     ck_near(value("table_loss", NULL, 0.5, NULL), t.table_loss[HALF]);
     ck_near(value("uniform_loss", NULL, 0.25, NULL), t.uniform_loss[QUARTER]);
-    watch(1);
-    print_versus(&(versus){.compared = false}, &t);
-    watched(1);
+    SHOWN(1, print_versus(&(versus){.compared = false}, &t));
     says("One text alone: nothing says");
-    watch(2);
-    warn_of_pairs(&t.pairs);
-    watched(2);
+    SHOWN(2, warn_of_pairs(&t.pairs));
     says("1 question without recorded queries is left out");
     says("7 to 9 recorded queries");
-    watch(2);
-    warn_of_table(&t);
-    watched(2);
+    SHOWN(2, warn_of_table(&t));
     ck_assert_str_eq(text, "");
     t.table_loss[HALF] = t.uniform_loss[HALF] + 0.1;
-    watch(2);
-    warn_of_table(&t);
-    watched(2);
+    SHOWN(2, warn_of_table(&t));
     says("at 1 of 99 ratios, 50 to 50 %, this table loses more than uniform budgets");
     study_table_free(&t);
 }
@@ -122,9 +118,7 @@ START_TEST(of_texts_held_out)
     holdout *h = calloc(1, sizeof *h);
     help_ok(holdout_open(h, &from, "keydiff", &o, err));
     help_ok(holdout_run(h, NULL, err));
-    watch(1);
-    print_holdout(h);
-    watched(1);
+    SHOWN(1, print_holdout(h));
     says("keydiff: 3 questions on 2 texts, each text held out");
     says("2 texts: too few for intervals");
     add_holdout(&found, h);
@@ -141,9 +135,7 @@ START_TEST(of_other_methods)
     char row[64];
     help_ok(ablation_open(&x, &from, "keydiff", &o, err));
     help_ok(ablation_run(&x, NULL, err));
-    watch(1);
-    print_ablation(&x);
-    watched(1);
+    SHOWN(1, print_ablation(&x));
     snprintf(row, sizeof row, "    25 %% %18.4f", 100 * x.loss[WAY_UNIFORM][4]);
     says(row);
     add_ablation(&found, &x);
@@ -159,9 +151,7 @@ START_TEST(of_a_validation)
     char row[64];
     help_ok(validation_open(v, &from, "keydiff", &o, NULL, err));
     help_ok(validation_run(v, NULL, err));
-    watch(1);
-    print_validation(v);
-    watched(1);
+    SHOWN(1, print_validation(v));
     snprintf(row, sizeof row, "     50 %%  %9.5f  %9.5f  %9.5f", 100 * v->greedy[HALF], 100 * v->optimum[HALF],
              100 * v->bound[HALF]);
     says(row);
@@ -170,9 +160,7 @@ START_TEST(of_a_validation)
     ck_near(value("optimum", NULL, 0.5, NULL), v->optimum[HALF]);
     ck_near(value("greedy", NULL, 0.25, NULL), v->greedy[QUARTER]);
     v->unproved[HALF] = 1;
-    watch(1);
-    print_validation(v);
-    watched(1);
+    SHOWN(1, print_validation(v));
     says("NOT PROVED");
     validation_free(v);
     free(v);
@@ -183,15 +171,7 @@ END_TEST
 static const char *write_table(void)
 {
     static char path[256];
-    study_table t;
-    cJSON *about;
-    strcpy(path, help_path("t.safetensors"));
-    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
-    help_ok(study_table_describe(&t, &about, err));
-    help_ok(study_table_write(&t, about, path, err));
-    cJSON_Delete(about);
-    study_table_free(&t);
+    case_solve_to(&from, strcpy(path, help_path("t.safetensors")));
     return path;
 }
 
@@ -202,17 +182,13 @@ START_TEST(of_a_checked_table)
     const selection_request wanted = {.max_questions = UINT64_MAX};
     help_ok(table_check_open(&k, write_table(), from.path, &wanted, err));
     help_ok(table_check_run(&k, NULL, err));
-    watch(1);
-    help_ok(report_table_check(&k, NULL, &faults, err));
-    watched(1);
+    SHOWN(1, help_ok(report_table_check(&k, NULL, &faults, err)));
     ck_assert_uint_eq(faults, 0);
     says("99 of 99 rows hold against ");
     help_ok(report_table_check(&k, &found, &faults, err));
     ck_near(value("proved_bound", NULL, 0.5, NULL), k.bound[HALF]);
     k.table_loss[HALF] += 0.25; // as if the record said something else
-    watch(1);
-    help_ok(report_table_check(&k, NULL, &faults, err));
-    watched(1);
+    SHOWN(1, help_ok(report_table_check(&k, NULL, &faults, err)));
     ck_assert_uint_eq(faults, 1);
     says("  50 %: ");
     says("98 of 99 rows hold");
@@ -229,9 +205,7 @@ START_TEST(of_a_fit)
     l->n_folds = 2;
     l->trials[0] = (learn_trial){.set = 1, .plain = true, .loss = {0.5, 0.25, 0.125}};
     l->trials[1] = (learn_trial){.set = 1, .lambda = 0.5, .exponent = 0.25, .cost = 3, .loss = {0.25, 0.125, 0.0625}};
-    watch(1);
-    print_learned(l, "mine");
-    watched(1);
+    SHOWN(1, print_learned(l, "mine"));
     says("     50.00   25.00   12.50   keydiff\n");
     says("     25.00   12.50    6.25   keydiff (cost 3) <- chosen\n");
     says("chosen: lambda 0.5, exponent 0.25");
@@ -272,9 +246,7 @@ START_TEST(of_a_promise)
                         .trial = {10, 1, 2, 1.5}};
     help_ok(promise_find(&task, rows, &r.n_passed, err));
     ck_assert_uint_eq(r.n_passed, 1);
-    watch(1);
-    help_ok(promise_report_print(&r, err));
-    watched(1);
+    SHOWN(1, help_ok(promise_report_print(&r, err)));
     says("Prune 25 %. With probability 0.9");
     says("KL is below 0.1 (a text counts as at most 1)");
     says("50 % is not to be had with more texts");
