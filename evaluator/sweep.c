@@ -126,6 +126,7 @@ static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
 {
     const fidelity_cell *r = &cell->result;
     uint32_t n = s->o.n_next;
+    if (log_find(s->log, cell->key)) return KVB_OK; // measured again for its kept positions
     cJSON *line = describe_cell(s, cell);
     double *agree = need(n, sizeof *agree, "rows");
     for (uint32_t i = 0; i < n; i++) agree[i] = r->agree[i];

@@ -84,11 +84,11 @@ cp side.json steps/kvbudget.json
 expect 0 'a record of two metrics a:b and a_b' import steps -o two.h5 --force
 for wrong in '"x"' -1 1.5 1e30 null; do
     expect 0 "a record that protects $wrong" import steps -o bad.h5 --force \
-        --attribute "metric_a_b={\"protect_sink\":$wrong}"
+        --attribute "metrics={\"a_b\":{\"protect_sink\":$wrong}}"
     fails "protects $wrong" 'metric a_b: protect_sink: expected a whole number' solve bad.h5 -m a_b -o bad.safetensors
 done
 expect 0 'a record with a key twice' import steps -o bad.h5 --force \
-    --attribute 'metric_a_b={"protect_sink":4,"protect_sink":5}'
+    --attribute 'metrics={"a_b":{"protect_sink":4,"protect_sink":5}}'
 fails 'a key twice' '"protect_sink" is there twice' solve bad.h5 -m a_b -o bad.safetensors
 mkdir tables
 fails 'two metrics in one file' 'a_b.* written to the same file' solve two.h5 -m all -o tables
