@@ -1,46 +1,5 @@
-// Attention of contexts and of decoded rows, and the oracle's importance and weights.
+// The oracle's importance as a sum, and its weights.
 #include "judge.h"
-
-START_TEST(test_attend_prefix)
-{
-    dev y;
-    for (int i = 0; i < N_SHAPES; i++)
-        for (int t = 0; t < N_TOKENS; t++) {
-            attention_shape s = SHAPES[i];
-            uint32_t T = TOKENS[t], first = T / 3, n = T - first;
-            size_t kv_size = (size_t)s.n_kv_heads * T * s.head_dim, q_size = (size_t)n * s.n_heads * s.head_dim;
-            float *k = random_floats(kv_size, 2), *v = random_floats(kv_size, 1), *q = random_floats(q_size, 2);
-            reserve(T, s);
-            BOTH("attend_prefix", y, q_size, 2e-6f, 2e-5f, 4, {
-                y = on->b->alloc(on, q_size);
-                dev dq = put(on, q, q_size);
-                prefix_kv kv = context_on(on, k, v, T, s);
-                on->b->attend_prefix(on, y, dq, &kv, first, n, s);
-                on->b->release(on, dq), context_release(on, &kv);
-            });
-            free(k), free(v), free(q);
-        }
-    check_judged();
-}
-END_TEST
-
-START_TEST(test_attend_rows)
-{
-    dev y;
-    for (int i = 0; i < N_SHAPES; i++)
-        for (int t = 0; t < N_TOKENS; t++)
-            for (uint32_t each = 1; each <= 7; each += ROWS_STEP) {
-                decode_case c = decode_case_make(SHAPES[i], TOKENS[t], each);
-                reserve(c.T, c.s);
-                BOTH("attend_rows", y, c.q_size, 2e-6f, 3e-5f, 4, { y = run_rows(on, &c, 0, c.n_rows); });
-                // Importance is a product of probabilities: what is off in a score is off in proportion.
-                BOTH("importance", y, c.best_size, 2e-6f, 3e-5f + product_error(&JUDGED) * 8, 0,
-                     { y = run_importance(on, &c); });
-                decode_case_free(&c);
-            }
-    check_judged();
-}
-END_TEST
 
 // Importance as a sum, by the backends that find it.
 START_TEST(test_summed_importance)
@@ -86,9 +45,9 @@ START_TEST(test_weights_around_a_centre)
 }
 END_TEST
 
+// The weights of a layer sum to one.
 START_TEST(test_value_weights)
 {
-    dev y;
     for (int i = 0; i < N_SHAPES; i++)
         for (int t = 0; t < N_TOKENS; t++) {
             attention_shape s = SHAPES[i];
@@ -96,14 +55,6 @@ START_TEST(test_value_weights)
             size_t size = (size_t)s.n_kv_heads * T * s.head_dim, roots = (size_t)s.n_heads * s.head_dim * s.head_dim;
             float *v = random_floats(size, 1), *root = random_floats(roots, 1);
             reserve(T, s);
-            BOTH("value_weights", y, (size_t)s.n_heads * T, 1e-9f, 2e-5f, 0, {
-                y = on->b->alloc(on, (size_t)s.n_heads * T);
-                dev dr = put(on, root, roots);
-                prefix_kv kv = {dr, put(on, v, size), T, {NULL}};
-                on->b->value_weights(on, y, &kv, dr, (dev){NULL}, s);
-                on->b->release(on, dr), on->b->release(on, kv.v);
-            });
-            reserve(T, s); // the weights of a layer sum to one
             dev w = JUDGED.alloc(judged, (size_t)s.n_heads * T), dr = put(judged, root, roots);
             prefix_kv kv = {dr, put(judged, v, size), T, {NULL}};
             JUDGED.value_weights(judged, w, &kv, dr, (dev){NULL}, s);
@@ -121,8 +72,6 @@ END_TEST
 
 void judge_attention(TCase *tc)
 {
-    tcase_add_test(tc, test_attend_prefix);
-    tcase_add_test(tc, test_attend_rows);
     tcase_add_test(tc, test_value_weights);
     tcase_add_test(tc, test_summed_importance);
     tcase_add_test(tc, test_weights_around_a_centre);

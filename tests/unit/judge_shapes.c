@@ -147,6 +147,19 @@ static void judge_shape(attention_shape s, uint32_t T, uint32_t salt)
     check_judged();
 }
 
+// The shapes that the other judges share, with each of their lengths and with every number of rows at a time.
+START_TEST(test_shared_shapes)
+{
+    for (uint32_t i = 0; i < N_SHAPES; i++)
+        for (uint32_t t = 0; t < N_TOKENS; t++) {
+            judge_shape(SHAPES[i], TOKENS[t], 3 * i + t + 1);
+            for (uint32_t each = 1; each <= 7; each += ROWS_STEP)
+                judge_decoding("rows at a time", SHAPES[i], TOKENS[t], each);
+        }
+    check_judged();
+}
+END_TEST
+
 // Each group with each head size, the lengths in turn: with one KV head, with four, with two.
 START_TEST(test_groups_and_head_sizes)
 {
@@ -220,6 +233,7 @@ END_TEST
 
 void judge_shapes(TCase *tc)
 {
+    tcase_add_test(tc, test_shared_shapes);
     tcase_add_test(tc, test_groups_and_head_sizes);
     tcase_add_test(tc, test_lengths);
     tcase_add_test(tc, test_last_tiles);

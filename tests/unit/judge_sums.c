@@ -1,4 +1,4 @@
-// Sums that scorers need: column sums of attention, norms of outputs.
+// Sums that scorers need: column sums of attention.
 #include "judge.h"
 
 START_TEST(test_column_sums)
@@ -38,34 +38,8 @@ START_TEST(test_column_sums)
 }
 END_TEST
 
-START_TEST(test_output_norms)
-{
-    dev y;
-    static const uint32_t widths[] = {8, JUDGE_SLOW > 1 ? 200 : 600};
-    for (int i = 0; i < N_SHAPES; i++)
-        for (int t = 0; t < N_TOKENS; t++)
-            for (int w = 0; w < 2; w++) {
-                attention_shape s = SHAPES[i];
-                uint32_t T = TOKENS[t], in = s.n_heads * s.head_dim;
-                size_t size = (size_t)s.n_kv_heads * T * s.head_dim;
-                float *v = random_floats(size, 1), *wo = random_floats((size_t)widths[w] * in, 1);
-                reserve(T, s);
-                BOTH("output_norms", y, (size_t)s.n_heads * T, 1e-5f, 2e-5f, 0, {
-                    y = on->b->alloc(on, (size_t)s.n_heads * T);
-                    dev_matrix m = backend_matrix(on, wo, widths[w], in, true);
-                    prefix_kv kv = {{NULL}, put(on, v, size), T, {NULL}};
-                    on->b->output_norms(on, y, &kv, m, s);
-                    on->b->release(on, kv.v), on->b->matrix_release(on, &m);
-                });
-                free(v), free(wo);
-            }
-    check_judged();
-}
-END_TEST
-
 void judge_sums(TCase *tc)
 {
-    tcase_add_test(tc, test_output_norms);
 #ifdef EMULATED // slowly; with two parts the rest is the same code as with f32
     if (strcmp(JUDGED.compute, "bf16x3") == 0) return;
 #endif

