@@ -68,9 +68,9 @@ ended 0 'a signal that was ignored stays so'
 
 # ---- Outputs that find no room ----
 CODE=0
-(ulimit -f 1 && exec "$KVB" export whole.safetensors -o big.csv) >out 2>err || CODE=$?
+(ulimit -f 1 && exec "$KVB" export whole.safetensors --format npy -o big.npy) >out 2>err || CODE=$?
 ended 1 'a file that may not grow is an error'
-says 'which names it' 'big.csv: .*File too large' err
+says 'which names it' 'big.npy: .*File too large' err
 CODE=0
 "$KVB" tokenize tiny.gguf calib.jsonl >/dev/full 2>err || CODE=$?
 ended 1 'a full device behind standard output is an error'

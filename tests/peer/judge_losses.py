@@ -4,9 +4,9 @@ usage: judge_losses.py MODEL RECORD.h5 [--metric M]... [--curve-tolerance 1e-4] 
 
 For each question the context is prefilled by transformers in float32 and what follows is teacher-forced behind it.
 Curves: at each level the head's output is computed with the metric's best tokens alone (sinks and window first, by the
-scores of the record) and with all of them, through W_O, for every recorded query. The record must hold the curves of all
-queries, that is --curve-queries at least as large as the answer. Gains: each layer's attention output is moved by the
-same noise, and by cutting the layer in KeyDiff's order, and the logits are compared. The last line is PASS or FAIL.
+scores of the record) and with all of them, through W_O, for every recorded query. The record must hold the curves of
+all queries, that is --curve-queries at least as large as the answer. Gains: each layer's attention output is moved by
+the same noise, and by cutting the layer in KeyDiff's order, and the logits are compared. The last line is PASS or FAIL.
 """
 import argparse
 import json
@@ -162,7 +162,8 @@ def judge_curves(name, T, rows, curves, scores, parameters):
             for g in range(G):
                 part = torch.zeros_like(move)
                 part[:, g * group:(g + 1) * group] = move[:, g * group:(g + 1) * group]
-                worst = max(worst, abs(curves[layer, g, level] - square(layer, part)) / max(curves[layer, g].max(), 1e-12))
+                off = abs(curves[layer, g, level] - square(layer, part))
+                worst = max(worst, off / max(curves[layer, g].max(), 1e-12))
     print(f"{name}  off by at most {worst:.1e}", flush=True)
     return worst
 

@@ -60,7 +60,7 @@ done
 
 step "4. The budgets at 50, 80 and 90 % pruned (also as $OUT/budgets.svg)"
 if ! fresh "$OUT/budgets.svg" "${tables[@]}"; then "$KVB" plot "${tables[@]}" -o "$OUT/budgets.svg"; fi
-"$KVB" plot "${tables[@]}" --terminal
+"$KVB" plot "${tables[@]}"
 
 step 'What to do with it'
 cat <<TEXT
