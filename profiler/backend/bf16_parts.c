@@ -1,5 +1,6 @@
 #include "profiler/backend/bf16_parts.h"
 #include "profiler/backend/linalg.h"
+#include "profiler/weights/float_bits.h"
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
@@ -7,22 +8,13 @@
 // The nearest bfloat16 as the float32 with the same value.
 static inline float round_bf16(float x)
 {
-    union {
-        float f;
-        uint32_t u;
-    } v = {x};
-    uint32_t rounded = (v.u + 0x7fffu + (v.u >> 16 & 1u)) & 0xffff0000u;
-    v.u = x == x ? rounded : v.u | 0x00400000u;
-    return v.f;
+    uint32_t bits = bits_of_float(x), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    return float_of_bits(x == x ? rounded : bits | 0x00400000u);
 }
 
 static inline uint16_t bf16_bits(float rounded)
 {
-    union {
-        float f;
-        uint32_t u;
-    } v = {rounded};
-    return (uint16_t)(v.u >> 16);
+    return (uint16_t)(bits_of_float(rounded) >> 16);
 }
 
 SIMD_CLONES void parts_high(float *high, const float *x, size_t n, float scale)

@@ -2,6 +2,7 @@
 // numbers, steps and bases. Products and sums are single float operations in ggml's order, so results are equal to the
 // last bit (this file must not be built with fused multiply-add).
 #include "profiler/weights/dequant.h"
+#include "profiler/weights/float_bits.h"
 #include "profiler/weights/simd.h"
 #include "profiler/weights/stored_matrix.h"
 #include "runtime/fail.h"
@@ -9,24 +10,6 @@
 #include <string.h>
 
 // ---- Bits and numbers ----
-
-static inline float float_of_bits(uint32_t bits)
-{
-    union {
-        uint32_t u;
-        float f;
-    } v = {bits};
-    return v.f;
-}
-
-static inline uint32_t bits_of_float(float value)
-{
-    union {
-        float f;
-        uint32_t u;
-    } v = {value};
-    return v.u;
-}
 
 // A half's exponent is moved by a product, which is right for denormals as well.
 static inline float widen_half(uint32_t half)
