@@ -125,7 +125,7 @@ if [ "$CODE" = 0 ]; then ok 'a shard under srun'; else not_ok 'a shard under sru
 loader=$(ldd "$KVB" | awk '/ld-linux/ { print $1 }')
 if [ -n "$loader" ] && ! grep -q __asan_init "$KVB"; then
     CODE=0
-    "$loader" "$KVB" logits tiny.gguf "$KVB_ROOT/LICENSE" --max-tokens 10 \
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "$loader" "$KVB" logits tiny.gguf "$KVB_ROOT/LICENSE" --max-tokens 10 \
         -o by_loader.npy >out 2>err </dev/null || CODE=$?
     if [ "$CODE" = 0 ] && [ -s by_loader.npy ]; then ok 'started by the loader'; else
         not_ok 'started by the loader'

@@ -56,4 +56,26 @@ misused 'no command' 'a command is missing'
 misused 'nonsense' "unknown command 'xyzzy'" xyzzy
 misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
 misused 'help for two commands' 'expected one command' help solve plot
+
+# Idle threads spin less, unless the user said how threads shall wait.
+spins() { # [VARIABLE=VALUE]...: what libgomp says at the last start, in an environment of nothing else
+    env -i OMP_DISPLAY_ENV=verbose "$@" "$KVB" --version 2>&1 </dev/null |
+        sed -n "s/.*GOMP_SPINCOUNT = '\([0-9]*\)'.*/\1/p" | tail -n 1
+}
+spun() { # EXPECTED [VARIABLE=VALUE]...
+    local expected=$1 found
+    shift
+    found=$(spins "$@")
+    if [ "$found" = "$expected" ]; then ok "threads spin $expected times with '$*'"; else not_ok \
+        "threads spin $found times with '$*', expected $expected"; fi
+}
+if [ -n "$(spins)" ]; then
+    spun 500
+    spun 500 HOME=/ LC_ALL=C
+    spun 500 OMP_PROC_BIND=true OMP_PLACES=cores
+    spun 12345 GOMP_SPINCOUNT=12345
+    spun 0 OMP_WAIT_POLICY=passive
+else
+    skip 'spinning: this OpenMP library is not libgomp'
+fi
 end
