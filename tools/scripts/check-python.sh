@@ -51,6 +51,15 @@ case $BUILD in /*) KVBUDGET_LIBRARY=$BUILD/libkvbudget.so KVBUDGET_PROGRAM=$BUIL
 code=0
 (cd python && timeout 1500 "$python" -m pytest -q -rs --tb=short -p no:cacheprovider) 2>&1 | tee "$log" || code=$?
 
+# Types, as one test more. mypy is no pin of the environment, which would then be made anew, 6 GB of it.
+types=0 mistyped=0
+if [ -n "${KVBUDGET_PYTHON:-}" ] || "$python" -m mypy --version >/dev/null 2>&1 \
+    || timeout 120 "$python" -m pip --disable-pip-version-check install --quiet --retries 1 "$MYPY"; then
+    if (cd python && "$python" -m mypy --cache-dir "$CACHE/mypy" 2>&1) | tee /dev/stderr | grep -q '^Success'; then
+        types=1
+    else mistyped=1; fi
+fi
+
 count() { tail -n 1 "$log" | sed -n "s/.*[^0-9]\([0-9][0-9]*\) $1.*/\1/p; s/^\([0-9][0-9]*\) $1.*/\1/p" | head -n 1; }
 passed=$(count passed) failed=$(count failed) errors=$(count error)
 failed=$((${failed:-0} + ${errors:-0}))
