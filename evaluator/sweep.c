@@ -357,13 +357,10 @@ typedef struct summary_rows {
 static summary_rows rows_open(const sweep *s)
 {
     size_t n = s->n_texts;
-    summary_rows r = {need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n * s->o.n_next, sizeof(double), "agreements"),
-                      need(n, sizeof(uint32_t), "texts"),
-                      need(n, sizeof(uint32_t), "texts")};
+    const double **lists = need(4 * n, sizeof *lists, "texts");
+    uint32_t *counts = need(2 * n, sizeof *counts, "texts");
+    double *agreements = need(n * s->o.n_next, sizeof *agreements, "agreements");
+    summary_rows r = {lists, lists + n, lists + 2 * n, lists + 3 * n, agreements, counts, counts + n};
     for (uint32_t t = 0; t < n; t++) {
         r.n[t] = s->o.n_next;
         r.n_less[t] = s->o.n_next - 1;
@@ -373,13 +370,9 @@ static summary_rows rows_open(const sweep *s)
 
 static void rows_free(summary_rows *r)
 {
-    free(r->kl);
-    free(r->nll);
-    free(r->agree);
-    free(r->other);
+    free(r->kl); // the first of its list
     free(r->agreements);
     free(r->n);
-    free(r->n_less);
 }
 
 static bool is_uniform(const allocator *a)
