@@ -1,5 +1,6 @@
 #include "evaluator/sweep.h"
 #include "formats/atomic_file.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
@@ -112,13 +113,8 @@ static cJSON *describe_cell(const sweep *s, const sweep_cell *c)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     cJSON *line = cJSON_CreateObject();
-    cJSON_AddStringToObject(line, "key", c->key);
-    cJSON_AddStringToObject(line, "text", s->texts[c->text].name);
-    cJSON_AddStringToObject(line, "metric", method_name(m));
-    cJSON_AddStringToObject(line, "allocator", column->how->label);
-    cJSON_AddNumberToObject(line, "ratio", c->ratio);
-    cJSON_AddNumberToObject(line, "sink", m->sink);
-    cJSON_AddNumberToObject(line, "window", m->window);
+    json_put(line, "key %s text %s metric %s allocator %s ratio %g sink %u window %u", c->key, s->texts[c->text].name,
+             method_name(m), column->how->label, c->ratio, m->sink, m->window);
     return line;
 }
 
@@ -132,9 +128,7 @@ static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
     for (uint32_t i = 0; i < n; i++) agree[i] = r->agree[i];
     log_put_numbers(line, "agree", agree, n);
     free(agree);
-    cJSON_AddNumberToObject(line, "kept", (double)r->kept);
-    cJSON_AddNumberToObject(line, "bytes", (double)r->bytes);
-    cJSON_AddNumberToObject(line, "allocated", (double)r->allocated);
+    json_put(line, "kept %g bytes %g allocated %g", (double)r->kept, (double)r->bytes, (double)r->allocated);
     log_put_number(line, "effective_ratio", r->ratio);
     log_put_number(line, "loss", r->loss);
     log_put_number(line, "looked", r->looked);
@@ -370,13 +364,10 @@ typedef struct summary_rows {
 static summary_rows rows_open(const sweep *s)
 {
     size_t n = s->n_texts;
-    summary_rows r = {need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n * s->o.n_next, sizeof(double), "agreements"),
-                      need(n, sizeof(uint32_t), "texts"),
-                      need(n, sizeof(uint32_t), "texts")};
+    const double **lists = need(4 * n, sizeof *lists, "texts");
+    uint32_t *counts = need(2 * n, sizeof *counts, "texts");
+    double *agreements = need(n * s->o.n_next, sizeof *agreements, "agreements");
+    summary_rows r = {lists, lists + n, lists + 2 * n, lists + 3 * n, agreements, counts, counts + n};
     for (uint32_t t = 0; t < n; t++) {
         r.n[t] = s->o.n_next;
         r.n_less[t] = s->o.n_next - 1;
@@ -386,13 +377,9 @@ static summary_rows rows_open(const sweep *s)
 
 static void rows_free(summary_rows *r)
 {
-    free(r->kl);
-    free(r->nll);
-    free(r->agree);
-    free(r->other);
+    free(r->kl); // the first of its list
     free(r->agreements);
     free(r->n);
-    free(r->n_less);
 }
 
 static bool is_uniform(const allocator *a)

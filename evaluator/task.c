@@ -1,4 +1,5 @@
 #include "evaluator/task.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "profiler/backend/sampler.h"
 #include "runtime/fail.h"
@@ -903,8 +904,7 @@ char *task_answer_text(const task_question *q)
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint64_t seed, kvb_error *err)
 {
     cJSON *line = cJSON_CreateObject();
-    cJSON_AddStringToObject(line, "sample_id", s->id);
-    cJSON_AddStringToObject(line, "context", s->context);
+    json_put(line, "sample_id %s context %s", s->id, s->context);
     cJSON *questions = cJSON_AddArrayToObject(line, "questions"), *answers = cJSON_AddArrayToObject(line, "answers"),
           *golds = cJSON_AddArrayToObject(line, "gold");
     for (size_t i = 0; i < s->n_questions; i++) {
@@ -915,10 +915,7 @@ kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint6
         cJSON_AddItemToArray(golds, cJSON_CreateStringArray((const char *const *)q->gold, (int)q->n_gold));
         free(answer);
     }
-    cJSON_AddStringToObject(line, "answer_prefix", "");
-    cJSON_AddStringToObject(line, "task", t->spec);
-    cJSON_AddNumberToObject(line, "seed", (double)seed);
-    cJSON_AddNumberToObject(line, "n_tokens", (double)s->n_tokens);
+    json_put(line, "answer_prefix %s task %s seed %g n_tokens %g", "", t->spec, (double)seed, (double)s->n_tokens);
     char *text = cJSON_PrintUnformatted(line);
     kvb_status status = KVB_OK;
     if (fprintf(to, "%s\n", text) < 0)

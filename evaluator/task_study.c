@@ -1,4 +1,5 @@
 #include "evaluator/task_study.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
@@ -300,11 +301,8 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     if (status != KVB_OK) return status;
     cJSON *about = cJSON_CreateObject();
     const char *how = c->column ? method_name(&s->methods.methods[c->column->method]) : "full";
-    cJSON_AddStringToObject(about, "task", s->t->spec);
-    cJSON_AddStringToObject(about, "method", how);
-    cJSON_AddStringToObject(about, "allocator", c->column ? c->column->how->label : "");
-    cJSON_AddNumberToObject(about, "ratio", c->ratio);
-    cJSON_AddStringToObject(about, "key", key);
+    json_put(about, "task %s method %s allocator %s ratio %g key %s", s->t->spec, how,
+             c->column ? c->column->how->label : "", c->ratio, key);
     log_put_number(about, "kept", r->kept);
     log_put_number(about, "looked", r->looked); // NaN becomes null
     log_put_numbers(about, "scores", r->scores, r->n_questions);

@@ -4,6 +4,7 @@
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,22 @@ cJSON *json_exact(double x)
 bool json_add_exact(cJSON *object, const char *name, double x)
 {
     return cJSON_AddItemToObject(object, name, json_exact(x));
+}
+
+void json_put(cJSON *object, const char *members, ...)
+{
+    char name[64], kind;
+    int length;
+    va_list args;
+    va_start(args, members);
+    for (; sscanf(members, " %63s %%%c%n", name, &kind, &length) == 2; members += length) {
+        if (kind == 's') cJSON_AddStringToObject(object, name, va_arg(args, const char *));
+        else if (kind == 'd') cJSON_AddBoolToObject(object, name, va_arg(args, int));
+        else if (kind == 'g') cJSON_AddNumberToObject(object, name, va_arg(args, double));
+        else if (kind == 'u') cJSON_AddNumberToObject(object, name, va_arg(args, unsigned));
+        else cJSON_AddNumberToObject(object, name, (double)va_arg(args, size_t)), length++; // the u of %zu
+    }
+    va_end(args);
 }
 
 static const char seal_begin[] = ",\"sha256\":\"", seal_end[] = "\"}";

@@ -12,6 +12,10 @@ kvb_status json_write(const char *path, const cJSON *value, kvb_error *err);
 cJSON *json_exact(double x);
 bool json_add_exact(cJSON *object, const char *name, double x);
 
+// Adds members to an object: json_put(o, "metric %s ratio %g bound %g", metric, ratio, bound). A name has up to 63
+// characters and no blank; %g, %u and %zu are numbers (NaN and infinity print as null), %d is true or false, %s a text.
+void json_put(cJSON *object, const char *members, ...) __attribute__((format(printf, 2, 3)));
+
 // An object on one line with a newline at its end. Its last member, "sha256", is the hash of the line up to the comma
 // before it. malloc'd. Errors: KVB_ARGUMENT: no object, or an empty one; those of sha256_hex().
 kvb_status json_sealed_line(char **out, const cJSON *object, kvb_error *err);

@@ -11,10 +11,16 @@ HDF5_ARCHIVE := $(patsubst -L%,%/libhdf5.a,$(firstword $(shell pkg-config --libs
 WHEEL_HDF5   := $(WHEEL_BUILD)/libhdf5-local.a
 WHEEL_LIBS   := $(WHEEL_HDF5) -lsz -lz $(shell pkg-config --libs $(filter-out hdf5,$(PKGS)) 2>/dev/null)
 
-wheel: deps-base $(WHEEL_HDF5)
+# The rows of all metrics, for wheels: the one of the library alone brings no program to ask.
+METRICS_JSON := $(BUILD)/metrics.json
+$(METRICS_JSON): $(BUILD)/kvbudget
+	$(Q)$< help metrics --json > $@.part && mv $@.part $@
+
+wheel: deps-base $(WHEEL_HDF5) $(METRICS_JSON)
 	@$(MAKE) $(PARALLEL) BUILD=$(WHEEL_BUILD) MPI=0 CUDA=0 PKG_LIBS='$(WHEEL_LIBS)' $(WHEEL_BUILD)/kvbudget \
 	    $(WHEEL_BUILD)/libkvbudget.so
-	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh program $(WHEEL_BUILD) $(VERSION) $(BUILD)/wheel
+	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh program $(WHEEL_BUILD) $(VERSION) $(BUILD)/wheel \
+	    $(METRICS_JSON)
 
 $(WHEEL_HDF5): $(HDF5_ARCHIVE)
 	@mkdir -p $(@D)
@@ -22,10 +28,11 @@ $(WHEEL_HDF5): $(HDF5_ARCHIVE)
 
 # Without the program, so without GSL: Apache-2.0. The one symbol that is newer than glibc 2.14 is log(), of which
 # glibc still has the older name.
-wheel-library: deps-base
+wheel-library: deps-base $(METRICS_JSON)
 	@$(MAKE) $(PARALLEL) BUILD=$(WHEEL_BUILD)-library CPPFLAGS='$(CPPFLAGS) -include python/old_glibc.h' \
 	    $(WHEEL_BUILD)-library/libkvbudget.so
-	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh library $(WHEEL_BUILD)-library $(VERSION) $(BUILD)/wheel-library
+	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh library $(WHEEL_BUILD)-library $(VERSION) $(BUILD)/wheel-library \
+	    $(METRICS_JSON)
 
 # Not part of CI: PyTorch is downloaded each time, unless KVBUDGET_VENV has it.
 check-wheel: wheel wheel-library

@@ -1,8 +1,6 @@
 #include "study/interval.h"
 #include "formats/need.h"
 #include <gsl/gsl_cdf.h>
-#include <gsl/gsl_errno.h>
-#include <gsl/gsl_randist.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -152,35 +150,6 @@ void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interva
     }
     free(counts);
     free(own);
-}
-
-// One seed from two: GSL's generator takes 32 bits, so all of both must be mixed into these (splitmix64).
-static uint64_t mix(uint64_t seed, uint64_t draw)
-{
-    uint64_t z = seed * 0x9e3779b97f4a7c15u + draw + 1;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (z ^ z >> 31) >> 32;
-}
-
-// GSL's own handler would abort the program; its only failure here is a lack of memory.
-static gsl_rng *make_generator(uint64_t seed)
-{
-    gsl_error_handler_t *old = gsl_set_error_handler_off();
-    gsl_rng *rng = needed(gsl_rng_alloc(gsl_rng_mt19937), "random generators");
-    gsl_set_error_handler(old);
-    gsl_rng_set(rng, (unsigned long)seed);
-    return rng;
-}
-
-void draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw)
-{
-    gsl_rng *rng = make_generator(mix(seed, draw));
-    uint32_t *all = need(n, sizeof *all, "numbers");
-    for (uint32_t i = 0; i < n; i++) all[i] = i;
-    if (k) gsl_ran_choose(rng, chosen, k, all, n, sizeof *all); // keeps their order
-    gsl_rng_free(rng);
-    free(all);
 }
 
 uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags)

@@ -50,9 +50,6 @@ typedef struct loss_sample {
 // that is 0). All methods are measured on the same texts, so their ratios vary less than they do.
 void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio);
 
-// Fills chosen[k] with k <= n different numbers below n, ascending, from a generator that `seed` and `draw` make.
-void draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw);
-
 // A head is not to be trusted at a ratio when the pairs disagree by more about what it should keep than it keeps:
 // std > 1 - prune_ratio. Returns how many of the n heads are; flags [n] may be NULL.
 uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags);

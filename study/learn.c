@@ -1,4 +1,5 @@
 #include "study/learn.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/problem.h"
@@ -628,8 +629,7 @@ static void add_features(cJSON *about, const learned *l)
     for (uint32_t f = 0; f < l->n_features; f++) {
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(list, one);
-        cJSON_AddStringToObject(one, "metric", l->from->metrics[l->feature[f]]);
-        cJSON_AddBoolToObject(one, "log", l->logarithm[l->feature[f]]);
+        json_put(one, "metric %s log %d", l->from->metrics[l->feature[f]], l->logarithm[l->feature[f]]);
     }
 }
 
@@ -658,11 +658,8 @@ static void add_fit(cJSON *about, const learned *l)
 {
     const learn_trial *t = &l->trials[l->chosen];
     cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
-    cJSON_AddNumberToObject(about, "sink", l->options.sink);
-    cJSON_AddBoolToObject(about, "layer_mean", l->options.layer_mean);
-    cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean");
-    cJSON_AddNumberToObject(about, "lambda", t->lambda);
-    cJSON_AddNumberToObject(about, "exponent", t->exponent);
+    json_put(about, "sink %u layer_mean %d target %s lambda %g exponent %g", l->options.sink, l->options.layer_mean,
+             l->options.target == TARGET_MAX ? "max" : "mean", t->lambda, t->exponent);
     for (int r = 0; r < LEARN_RATIOS; r++) {
         char key[16];
         snprintf(key, sizeof key, "%g", LEARN_RATIO[r]);
@@ -674,8 +671,7 @@ static void add_origin(cJSON *m, const learned *l, const char *record_sha256)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
                                          "calibration_sha256"};
-    cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION);
-    cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+    json_put(m, "tool_version %s record_sha256 %s", KVBUDGET_VERSION, record_sha256);
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
         cJSON_AddStringToObject(m, copied[i], record_text(l->from->r, copied[i]));
 }

@@ -68,8 +68,9 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
                         info->aggregate);
     const char *loss = kvb_table_metadata(table, "loss"), *gains = kvb_table_metadata(table, "gains");
     o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
-    if (gains && gain_choice_parse(&o->gains, gains, NULL) != KVB_OK)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown gains '%s'; a newer kvbudget may know them", path, gains);
+    if (gains && strcmp(gains, "all") != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: gains '%s', expected all; another version of kvbudget may know them",
+                        path, gains);
     o->oracle_order = order && strcmp(order, "oracle") == 0;
     if (order && !o->oracle_order && strcmp(order, "metric") != 0)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown order '%s'; a newer kvbudget may know it", path, order);

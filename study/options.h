@@ -39,7 +39,6 @@ typedef struct study_options {
     bool own_ratios;          // chosen one by one, and refused where limits do not allow them
     const kvb_limits *limits; // NULL: budgets are bound by their sum only
     study_loss loss;
-    gain_choice gains; // with LOSS_OUTPUT
 } study_options;
 
 // mean_loss over all layers for 1 % to 99 % pruned, without anything else.

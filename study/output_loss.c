@@ -5,25 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const choice_names[] = {
-    [GAIN_OF_ALL] = "all", [GAIN_OF_NOISE] = "noise", [GAIN_OF_CUT] = "cut", [GAIN_OF_DEEP] = "deep"};
-enum { N_CHOICES = sizeof choice_names / sizeof *choice_names };
-
-kvb_status gain_choice_parse(gain_choice *out, const char *name, kvb_error *err)
-{
-    for (int i = 0; i < N_CHOICES; i++)
-        if (strcmp(name, choice_names[i]) == 0) {
-            *out = (gain_choice)i;
-            return KVB_OK;
-        }
-    return kvb_fail(err, KVB_ARGUMENT, "expected all, noise, cut or deep, found '%s'", name);
-}
-
-const char *gain_choice_name(gain_choice choice)
-{
-    return choice_names[choice];
-}
-
 static bool has_gains(const selection *s)
 {
     for (size_t k = 0; k < s->n_contexts; k++)
@@ -60,7 +41,7 @@ static kvb_status sum_gains(double *sum, const selection *s, uint32_t n_layers, 
     return status;
 }
 
-kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err)
+kvb_status output_gains_read(double *gain, const selection *s, kvb_error *err)
 {
     uint32_t L = record_get_shape(s->r).n_layers;
     double *sum = need((size_t)L * RECORD_GAIN_KINDS * 2, sizeof *sum, "gains");
@@ -70,8 +51,7 @@ kvb_status output_gains_read(double *gain, const selection *s, gain_choice choic
         gain[l] = 0; // a sum of logarithms first
         for (uint32_t k = 0; k < RECORD_GAIN_KINDS; k++) {
             const double *one = sum + ((size_t)l * RECORD_GAIN_KINDS + k) * 2;
-            bool wanted = choice == GAIN_OF_ALL || k == (uint32_t)choice - 1;
-            if (!wanted || !(one[0] > 0) || !(one[1] > 0)) continue;
+            if (!(one[0] > 0) || !(one[1] > 0)) continue;
             gain[l] += log(one[0] / one[1]);
             kinds++;
         }

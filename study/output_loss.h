@@ -6,18 +6,13 @@
 #include "solver/curve.h"
 #include "study/selection.h"
 
-// Which of the gains of a record count. `noise`: white noise. `cut`: the layer's heads cut to 20 %. `deep`: to 4 %.
-// `all`: the geometric mean of the three.
-typedef enum gain_choice { GAIN_OF_ALL, GAIN_OF_NOISE, GAIN_OF_CUT, GAIN_OF_DEEP } gain_choice;
-kvb_status gain_choice_parse(gain_choice *out, const char *name, kvb_error *err);
-const char *gain_choice_name(gain_choice choice);
-
 // Whether every selected question has the metric's curves, and any has gains.
 bool output_loss_is_there(const selection *s, const char *metric);
 
-// gain [L]: of each kind all KL over all squares, of the questions of the selected contexts that have gains.
+// gain [L]: the geometric mean, over the kinds (white noise, the layer's heads cut to 20 % and to 4 %), of all KL over
+// all squares, of the questions of the selected contexts that have gains.
 // KVB_MISMATCH where a layer has none.
-kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err);
+kvb_status output_gains_read(double *gain, const selection *s, kvb_error *err);
 
 // Fills the curves of the question, in nats, so c->total is 1: straight lines between the recorded levels, which need
 // not fall (c->rises). `buffer` [L, G, RECORD_CURVE_LEVELS].

@@ -77,7 +77,7 @@ static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *er
             p->from->path, p->metric, p->recorded_sink, p->recorded_window, p->about.sink, p->about.window);
     if (p->loss != LOSS_OUTPUT) return KVB_OK;
     p->gain = need(p->longest.n_layers, sizeof *p->gain, "gains");
-    return output_gains_read(p->gain, p->from, o->gains, err);
+    return output_gains_read(p->gain, p->from, err);
 }
 
 kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, const study_options *o, kvb_error *err)

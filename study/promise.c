@@ -1,7 +1,6 @@
 #include "study/promise.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/interval.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -64,80 +63,36 @@ static kvb_status check_task(const promise_task *t, kvb_error *err)
     return KVB_OK;
 }
 
-// One ratio over the n texts that `chosen` lists (NULL: the first n), losses in units of the cap into scratch [n].
-static promise_row judge_ratio(const promise_task *t, const promise_criterion *c, uint32_t ratio,
-                               const uint32_t *chosen, uint32_t n, double *scratch)
+// One ratio, losses in units of the cap into scratch [n_texts].
+static promise_row judge_ratio(const promise_task *t, const promise_criterion *c, uint32_t ratio, double *scratch)
 {
+    uint32_t n = t->n_texts;
     const double *values = c->values + (size_t)ratio * t->n_texts;
     promise_row row = {0};
     for (uint32_t i = 0; i < n; i++) {
-        double value = values[chosen ? chosen[i] : i];
-        scratch[i] = fmin(fmax(value, 0), c->cap) / c->cap;
-        row.mean += value / n;
+        scratch[i] = fmin(fmax(values[i], 0), c->cap) / c->cap;
+        row.mean += values[i] / n;
         row.clipped += scratch[i] * c->cap / n;
     }
     row.p = promise_p_value(scratch, n, c->limit / c->cap, 1);
     return row;
 }
 
-static uint32_t count_passed(const promise_task *t, const uint32_t *chosen, uint32_t n, double *scratch)
-{
-    for (uint32_t r = 0; r < t->n_ratios; r++)
-        for (uint32_t c = 0; c < t->n_criteria; c++)
-            if (judge_ratio(t, &t->criteria[c], r, chosen, n, scratch).p > t->error) return r;
-    return t->n_ratios;
-}
-
-kvb_status promise_find(const promise_task *task, promise_row *rows, uint32_t *n_passed, kvb_error *err)
+kvb_status promise_find(const promise_task *t, promise_row *rows, uint32_t *n_passed, kvb_error *err)
 {
     *n_passed = 0;
-    kvb_status status = check_task(task, err);
+    kvb_status status = check_task(t, err);
     if (status != KVB_OK) return status;
-    double *scratch = need(task->n_texts, sizeof *scratch, "texts");
-    *n_passed = count_passed(task, NULL, task->n_texts, scratch);
-    for (uint32_t c = 0; rows && c < task->n_criteria; c++)
-        for (uint32_t r = 0; r < task->n_ratios; r++)
-            rows[(size_t)c * task->n_ratios + r] =
-                judge_ratio(task, &task->criteria[c], r, NULL, task->n_texts, scratch);
-    free(scratch);
-    return KVB_OK;
-}
-
-// ---- Has it been kept? ----
-
-// The texts that `chosen` [k], ascending, leaves out.
-static void list_others(const uint32_t *chosen, uint32_t k, uint32_t n, uint32_t *others)
-{
-    for (uint32_t i = 0, at = 0; i < n; i++)
-        if (at < k && chosen[at] == i) at++;
-        else *others++ = i;
-}
-
-static bool is_broken(const promise_task *t, uint32_t ratio, const uint32_t *others, uint32_t n, double *scratch)
-{
-    for (uint32_t c = 0; c < t->n_criteria; c++)
-        if (judge_ratio(t, &t->criteria[c], ratio, others, n, scratch).clipped > t->criteria[c].limit) return true;
-    return false;
-}
-
-kvb_status promise_try(const promise_task *task, uint32_t draws, uint64_t seed, promise_trial *out, kvb_error *err)
-{
-    uint32_t n = task->n_texts, half = n / 2;
-    *out = (promise_trial){.draws = draws};
-    kvb_status status = check_task(task, err);
-    if (status == KVB_OK && half == 0) status = kvb_fail(err, KVB_ARGUMENT, "promise: 1 text cannot be halved");
-    if (status != KVB_OK) return status;
-    uint32_t *texts = need(n, sizeof *texts, "texts");
-    double *scratch = need(n, sizeof *scratch, "texts");
-    for (uint32_t i = 0; i < draws; i++) {
-        draw_subset(texts, half, n, seed, i);
-        list_others(texts, half, n, texts + half);
-        uint32_t passed = count_passed(task, texts, half, scratch);
-        out->mean_passed += (double)passed / draws;
-        out->refused += passed == 0;
-        out->broken += passed > 0 && is_broken(task, passed - 1, texts + half, n - half, scratch);
+    double *scratch = need(t->n_texts, sizeof *scratch, "texts");
+    for (uint32_t r = 0; r < t->n_ratios; r++) {
+        bool passed = true;
+        for (uint32_t c = 0; c < t->n_criteria; c++) {
+            promise_row row = judge_ratio(t, &t->criteria[c], r, scratch);
+            passed = passed && row.p <= t->error;
+            if (rows) rows[(size_t)c * t->n_ratios + r] = row;
+        }
+        if (passed && *n_passed == r) ++*n_passed;
     }
-    free(texts);
     free(scratch);
     return KVB_OK;
 }

@@ -43,13 +43,3 @@ typedef struct promise_row {
 // rows [n_criteria, n_ratios] (NULL: not wanted); *n_passed leading ratios can be promised, 0: none. Errors:
 // KVB_ARGUMENT limits or caps that cannot be, KVB_NUMERIC a value that is not finite.
 kvb_status promise_find(const promise_task *task, promise_row *rows, uint32_t *n_passed, kvb_error *err);
-
-// How often the promise would have been broken: `draws` times, half of the texts, drawn at random, choose the ratio,
-// and it is broken when the other half's mean loss there is above a limit.
-typedef struct promise_trial {
-    uint32_t draws, refused, broken;
-    double mean_passed; // ratios that were promised, mean over the draws
-} promise_trial;
-
-// The same seed gives the same halves. At least 2 texts.
-kvb_status promise_try(const promise_task *task, uint32_t draws, uint64_t seed, promise_trial *out, kvb_error *err);

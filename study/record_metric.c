@@ -1,4 +1,5 @@
 #include "study/record_metric.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -64,8 +65,7 @@ void record_metric_learned(record_metric *out, const kvb_ranking *ranking)
 {
     const kvb_ranking_info *r = kvb_ranking_about(ranking);
     cJSON *o = cJSON_CreateObject(), *features = cJSON_AddArrayToObject(o, "features");
-    cJSON_AddNumberToObject(o, "protect_sink", r->sink);
-    cJSON_AddNumberToObject(o, "protect_window", 1);
+    json_put(o, "protect_sink %u protect_window %u", r->sink, 1);
     for (uint32_t f = 0; f < r->n_features; f++) cJSON_AddItemToArray(features, cJSON_CreateString(r->metrics[f]));
     *out = (record_metric){.sink = r->sink,
                            .window = 1,

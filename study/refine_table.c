@@ -1,4 +1,5 @@
 #include "study/refine_table.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
@@ -71,8 +72,7 @@ kvb_status refine_table_write(const refine_table *t, const double *knots, uint32
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "refined"); // of an earlier refinement
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "unknown");
     char *text = cJSON_PrintUnformatted(about);
-    cJSON_AddStringToObject(metadata, "refined", text);
-    cJSON_AddStringToObject(metadata, "unknown", "table_loss");
+    json_put(metadata, "refined %s unknown %s", text, "table_loss");
     content.metadata = metadata;
     if (status == KVB_OK) status = table_write(path, &content, err);
     cJSON_free(text);

@@ -1,4 +1,5 @@
 #include "study/table.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/table_write.h"
@@ -325,10 +326,7 @@ char *limits_text(const kvb_limits *m)
         least |= m->least[h] > 0;
         most |= m->most[h] < 1;
     }
-    cJSON_AddNumberToObject(all, "block", m->block);
-    cJSON_AddNumberToObject(all, "levels", m->levels);
-    cJSON_AddNumberToObject(all, "ranks", m->ranks);
-    cJSON_AddBoolToObject(all, "by_layer", m->by_layer);
+    json_put(all, "block %u levels %u ranks %u by_layer %d", m->block, m->levels, m->ranks, m->by_layer);
     if (caps) cJSON_AddItemToObject(all, "layer_cap", cJSON_CreateDoubleArray(m->cap, (int)m->n_layers));
     if (least) cJSON_AddItemToObject(all, "least", cJSON_CreateDoubleArray(m->least, (int)n));
     if (most) cJSON_AddItemToObject(all, "most", cJSON_CreateDoubleArray(m->most, (int)n));
@@ -401,7 +399,7 @@ static void add_settings(cJSON *m, const study_table *t)
     add_text(m, "max_prune", "0.99");
     if (t->pairs.loss == LOSS_IMPORTANCE) return;
     add_text(m, "loss", "output");
-    add_text(m, "gains", gain_choice_name(o->gains));
+    add_text(m, "gains", "all");
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.

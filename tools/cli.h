@@ -70,8 +70,11 @@ void cli_list_free(cli_list *list);
 // A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
 bool cli_ratio(double *out, const char *text);
 
-// `kvbudget help metrics`
+// `kvbudget help metrics`; with --json, of each metric that stands by itself: default and choices of its parameters
+// ("a|b"), which of these are real numbers, kvpress's class with the parameters that its arguments are ("": none),
+// protected tokens (the parameter `window` where window_protected), and the row's constant.
 void print_metrics_help(void);
+void print_metrics_json(void);
 
 // Prints "kvbudget NAME: message" to stderr and returns EXIT_USAGE / EXIT_FAILED.
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));

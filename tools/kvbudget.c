@@ -30,7 +30,7 @@ static const char INTRODUCTION[] =
     "\n"
     "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
     "       kvbudget help COMMAND\n"
-    "       kvbudget help metrics         the eviction metrics, their parameters and sources\n"
+    "       kvbudget help metrics         the eviction metrics, their parameters and sources (--json for programs)\n"
     "       kvbudget --version\n";
 
 static const char WORKFLOW[] =
@@ -138,6 +138,10 @@ static void bound_threads(void)
 // `kvbudget help WORD`
 static int explain(int argc, char **argv)
 {
+    if (argc == 4 && strcmp(argv[2], "metrics") == 0 && strcmp(argv[3], "--json") == 0) {
+        print_metrics_json();
+        return EXIT_DONE;
+    }
     if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
     if (strcmp(argv[2], "help") == 0) {
         print_help();

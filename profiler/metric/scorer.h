@@ -54,6 +54,7 @@ typedef struct scorer {
     // is none. NULL: there never is.
     bool (*make_nested)(metric *m);
     bool wraps;      // another metric
+    double constant; // what tells variants of a formula apart beside their parameters; the scorer's file says how
     bool usual;      // commands take it where no metric is named
     const char *kin; // the metric of which this one is a form under a name of its own; NULL: it goes by its own name
     // The class of kvpress 0.5.5 that ranks tokens as this metric does, and its arguments, ended by a NULL name. NULL:

@@ -122,7 +122,7 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
     uint32_t T = view->n_tokens;
     const lagkv_settings *given = metric_settings(m);
     float lambda = (float)given->lambda, both = 1 + lambda;
-    bool mean = m->kind == &scorer_lagkv_kvpress;
+    bool mean = m->kind->constant != 0;
     const lag_form set = {given->sink,  given->lag,          given->mode,
                           given->cross, mean ? 1 / both : 1, mean ? lambda / both : lambda};
     size_t n = (size_t)view->n_kv_heads * T;
@@ -164,7 +164,8 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(lagkv_settings, cross, 0, "1 = compare scores across partitions, 0 = ranks within each"), \
             SPEC(lagkv_settings, lambda, 1, 0, 1e6, "weight of the values against the keys")                      \
     }
-#define VARIANT(label, text, origin, sink_, lag_)                                                                  \
+// `mean`: 1 = the weighted mean of keys and values, 0 = their weighted sum.
+#define VARIANT(label, mean, text, origin, sink_, lag_)                                                            \
     {                                                                                                              \
         .spec = {"lagkv", label, PARAMETERS(sink_, lag_), NULL}, .summary = text,                                  \
         .source = "LagKV, arXiv 2504.04704; " origin,                                                              \
@@ -177,11 +178,11 @@ static bool press_fits(const metric *m, const char **warning)
         .press_arguments = {PRESS_ARGUMENT("n_sink", lagkv_settings, sink),                                        \
                             PRESS_ARGUMENT("lag_size", lagkv_settings, lag),                                       \
                             PRESS_ARGUMENT("cross_scoring", lagkv_settings, cross)},                               \
-        .press_fits = press_fits,                                                                                  \
+        .press_fits = press_fits, .constant = mean,                                                                \
     }
 
-const scorer scorer_lagkv_kvpress = VARIANT("kvpress", "spread of keys and values against the next 128 tokens",
+const scorer scorer_lagkv_kvpress = VARIANT("kvpress", 1, "spread of keys and values against the next 128 tokens",
                                             "as kvpress's LagKVPress (mean of keys and values)", 4, 128);
 const scorer scorer_lagkv_paper =
-    VARIANT("paper", "spread of keys and values against the next 1024 tokens",
+    VARIANT("paper", 0, "spread of keys and values against the next 1024 tokens",
             "defaults of the published code (the paper also has lag 128 and 512)", 16, 1024);

@@ -68,7 +68,7 @@ static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s
                               .max_pool = set->max_pool,
                               .group_first = set->group_first,
                               .group_max = set->group_max,
-                              .tail_above = m->kind == &scorer_snapkv_lukv ? 0.0f : 1.0f};
+                              .tail_above = (float)m->kind->constant};
     return snapkv_scores(m, view, &form, s, err);
 }
 
@@ -91,7 +91,8 @@ static bool press_fits(const metric *m, const char **warning)
                         "1 = reduce over the query heads of a group, then pool"),                                      \
             SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
     }
-#define VARIANT(usual_, label, text, origin, ...)                                                     \
+// `above`: how far the window's tokens, which stay, stand above the highest vote.
+#define VARIANT(usual_, label, above, text, origin, ...)                                              \
     {                                                                                                 \
         .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                    \
         .source = "SnapKV, arXiv 2404.14469; " origin,                                                \
@@ -101,17 +102,17 @@ static bool press_fits(const metric *m, const char **warning)
         .press = "SnapKVPress",                                                                       \
         .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                   \
                             PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                  \
-        .press_fits = press_fits, .usual = usual_,                                                    \
+        .press_fits = press_fits, .constant = above, .usual = usual_,                                 \
     }
 
-const scorer scorer_snapkv_kvpress =
-    VARIANT(true, "kvpress", "attention of the last 64 queries, average pooling", "as kvpress deploys it", 64, 5, 0, 0);
+const scorer scorer_snapkv_kvpress = VARIANT(true, "kvpress", 1, "attention of the last 64 queries, average pooling",
+                                             "as kvpress deploys it", 64, 5, 0, 0);
 const scorer scorer_snapkv_lukv =
-    VARIANT(false, "lukv", "attention of the last 32 queries, max pooling", "as LU-KV published it", 32, 7, 1, 0);
+    VARIANT(false, "lukv", 0, "attention of the last 32 queries, max pooling", "as LU-KV published it", 32, 7, 1, 0);
 const scorer scorer_snapkv_adakv =
-    VARIANT(false, "adakv", "attention of the last 32 queries, mean over the group, then max pooling",
+    VARIANT(false, "adakv", 1, "attention of the last 32 queries, mean over the group, then max pooling",
             "as AdaKV (arXiv 2407.11550) does it", 32, 7, 1, 1);
-const scorer scorer_snapkv_factory =
-    VARIANT(false, "factory", "attention of the last 8 queries, max pooling", "as KVCache-Factory does it", 8, 7, 1, 0);
-const scorer scorer_snapkv_keydiff = VARIANT(false, "keydiff", "attention of the last 32 queries, average pooling",
+const scorer scorer_snapkv_factory = VARIANT(false, "factory", 1, "attention of the last 8 queries, max pooling",
+                                             "as KVCache-Factory does it", 8, 7, 1, 0);
+const scorer scorer_snapkv_keydiff = VARIANT(false, "keydiff", 1, "attention of the last 32 queries, average pooling",
                                              "the baseline of the KeyDiff paper (arXiv 2504.15364)", 32, 7, 0, 0);

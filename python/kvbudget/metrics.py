@@ -76,6 +76,7 @@ class Metric:
     parameters: Mapping[str, Any]
     protect_sink: int
     protect_window: int
+    constant: float = 0.0  # of the variant, as the program's row has it
     whole: ClassVar[bool] = False  # does it score whole contexts only, watched in one pass?
 
     @property
@@ -156,6 +157,11 @@ class Voted(Metric):
     def least(self) -> int:
         return self.tail
 
+    @property
+    def above(self) -> float:
+        """How far above the highest vote the window's own tokens stand."""
+        return 1.0
+
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
@@ -174,9 +180,8 @@ class Voted(Metric):
         votes = attention_weights(logits, places <= at[:, None], layer.softcap, sinks).to(keys.dtype)
         old = int((places < seen.n_tokens - window).sum())
         joined = self.join(votes[..., :old])
-        above = 0.0 if self.name.startswith("snapkv:lukv") else 1.0
         top = float(joined.max()) if old else 0.0
-        return F.pad(joined, (0, places.shape[0] - old), value=top + above)
+        return F.pad(joined, (0, places.shape[0] - old), value=top + self.above)
 
     def join(self, votes: Tensor) -> Tensor:
         """[G, T] from the attention [G, group, W, T] of the last queries."""
@@ -193,6 +198,10 @@ class MorphKV(Voted):
 
 class SnapKV(Voted):
     """That attention, pooled over positions (arXiv 2404.14469)."""
+
+    @property
+    def above(self) -> float:
+        return self.constant
 
     def join(self, votes: Tensor) -> Tensor:
         votes = votes.mean(-2)
@@ -301,7 +310,7 @@ class LagKV(Metric):
         p, total = self.parameters, keys.shape[1]
         sink, lag, weight = int(p["sink"]), int(p["lag"]), float(p["lambda"])
         judged = max((total - sink) // lag - 1, 0)  # partitions that have another one behind them
-        own = 1 / (1 + weight) if self.name.startswith("lagkv:kvpress") else 1.0  # kvpress takes the mean of the two
+        own = 1 / (1 + weight) if self.constant else 1.0  # the mean of the two, or their sum
         if p["mode"] == "l2norm":
             found = -self._partitions(keys, judged).norm(dim=-1)
         else:

@@ -1,8 +1,16 @@
-"""Which metric a name, a table or one of kvpress's presses means; and the two that are built of others."""
+"""Which metric a name, a table or one of kvpress's presses means; and the two that are built of others.
 
+Names, parameters, defaults, protected tokens and presses are those of the program's own rows (:func:`rows`); here stand
+formulas alone.
+"""
+
+import functools
+import json
+import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ._library import KVBudgetError, one_of
+from ._program import program
 from .metrics import TOVA, ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
 from .models import AttentionLayer
 from .ranking import open_ranking
 from .table import Table
-
 
 _LOCK = threading.Lock()  # presses look at the module, which threads may share
 
@@ -124,23 +132,17 @@ def of_press(scorer: Any) -> Metric:
     if name is None:
         name = known.name if known else ":".join(["kvpress", kind, *_press_parameters(press)])
     if known is not None:
-        return Press(name, known.parameters, known.protect_sink, known.protect_window, press)
+        return Press(name, known.parameters, known.protect_sink, known.protect_window, press=press)
     window = getattr(press, "window_size", 1)
-    return Press(name, {}, 4, window if isinstance(window, int) else 1, press)
+    return Press(name, {}, 4, window if isinstance(window, int) else 1, press=press)
 
 
 def _as_known(kind: str, press: Any) -> Metric | None:
-    same = {"KeyDiffPress": "keydiff", "KnormPress": "knorm", "TOVAPress": "tova"}
-    if kind in same:
-        return build(same[kind], {})
-    if kind == "SnapKVPress":
-        return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
-    if kind == "LagKVPress":
-        return build("lagkv:kvpress", {"sink": press.n_sink, "lag": press.lag_size, "cross": int(press.cross_scoring)})
-    if kind == "ExpectedAttentionPress":
-        given = {"future": press.n_future_positions, "sinks": press.n_sink, "epsilon": press.epsilon}
-        flags = {"covariance": int(press.use_covariance), "value_norm": int(press.use_vnorm)}
-        return build("ea:kvpress", given | flags)
+    """The first metric of the program that has this press and a formula here."""
+    for base, row in rows().items():
+        if row["press"] == kind and base in _known():
+            given = {parameter: getattr(press, name) for name, parameter in row["press_arguments"].items()}
+            return build(base, {k: int(v) if isinstance(v, bool) else v for k, v in given.items()})
     return None
 
 
@@ -156,32 +158,32 @@ def _press_parameters(press: Any) -> list[str]:
     ]
 
 
-_SNAPKV = ("window", "kernel", "max_pool", "group_first", "group_max")
-_LAGKV = ("sink", "lag", "mode", "cross", "lambda")
-_EA = ("future", "sinks", "epsilon", "covariance", "value_norm", "sinks_in_softmax", "stored")
-#: name: (class, defaults in the order of the C program's names); a protected window of None is the parameter's
-_KNOWN: dict[str, tuple[type[Metric], dict[str, Any]]] = {
-    "keydiff": (KeyDiff, {"anchor": "mean", "similarity": "cos"}),
-    "knorm": (KNorm, {}),
-    "snapkv:kvpress": (SnapKV, dict(zip(_SNAPKV, (64, 5, 0, 0, 0)))),
-    "snapkv:lukv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 0, 0)))),
-    "snapkv:adakv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 1, 0)))),
-    "snapkv:factory": (SnapKV, dict(zip(_SNAPKV, (8, 7, 1, 0, 0)))),
-    "snapkv:keydiff": (SnapKV, dict(zip(_SNAPKV, (32, 7, 0, 0, 0)))),
-    "ea:kvpress": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 0, 0)))),
-    "morphkv": (MorphKV, {"window": 32, "fusion": "sum"}),
-    "tova": (TOVA, {"scope": "layer"}),
-    "lagkv:kvpress": (LagKV, dict(zip(_LAGKV, (4, 128, "lag", 0, 1)))),
-    "lagkv:paper": (LagKV, dict(zip(_LAGKV, (16, 1024, "lag", 0, 1)))),
-    "ea:lukv": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 1, 0)))),
+#: a metric's formula, by its name without variant and parameters
+_FORMULAS: dict[str, type[Metric]] = {
+    "keydiff": KeyDiff,
+    "knorm": KNorm,
+    "snapkv": SnapKV,
+    "ea": ExpectedAttention,
+    "morphkv": MorphKV,
+    "tova": TOVA,
+    "lagkv": LagKV,
 }
-_CHOICES = {
-    "anchor": ("mean", "raw", "median"),
-    "similarity": ("cos", "dot", "euclid"),
-    "fusion": ("sum", "max"),
-    "mode": ("lag", "local", "l2norm"),
-    "scope": ("layer", "group"),
-}
+
+
+@functools.cache
+def rows() -> dict[str, Any]:
+    """What `kvbudget help metrics --json` says. Wheels bring it; without one the program is asked."""
+    brought = Path(__file__).parent / "metrics.json"
+    if brought.exists():
+        text = brought.read_bytes()
+    else:
+        text = subprocess.run([program(), "help", "metrics", "--json"], capture_output=True, check=True).stdout
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _known() -> list[str]:
+    return [base for base in rows() if base.split(":")[0] in _FORMULAS]
 
 
 def parse(text: str) -> Metric:
@@ -189,12 +191,12 @@ def parse(text: str) -> Metric:
     plain = [part for part in text.split(":") if "=" not in part]
     given = dict(part.split("=", 1) for part in text.split(":") if "=" in part)
     base = ":".join(plain)
-    base = base if base in _KNOWN else f"{base}:kvpress"
-    if base not in _KNOWN:
+    base = base if base in _known() else f"{base}:kvpress"
+    if base not in _known():
         raise KVBudgetError(
-            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_KNOWN)}, or a ScorerPress of kvpress"
+            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_known())}, or a ScorerPress of kvpress"
         )
-    defaults = _KNOWN[base][1]
+    defaults = rows()[base]["parameters"]
     if not given.keys() <= defaults.keys():
         raise KVBudgetError(f"metric {text!r}: its parameters are {', '.join(defaults) or 'none'}")
     return build(base, {name: _value(base, name, value) for name, value in given.items()})
@@ -202,15 +204,16 @@ def parse(text: str) -> Metric:
 
 def build(base: str, given: Mapping[str, Any]) -> Metric:
     """A metric from its plain name and the parameters that are given; its full name has those that are not defaults."""
-    kind, defaults = _KNOWN[base]
+    row = rows()[base]
+    defaults = row["parameters"]
     values = {name: given.get(name, default) for name, default in defaults.items()}
     if values.get("stored"):
         raise KVBudgetError(f"metric {base}:stored=1 needs stored query statistics, which only the C program has")
     if int(values.get("kernel", 1)) % 2 == 0:
         raise KVBudgetError(f"metric {base}: kernel must be odd, found {values['kernel']}")
     named = "".join(f":{name}={_text(value)}" for name, value in values.items() if value != defaults[name])
-    sink = 16 if base == "lagkv:paper" else 4
-    return kind(base + named, values, sink, int(values.get("window", 1)))
+    window = int(values["window"] if row["window_protected"] else row["protect_window"])
+    return _FORMULAS[base.split(":")[0]](base + named, values, row["protect_sink"], window, row["constant"])
 
 
 def of_recording(wishes: Sequence[Any]) -> list[Metric]:
@@ -230,21 +233,22 @@ def of_table(table: Table) -> Metric:
     name, parameters, ranking = table.info.metric, table.info.metric_parameters, table.ranking
     if ranking is not None:
         features = tuple(parse(metric) for metric in ranking.metrics)
-        return Learned(name, parameters, 4, 1, table, features)
+        return Learned(name, parameters, 4, 1, table=table, features=features)
     base = ":".join(part for part in name.split(":") if "=" not in part)
-    if base not in _KNOWN:
+    if base not in _known():
         raise KVBudgetError(
             f"the table is for {name}, which has no scorer in Python; give one with scorer=, a ScorerPress of kvpress",
             "UNSUPPORTED",
         )
-    return build(base, {k: v for k, v in parameters.items() if k in _KNOWN[base][1]})
+    return build(base, {k: v for k, v in parameters.items() if k in rows()[base]["parameters"]})
 
 
 def _value(base: str, name: str, text: str) -> Any:
-    if name in _CHOICES:
-        return one_of(f"metric {base}: {name}", text, _CHOICES[name])
+    row = rows()[base]
+    if name in row["choices"]:
+        return one_of(f"metric {base}: {name}", text, row["choices"][name].split("|"))
     try:
-        return float(text) if name in ("epsilon", "lambda") else int(text)
+        return float(text) if name in row["real"] else int(text)
     except ValueError:
         raise KVBudgetError(f"metric {base}: {name} expects a number, found {text!r}") from None
 

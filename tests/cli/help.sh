@@ -41,6 +41,11 @@ else
     not_ok 'a letter means the same in eval and task'
 fi
 
+expect 0 'help metrics as JSON' help metrics --json
+json 'it has what Python builds metrics of' out 'j["snapkv:lukv"]["parameters"]["window"] == 32 and
+    j["snapkv:lukv"]["constant"] == 0 != j["snapkv:kvpress"]["constant"] and j["ea:kvpress"]["real"] == ["epsilon"] and
+    j["lagkv:paper"]["press_arguments"] == {"n_sink": "sink", "lag_size": "lag", "cross_scoring": "cross"} and
+    j["keydiff"]["choices"]["anchor"] == "mean|raw|median" and j["lagkv:paper"]["protect_sink"] == 16'
 expect 0 'help metrics' help metrics
 for m in snapkv:kvpress snapkv:lukv keydiff ea:kvpress lagkv:paper morphkv rocketkv h2o:half tova knorm streaming \
     random critical+METRIC; do

@@ -31,6 +31,19 @@ START_TEST(names)
 }
 END_TEST
 
+START_TEST(members_of_an_object)
+{
+    cJSON *o = cJSON_CreateObject();
+    json_put(o, "text %s yes %d no %d third %g none %g most %u large %zu", "a %s", true, false, 1.0 / 3, NAN,
+             UINT32_MAX, (size_t)1 << 40);
+    char *text = cJSON_PrintUnformatted(o);
+    ck_assert_str_eq(text, "{\"text\":\"a %s\",\"yes\":true,\"no\":false,\"third\":0.33333333333333331,\"none\":null,"
+                           "\"most\":4294967295,\"large\":1099511627776}");
+    cJSON_free(text);
+    cJSON_Delete(o);
+}
+END_TEST
+
 START_TEST(json_files)
 {
     const char *path = help_path("a.json");
@@ -181,6 +194,7 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, names);
+    tcase_add_test(tc, members_of_an_object);
     tcase_add_test(tc, json_files);
     tcase_add_test(tc, sealed_lines);
     tcase_add_test(tc, element_types);

@@ -174,23 +174,6 @@ START_TEST(questions_of_a_text_are_not_independent)
 }
 END_TEST
 
-START_TEST(subsets_are_subsets)
-{
-    uint32_t seen[10] = {0};
-    for (uint64_t draw = 0; draw < 200; draw++) {
-        uint32_t chosen[4];
-        draw_subset(chosen, 4, 10, 3, draw << 32); // high bits count too
-        for (int i = 0; i < 4; i++) {
-            ck_assert_uint_lt(chosen[i], 10);
-            ck_assert(i == 0 || chosen[i] > chosen[i - 1]);
-            seen[chosen[i]]++;
-        }
-    }
-    for (int i = 0; i < 10; i++) ck_assert_msg(seen[i] > 40 && seen[i] < 120, "%u of 80", seen[i]);
-    draw_subset(seen, 0, 0, 3, 0);
-}
-END_TEST
-
 START_TEST(heads_on_which_pairs_disagree_are_flagged)
 {
     const double prune_ratio[3] = {0.9, 0.9, 0}, std[3] = {0.05, 0.11, 0};
@@ -208,7 +191,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm);
     tcase_add_test(tc, all_right_is_not_certain);
     tcase_add_test(tc, questions_of_a_text_are_not_independent);
-    tcase_add_test(tc, subsets_are_subsets);
     tcase_add_test(tc, heads_on_which_pairs_disagree_are_flagged);
 }
 

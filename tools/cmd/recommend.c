@@ -1,5 +1,6 @@
 // kvbudget recommend: the highest ratio of a table whose damage can be promised to stay below a limit.
 #include "evaluator/damage.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/promise.h"
@@ -15,7 +16,7 @@
 typedef struct recommend_command {
     eval_command e;
     double max_kl, max_flips, max_nll, cap, confidence; // NAN: not asked for
-    uint64_t length, draws;
+    uint64_t length;
     // Measured:
     promise_criterion criteria[PROMISE_LIMITS];
     const char *names[PROMISE_LIMITS], *measures[PROMISE_LIMITS];
@@ -139,9 +140,8 @@ static kvb_status give_results(const recommend_command *c, const promise_report 
     const eval_inputs *in = &c->e.in;
     results_input(&found, "model", in->m->config.name, in->m->sha256);
     for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
-    cJSON_AddStringToObject(found.settings, "table", c->e.with.columns[0].how->identity);
-    cJSON_AddStringToObject(found.settings, "backend", in->device->name);
-    cJSON_AddStringToObject(found.settings, "compute", in->device->compute);
+    json_put(found.settings, "table %s backend %s compute %s", c->e.with.columns[0].how->identity, in->device->name,
+             in->device->compute);
     kvb_status status = promise_report_fill(r, &found, err);
     if (status == KVB_OK) status = results_give(&found, c->e.out.json, c->e.out.csv, err);
     results_free(&found);
@@ -164,7 +164,6 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
     if (status == KVB_OK) status = measure(c, err);
     r.rows = need((size_t)PROMISE_LIMITS * c->task.n_ratios, sizeof *r.rows, "results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
-    if (status == KVB_OK && c->draws) status = promise_try(&c->task, (uint32_t)c->draws, c->e.seed, &r.trial, err);
     if (status == KVB_OK) status = give_results(c, &r, err);
     if (status == KVB_OK && !c->e.out.json) status = promise_report_print(&r, err);
     if (status == KVB_OK && r.n_passed == 0) status = promise_report_refusal(&r, err);
@@ -187,8 +186,7 @@ static int check_options(recommend_command *c)
         return cli_usage_error(self, "--confidence: expected between 0 and 1, such as 0.95; --cap: above 0");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
     if (c->length > UINT32_MAX) return cli_usage_error(self, "--length: expected at most 4294967295");
-    if (c->e.batch < 1 || c->e.batch > 64 || c->draws > 1000000)
-        return cli_usage_error(self, "--batch: expected 1 to 64; --check: at most 1000000");
+    if (c->e.batch < 1 || c->e.batch > 64) return cli_usage_error(self, "--batch: expected 1 to 64");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -200,8 +198,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
     recommend_command c = {.e = {.self = self,
                                  .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                                  .in = EVAL_INPUTS,
-                                 .batch = 4,
-                                 .seed = 1},
+                                 .batch = 4},
                            .max_kl = NAN,
                            .max_flips = NAN,
                            .max_nll = NAN,
@@ -217,11 +214,9 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
         {"length", 0, CLI_COUNT, &c.length, "N", "print the memory saved at N tokens (default: --tokens)"},
-        {"check", 0, CLI_COUNT, &c.draws, "N", "N times, let half of the texts promise and the other half judge"},
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of --check (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
@@ -259,7 +254,6 @@ const cli_command cmd_recommend = {
     "\n"
     "Examples:\n"
     "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-kl 0.05\n"
-    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-flips 0.1 --confidence 0.9 --length 32768\n"
-    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --check 200\n",
+    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-flips 0.1 --confidence 0.9 --length 32768\n",
     run_recommend,
 };

@@ -253,8 +253,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "what is minimised: importance (default), the evicted importance as the paper has it, or\noutput, what "
          "eviction "
          "does to the model's output, in nats (of a record with --curves)"},
-        {"gains", 0, CLI_TEXT, &line->words.gains, "WHICH",
-         "with --loss output, the layers' gains that count: noise, cut, deep, or all\n(default: their geometric mean)"},
         {"alone", 0, CLI_FLAG, &line->words.alone, NULL,
          "do not compare with uniform and published budgets on left-out texts, ratio by ratio"},
         {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",

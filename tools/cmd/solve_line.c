@@ -312,7 +312,6 @@ static bool is_second(const char *word, const char *first, const char *second, b
 
 static int check_loss(solve_line *l)
 {
-    kvb_error err = {0};
     study_options *o = &l->options;
     const char *loss = l->words.loss;
     o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
@@ -320,8 +319,6 @@ static int check_loss(solve_line *l)
         return cli_usage_error(l->self, "--loss: expected output or importance, found '%s'", loss);
     if (l->words.paper && o->loss == LOSS_OUTPUT)
         return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
-    if (l->words.gains && gain_choice_parse(&o->gains, l->words.gains, &err) != KVB_OK)
-        return cli_usage_error(l->self, "--gains: %s", err.message);
     return EXIT_DONE;
 }
 

@@ -56,7 +56,7 @@ typedef struct constraint_wishes {
 
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order, *loss, *gains;
+    const char *aggregate, *scope, *hull, *order, *loss;
     bool paper, alone, shrink; // shrink: was given
 } option_words;
 

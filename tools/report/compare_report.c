@@ -1,4 +1,5 @@
 #include "tools/report/compare_report.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "tools/report/results_chart.h"
 #include "tools/report/words.h"
@@ -18,8 +19,7 @@ void add_allocators(results *to, const compared *with)
             results_input(to, "table", a->label, sha256);
         cJSON *o = cJSON_CreateObject();
         cJSON_AddItemToArray(list, o);
-        cJSON_AddStringToObject(o, "label", a->label);
-        cJSON_AddStringToObject(o, "identity", a->identity);
+        json_put(o, "label %s identity %s", a->label, a->identity);
     }
 }
 
@@ -138,13 +138,8 @@ static void add_texts(const eval_report *e, cJSON *to, size_t cell)
         }
         cJSON *o = cJSON_CreateObject();
         cJSON_AddItemToArray(texts, o);
-        cJSON_AddStringToObject(o, "text", s->texts[t].name);
-        cJSON_AddNumberToObject(o, "kl", kl);
-        cJSON_AddNumberToObject(o, "top1", agree);
-        cJSON_AddNumberToObject(o, "nll", nll);
-        cJSON_AddNumberToObject(o, "full_nll", c->full_nll);
-        cJSON_AddNumberToObject(o, "loss", c->loss);
-        cJSON_AddNumberToObject(o, "kept", (double)c->kept);
+        json_put(o, "text %s kl %g top1 %g nll %g full_nll %g loss %g kept %g", s->texts[t].name, kl, agree, nll,
+                 c->full_nll, c->loss, (double)c->kept);
     }
 }
 
@@ -153,25 +148,16 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     const method_column *column = &e->with.methods.columns[r->column];
     const method *m = &e->with.methods.methods[column->method];
     cJSON *o = results_row(to), *about = results_detail(to);
-    cJSON_AddStringToObject(o, "metric", method_name(m));
-    cJSON_AddStringToObject(o, "acts", m->p.kind ? "every step" : "once");
-    cJSON_AddStringToObject(o, "allocator", column->how->label);
-    cJSON_AddNumberToObject(o, "ratio", r->ratio);
-    cJSON_AddNumberToObject(o, "sink", m->sink);
-    cJSON_AddNumberToObject(o, "window", m->window);
-    cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
+    json_put(o, "metric %s acts %s allocator %s ratio %g sink %u window %u effective_ratio %g", method_name(m),
+             m->p.kind ? "every step" : "once", column->how->label, r->ratio, m->sink, m->window, r->effective);
     results_interval(o, "kl", r->kl);
     results_interval(o, "kl_to_uniform", r->to_uniform);
     results_interval(o, "kl_to_ada", r->to_ada);
     results_interval(o, "kl_to_published", r->to_published);
     results_interval(o, "top1", r->agree);
     results_interval(o, "nll", r->nll);
-    cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
-    cJSON_AddNumberToObject(o, "loss", r->loss); // NaN becomes null
-    cJSON_AddNumberToObject(o, "looked", r->looked);
-    cJSON_AddNumberToObject(o, "cache_bytes", r->bytes);
-    cJSON_AddNumberToObject(o, "cache_allocated", r->allocated);
-    cJSON_AddNumberToObject(o, "seconds", r->seconds);
+    json_put(o, "full_nll %g loss %g looked %g cache_bytes %g cache_allocated %g seconds %g", r->full_nll, r->loss,
+             r->looked, r->bytes, r->allocated, r->seconds); // NaN becomes null
     cJSON_AddNumberToObject(about, "row", (double)cell);
     add_texts(e, about, cell);
 }
@@ -183,12 +169,9 @@ results eval_report_results(const eval_report *e)
     results_input(to, "model", m->config.name, m->sha256);
     for (size_t i = 0; i < e->s->n_texts; i++) results_input(to, "text", e->s->texts[i].name, e->s->texts[i].sha256);
     add_allocators(to, &e->with);
-    cJSON_AddNumberToObject(to->settings, "budgets_version", kvb_budgets_version());
-    cJSON_AddStringToObject(to->settings, "backend", e->device->name);
-    cJSON_AddStringToObject(to->settings, "compute", e->device->compute);
-    cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
-    cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
-    cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
+    json_put(to->settings, "budgets_version %u backend %s compute %s n_tokens %g n_next %g n_texts %u",
+             kvb_budgets_version(), e->device->name, e->device->compute, (double)e->s->o.n_tokens,
+             (double)e->s->o.n_next, e->s->n_texts);
     for (size_t i = 0; i < e->n_rows; i++) add_eval_row(e, to, &e->rows[i], i);
     return made;
 }
@@ -251,18 +234,13 @@ static void print_cell(const task_report *r, const task_cell *cell, const task_o
 static void add_cell(task_report *r, const task_study *s, double tokens, const task_cell *cell, const task_outcome *o)
 {
     cJSON *row = results_row(&r->found), *about = results_detail(&r->found), *samples;
-    cJSON_AddStringToObject(row, "task", s->t->spec);
-    cJSON_AddNumberToObject(row, "n_tokens", tokens);
-    cJSON_AddNumberToObject(row, "samples", s->n_samples);
-    cJSON_AddNumberToObject(row, "questions", (double)o->n_questions);
-    cJSON_AddStringToObject(row, "metric", method_of(r, cell));
+    json_put(row, "task %s n_tokens %g samples %u questions %g metric %s", s->t->spec, tokens, s->n_samples,
+             (double)o->n_questions, method_of(r, cell));
     if (cell->column)
         cJSON_AddStringToObject(row, "acts",
                                 r->with.methods.methods[cell->column->method].p.kind ? "every step" : "once");
-    cJSON_AddStringToObject(row, "allocator", cell->column ? cell->column->how->label : "");
-    cJSON_AddNumberToObject(row, "ratio", cell->ratio);
-    cJSON_AddNumberToObject(row, "kept", o->kept);
-    cJSON_AddNumberToObject(row, "looked", o->looked);
+    json_put(row, "allocator %s ratio %g kept %g looked %g", cell->column ? cell->column->how->label : "", cell->ratio,
+             o->kept, o->looked);
     results_interval(row, "score", o->score);
     results_interval(row, "minus_uniform", o->to_uniform);
     cJSON_AddNumberToObject(about, "row", cJSON_GetArraySize(r->found.rows) - 1);
@@ -277,9 +255,7 @@ void task_report_open(task_report *r)
     r->found = results_begin("task");
     cJSON *settings = r->found.settings;
     results_input(&r->found, "model", r->m->config.name, r->m->sha256);
-    cJSON_AddStringToObject(settings, "backend", r->device->name);
-    cJSON_AddStringToObject(settings, "compute", r->device->compute);
-    cJSON_AddNumberToObject(settings, "seed", (double)r->seed);
+    json_put(settings, "backend %s compute %s seed %g", r->device->name, r->device->compute, (double)r->seed);
     add_allocators(&r->found, &r->with);
 }
 

@@ -1,6 +1,8 @@
 // kvbudget help metrics: what every eviction metric computes, needs and protects, from the scorers' own tables.
+#include "formats/json_file.h"
 #include "profiler/metric/scorer.h"
 #include "tools/cli.h"
+#include "tools/json_print.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -83,6 +85,44 @@ static void print_scorer(const scorer *s)
     if (why) print_indented("profile", "no, its order of tokens depends on the budget:");
     if (why) print_indented("", why);
     for (int i = 0; s->spec.parameters[i].name; i++) print_parameter(&s->spec.parameters[i]);
+}
+
+// Default and choices of a parameter; `real`, the list, where it need not be whole.
+static void add_parameter(cJSON *values, cJSON *choices, cJSON *real, const spec_parameter *p, const metric *m)
+{
+    char text[SPEC_NUMBER_MAX];
+    spec_value_text(text, sizeof text, p, metric_settings(m));
+    (p->choices ? cJSON_AddStringToObject : cJSON_AddRawToObject)(values, p->name, text);
+    if (p->choices) cJSON_AddStringToObject(choices, p->name, p->choices);
+    if (p->type == SPEC_DOUBLE) cJSON_AddItemToArray(real, cJSON_CreateString(p->name));
+}
+
+static void add_scorer(cJSON *all, const scorer *s)
+{
+    char name[METRIC_MAX];
+    metric m = {.kind = s};
+    cJSON *o = cJSON_CreateObject(), *values = cJSON_AddObjectToObject(o, "parameters"),
+          *choices = cJSON_AddObjectToObject(o, "choices"), *real = cJSON_AddArrayToObject(o, "real"),
+          *arguments = cJSON_AddObjectToObject(o, "press_arguments");
+    spec_set_defaults(&s->spec, &m.set);
+    spec_name(name, sizeof name, &s->spec);
+    for (const spec_parameter *p = s->spec.parameters; p->name; p++) {
+        add_parameter(values, choices, real, p, &m);
+        for (const press_argument *a = s->press_arguments; a->name; a++)
+            if (a->offset == p->offset) cJSON_AddStringToObject(arguments, a->name, p->name);
+    }
+    json_put(o, "press %s protect_sink %u protect_window %u window_protected %d constant %g", s->press ? s->press : "",
+             s->protect_sink, s->protect_window, metric_window(&m) > 0, s->constant);
+    cJSON_AddItemToObject(all, name, o);
+}
+
+void print_metrics_json(void)
+{
+    cJSON *all = cJSON_CreateObject();
+    for (size_t i = 0; i < scorer_count; i++)
+        if (!scorer_list[i]->wraps && !scorer_list[i]->spec.behind) add_scorer(all, scorer_list[i]);
+    json_print(all);
+    cJSON_Delete(all);
 }
 
 void print_metrics_help(void)

@@ -1,4 +1,5 @@
 #include "tools/report/inspect_files.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/record.h"
 #include "profiler/text/tokenizer.h"
@@ -80,8 +81,7 @@ static cJSON *array_item(const gguf_value *v)
     gguf_array rest = {v->element, v->count, v->data, v->size};
     gguf_string s;
     cJSON *item = cJSON_CreateObject(), *first;
-    cJSON_AddStringToObject(item, "element", gguf_value_type_name(v->element));
-    cJSON_AddNumberToObject(item, "count", (double)v->count);
+    json_put(item, "element %s count %g", gguf_value_type_name(v->element), (double)v->count);
     first = cJSON_AddArrayToObject(item, "first");
     for (uint64_t i = 0; i < v->count && i < ELEMENTS_SHOWN && v->element != GGUF_VALUE_ARRAY; i++)
         cJSON_AddItemToArray(first, gguf_next_string(&rest, &s)
@@ -97,8 +97,7 @@ static cJSON *tensor_item(const gguf_tensor *t)
     cJSON_AddStringToObject(item, "type", gguf_tensor_type_name(t->type));
     shape = cJSON_AddArrayToObject(item, "shape");
     for (uint32_t d = t->n_dims; d-- > 0;) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->dims[d]));
-    cJSON_AddNumberToObject(item, "bytes", (double)t->size);
-    cJSON_AddBoolToObject(item, "readable", t->data != NULL);
+    json_put(item, "bytes %g readable %d", (double)t->size, t->data != NULL);
     return item;
 }
 
@@ -110,11 +109,8 @@ static void add_gguf(cJSON *root, const gguf_file *f)
         values += (double)f->tensors[i].n_values;
         bytes += f->tensors[i].size;
     }
-    cJSON_AddStringToObject(root, "format", "gguf");
-    cJSON_AddNumberToObject(root, "version", f->version);
-    cJSON_AddNumberToObject(root, "alignment", f->alignment);
-    cJSON_AddNumberToObject(root, "n_values", values);
-    cJSON_AddNumberToObject(root, "n_bytes", (double)bytes);
+    json_put(root, "format %s version %u alignment %u n_values %g n_bytes %g", "gguf", f->version, f->alignment, values,
+             (double)bytes);
     cJSON *metadata = cJSON_AddObjectToObject(root, "metadata");
     for (size_t i = 0; i < f->n_values; i++) {
         const gguf_value *v = &f->values[i];
@@ -190,10 +186,8 @@ kvb_status inspect_ranking(cJSON *doc, const char *path, kvb_error *err)
     kvb_status status = kvb_ranking_open(&ranking, path, err);
     if (status != KVB_OK) return status;
     const kvb_ranking_info *r = kvb_ranking_about(ranking);
-    cJSON_AddStringToObject(doc, "name", r->name);
-    cJSON_AddStringToObject(doc, "model_sha256", r->model_sha256);
-    cJSON_AddNumberToObject(doc, "n_layers", r->n_layers);
-    cJSON_AddNumberToObject(doc, "n_kv_heads", r->n_kv_heads);
+    json_put(doc, "name %s model_sha256 %s n_layers %u n_kv_heads %u", r->name, r->model_sha256, r->n_layers,
+             r->n_kv_heads);
     add_effects(doc, r);
     status = kvb_json_object(&about, r->about, strlen(r->about), path, "metadata \"ranking\"", err);
     cJSON_AddItemToObject(doc, "ranking", about);
@@ -263,9 +257,7 @@ static kvb_status add_context(cJSON *list, record *r, size_t i, const tokenizer 
     for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++) {
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(list, one);
-        cJSON_AddStringToObject(one, "context", c->id);
-        cJSON_AddNumberToObject(one, "question", c->questions[q].number);
-        cJSON_AddNumberToObject(one, "n_queries", c->questions[q].n_queries);
+        json_put(one, "context %s question %u n_queries %u", c->id, c->questions[q].number, c->questions[q].n_queries);
         status = add_answer(one, "asked", record_read_suffix, r, i, q, c->questions[q].n_suffix, t, err);
         if (status == KVB_OK)
             status = add_answer(one, "answered", record_read_answer, r, i, q, c->questions[q].n_answer, t, err);

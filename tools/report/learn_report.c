@@ -1,4 +1,5 @@
 #include "tools/report/learn_report.h"
+#include "formats/json_file.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,10 +73,7 @@ static cJSON *trial_to_json(const learned *l, const learn_trial *t)
 {
     cJSON *o = cJSON_CreateObject(), *metrics = cJSON_AddArrayToObject(o, "metrics");
     cJSON_AddItemToObject(o, "loss", cJSON_CreateDoubleArray(t->loss, LEARN_RATIOS));
-    cJSON_AddBoolToObject(o, "plain", t->plain);
-    cJSON_AddNumberToObject(o, "lambda", t->lambda);
-    cJSON_AddNumberToObject(o, "exponent", t->exponent);
-    cJSON_AddNumberToObject(o, "cost", t->cost);
+    json_put(o, "plain %d lambda %g exponent %g cost %g", t->plain, t->lambda, t->exponent, t->cost);
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
         if (t->set >> i & 1) cJSON_AddItemToArray(metrics, cJSON_CreateString(l->from->metrics[i]));
     return o;
@@ -86,10 +84,7 @@ cJSON *learned_to_json(const learned *l, const char *name)
     cJSON *o = cJSON_CreateObject(), *trials;
     cJSON_AddItemToObject(o, "ratios", cJSON_CreateDoubleArray(LEARN_RATIO, LEARN_RATIOS));
     trials = cJSON_AddArrayToObject(o, "trials");
-    cJSON_AddStringToObject(o, "name", name);
-    cJSON_AddNumberToObject(o, "chosen", l->chosen);
-    cJSON_AddNumberToObject(o, "best_set", l->best);
-    cJSON_AddNumberToObject(o, "folds", l->n_folds);
+    json_put(o, "name %s chosen %u best_set %u folds %u", name, l->chosen, l->best, l->n_folds);
     for (uint32_t i = 0; i < l->n_trials; i++) cJSON_AddItemToArray(trials, trial_to_json(l, &l->trials[i]));
     return o;
 }

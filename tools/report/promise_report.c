@@ -1,4 +1,5 @@
 #include "tools/report/promise_report.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -96,11 +97,6 @@ kvb_status promise_report_print(const promise_report *r, kvb_error *err)
     kvb_status status = KVB_OK;
     if (r->n_passed) status = print_promise(r, err);
     if (r->n_passed && status == KVB_OK) print_next(r);
-    if (r->trial.draws)
-        printf("Check: of %u promises made from one half of the texts, the other half broke %u (%.3g %%, allowed %.3g "
-               "%%); %u halves promised nothing.\n",
-               r->trial.draws, r->trial.broken, 100.0 * r->trial.broken / r->trial.draws, 100 * r->task->error,
-               r->trial.refused);
     return status;
 }
 
@@ -126,14 +122,9 @@ static void add_row(const promise_report *r, results *to, uint32_t criterion, ui
     const promise_criterion *limit = &t->criteria[criterion];
     const promise_row *found = row_of(r, criterion, ratio);
     cJSON *o = results_row(to), *about = results_detail(to);
-    cJSON_AddNumberToObject(o, "ratio", r->ratios[ratio]);
-    cJSON_AddStringToObject(o, "measure", r->measures[criterion]);
-    cJSON_AddNumberToObject(o, "limit", limit->limit);
-    cJSON_AddNumberToObject(o, "cap", limit->cap);
-    cJSON_AddNumberToObject(o, "mean", found->mean);
-    cJSON_AddNumberToObject(o, "clipped", found->clipped);
-    cJSON_AddNumberToObject(o, "p", found->p);
-    cJSON_AddBoolToObject(o, "promised", ratio < r->n_passed);
+    json_put(o, "ratio %g measure %s limit %g cap %g mean %g clipped %g p %g promised %d", r->ratios[ratio],
+             r->measures[criterion], limit->limit, limit->cap, found->mean, found->clipped, found->p,
+             ratio < r->n_passed);
     cJSON_AddNumberToObject(about, "row", (double)ratio * t->n_criteria + criterion);
     cJSON_AddItemToObject(about, "texts",
                           cJSON_CreateDoubleArray(limit->values + (size_t)ratio * t->n_texts, (int)t->n_texts));
@@ -146,32 +137,20 @@ static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err
     kvb_status status = KVB_OK;
     if (r->n_passed) status = count_bytes(r, r->ratios[r->n_passed - 1], &all, &stays, err);
     if (status != KVB_OK) return status;
-    cJSON_AddNumberToObject(to, "promised_ratio", r->n_passed ? r->ratios[r->n_passed - 1] : NAN); // NaN becomes null
-    cJSON_AddNumberToObject(to, "bytes", r->n_passed ? all : NAN);
-    cJSON_AddNumberToObject(to, "bytes_saved", r->n_passed ? all - stays : NAN);
-    cJSON_AddNumberToObject(to, "texts_for_next_ratio", n ? n : NAN);
+    json_put(to, "promised_ratio %g bytes %g bytes_saved %g texts_for_next_ratio %g",
+             r->n_passed ? r->ratios[r->n_passed - 1] : NAN, r->n_passed ? all : NAN, r->n_passed ? all - stays : NAN,
+             n ? n : NAN); // NaN becomes null
     return KVB_OK;
 }
 
 kvb_status promise_report_fill(const promise_report *r, results *to, kvb_error *err)
 {
     cJSON *all = to->settings;
-    cJSON_AddStringToObject(all, "method", "learn then test, fixed sequence (arXiv 2110.01052)");
-    cJSON_AddStringToObject(all, "p_value", "betting");
-    cJSON_AddNumberToObject(all, "confidence", r->confidence);
-    cJSON_AddNumberToObject(all, "n_texts", r->task->n_texts);
-    cJSON_AddNumberToObject(all, "n_tokens", r->n_tokens);
-    cJSON_AddNumberToObject(all, "n_next", r->n_next);
-    cJSON_AddNumberToObject(all, "length", r->length);
+    json_put(all, "method %s p_value %s confidence %g n_texts %u n_tokens %u n_next %u length %u",
+             "learn then test, fixed sequence (arXiv 2110.01052)", "betting", r->confidence, r->task->n_texts,
+             r->n_tokens, r->n_next, r->length);
     kvb_status status = add_promise(r, all, err);
     for (uint32_t i = 0; i < r->task->n_ratios; i++)
         for (uint32_t c = 0; c < r->task->n_criteria; c++) add_row(r, to, c, i);
-    if (r->trial.draws) {
-        cJSON *check = cJSON_AddObjectToObject(all, "check");
-        cJSON_AddNumberToObject(check, "draws", r->trial.draws);
-        cJSON_AddNumberToObject(check, "broken", r->trial.broken);
-        cJSON_AddNumberToObject(check, "refused", r->trial.refused);
-        cJSON_AddNumberToObject(check, "mean_ratios_promised", r->trial.mean_passed);
-    }
     return status;
 }

@@ -15,7 +15,6 @@ typedef struct promise_report {
     uint32_t n_tokens, n_next, length; // of the texts; for which the memory is told
     promise_row *rows;                 // [n_criteria, n_ratios]
     uint32_t n_passed;
-    promise_trial trial; // draws 0: not wanted
 } promise_report;
 
 kvb_status promise_report_print(const promise_report *r, kvb_error *err);

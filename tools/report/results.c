@@ -1,6 +1,7 @@
 #include "tools/report/results.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
@@ -25,10 +26,8 @@ results results_begin(const char *command)
 {
     cJSON *root = cJSON_CreateObject(), *arguments;
     results r = {.document = root};
-    cJSON_AddStringToObject(root, "schema", RESULTS_SCHEMA);
-    cJSON_AddNumberToObject(root, "schema_version", RESULTS_VERSION);
-    cJSON_AddStringToObject(root, "tool_version", kvb_version());
-    cJSON_AddStringToObject(root, "command", command);
+    json_put(root, "schema %s schema_version %u tool_version %s command %s", RESULTS_SCHEMA, RESULTS_VERSION,
+             kvb_version(), command);
     arguments = cJSON_AddArrayToObject(root, "arguments");
     for (int i = 0; i < words.count; i++) cJSON_AddItemToArray(arguments, cJSON_CreateString(words.items[i]));
     r.inputs = cJSON_AddArrayToObject(root, "inputs");
@@ -55,9 +54,7 @@ static cJSON *append(cJSON *list)
 void results_input(results *r, const char *kind, const char *name, const char *sha256)
 {
     cJSON *item = append(r->inputs);
-    cJSON_AddStringToObject(item, "kind", kind);
-    cJSON_AddStringToObject(item, "name", name);
-    cJSON_AddStringToObject(item, "sha256", sha256);
+    json_put(item, "kind %s name %s sha256 %s", kind, name, sha256);
 }
 
 kvb_status results_file(results *r, const char *kind, const char *path, kvb_error *err)

@@ -1,5 +1,6 @@
 // What solve and validate print of tables and studies, as text, and add to their results.
 #include "tools/report/study_report.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
@@ -166,41 +167,26 @@ static void add_table_row(results *to, const study_table *t, uint32_t r)
 {
     const study_options *o = &t->options;
     cJSON *row = results_row(to);
-    cJSON_AddStringToObject(row, "metric", t->pairs.metric);
-    cJSON_AddNumberToObject(row, "ratio", o->ratios[r]);
-    cJSON_AddNumberToObject(row, "loss", t->loss[r]);
-    cJSON_AddNumberToObject(row, "lower_bound", t->bound[r]);
-    cJSON_AddNumberToObject(row, "lambda", t->lambda[r]);
-    cJSON_AddNumberToObject(row, "table_loss", t->table_loss[r]);
-    cJSON_AddNumberToObject(row, "table_bound", t->table_bound[r]); // NaN becomes null
-    cJSON_AddNumberToObject(row, "uniform_loss", t->uniform_loss[r]);
-    cJSON_AddNumberToObject(row, "effective_ratio", t->effective[r]);
-    cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(t, r, NULL));
-    cJSON_AddBoolToObject(row, "saturated", t->saturated[r]);
+    json_put(row, "metric %s ratio %g loss %g lower_bound %g lambda %g table_loss %g table_bound %g", t->pairs.metric,
+             o->ratios[r], t->loss[r], t->bound[r], t->lambda[r], t->table_loss[r],
+             t->table_bound[r]); // NaN becomes null
+    json_put(row, "uniform_loss %g effective_ratio %g unsure_heads %u saturated %d", t->uniform_loss[r],
+             t->effective[r], count_unsure(t, r, NULL), t->saturated[r]);
     if (!o->exact) return;
-    cJSON_AddNumberToObject(row, "greedy", t->greedy[r]);
-    cJSON_AddNumberToObject(row, "optimum", t->optimum[r]);
-    cJSON_AddBoolToObject(row, "proved", !t->unproved[r]);
+    json_put(row, "greedy %g optimum %g proved %d", t->greedy[r], t->optimum[r], !t->unproved[r]);
 }
 
 void add_table(results *to, const study_table *t)
 {
     const study_options *o = &t->options;
     cJSON *about = results_detail(to);
-    cJSON_AddStringToObject(about, "metric", t->pairs.metric);
-    cJSON_AddNumberToObject(about, "sink", t->pairs.about.sink);
-    cJSON_AddNumberToObject(about, "window", t->pairs.about.window);
-    cJSON_AddStringToObject(about, "scope", scope_name(o->scope));
-    cJSON_AddStringToObject(about, "aggregate", o->aggregate_name);
-    cJSON_AddNumberToObject(about, "shrink", o->shrink);
-    cJSON_AddNumberToObject(about, "min_keep", o->min_keep);
-    cJSON_AddStringToObject(about, "hull", hull_name(o->hull));
-    cJSON_AddStringToObject(about, "order", order_name(o->oracle_order));
+    json_put(about, "metric %s sink %u window %u scope %s aggregate %s shrink %g min_keep %g", t->pairs.metric,
+             t->pairs.about.sink, t->pairs.about.window, scope_name(o->scope), o->aggregate_name, o->shrink,
+             o->min_keep);
+    json_put(about, "hull %s order %s", hull_name(o->hull), order_name(o->oracle_order));
     if (o->exact) cJSON_AddStringToObject(about, "solver", "exact");
-    cJSON_AddNumberToObject(about, "n_contexts", t->pairs.n_contexts);
-    cJSON_AddNumberToObject(about, "n_questions", t->pairs.n_pairs);
-    cJSON_AddNumberToObject(about, "n_skipped", t->pairs.n_skipped);
-    cJSON_AddNumberToObject(about, "solve_seconds", t->solve_seconds);
+    json_put(about, "n_contexts %u n_questions %u n_skipped %u solve_seconds %g", t->pairs.n_contexts, t->pairs.n_pairs,
+             t->pairs.n_skipped, t->solve_seconds);
     for (uint32_t r = 0; r < o->n_rows; r++) add_table_row(to, t, r);
 }
 
@@ -254,15 +240,11 @@ void print_holdout(const holdout *h)
 void add_holdout(results *to, const holdout *h)
 {
     cJSON *about = results_detail(to);
-    cJSON_AddStringToObject(about, "metric", h->pairs.metric);
-    cJSON_AddNumberToObject(about, "n_texts", h->n_texts);
-    cJSON_AddNumberToObject(about, "n_questions", h->n_pairs);
+    json_put(about, "metric %s n_texts %u n_questions %u", h->pairs.metric, h->n_texts, h->n_pairs);
     for (int m = 0; m < N_METHODS; m++)
         for (uint32_t r = 0; r < ROWS; r++) {
             cJSON *row = results_row(to);
-            cJSON_AddStringToObject(row, "metric", h->pairs.metric);
-            cJSON_AddStringToObject(row, "allocator", holdout_methods[m]);
-            cJSON_AddNumberToObject(row, "ratio", h->options.ratios[r]);
+            json_put(row, "metric %s allocator %s ratio %g", h->pairs.metric, holdout_methods[m], h->options.ratios[r]);
             results_interval(row, "loss", h->mean[r][m]);
             results_interval(row, "change", h->ratio[r][m]);
         }
@@ -289,8 +271,7 @@ void print_ablation(const ablation *x)
 void add_ablation(results *to, const ablation *x)
 {
     cJSON *about = results_detail(to), *ways;
-    cJSON_AddStringToObject(about, "metric", x->pairs.metric);
-    cJSON_AddNumberToObject(about, "n_questions", x->pairs.n_pairs);
+    json_put(about, "metric %s n_questions %u", x->pairs.metric, x->pairs.n_pairs);
     cJSON_AddItemToObject(about, "ratios", cJSON_CreateDoubleArray(x->ratios, ABLATION_RATIOS));
     ways = cJSON_AddObjectToObject(about, "head_loss"); // per allocator [ratio][layer * KV heads + head]
     for (int w = 0; w < N_WAYS; w++) {
@@ -298,10 +279,8 @@ void add_ablation(results *to, const ablation *x)
         for (size_t r = 0; r < ABLATION_RATIOS; r++) {
             const double *loss = x->head_loss[w] + r * x->n_heads;
             cJSON *row = results_row(to);
-            cJSON_AddStringToObject(row, "metric", x->pairs.metric);
-            cJSON_AddStringToObject(row, "allocator", ablation_ways[w]);
-            cJSON_AddNumberToObject(row, "ratio", x->ratios[r]);
-            cJSON_AddNumberToObject(row, "loss", x->loss[w][r]);
+            json_put(row, "metric %s allocator %s ratio %g loss %g", x->pairs.metric, ablation_ways[w], x->ratios[r],
+                     x->loss[w][r]);
             cJSON_AddItemToArray(heads, cJSON_CreateDoubleArray(loss, (int)x->n_heads));
         }
     }
@@ -347,31 +326,20 @@ void print_validation(const validation *v)
 static void add_validation_row(results *to, const validation *v, uint32_t r)
 {
     cJSON *row = results_row(to);
-    cJSON_AddStringToObject(row, "metric", v->pairs.metric);
-    cJSON_AddNumberToObject(row, "ratio", v->options.ratios[r]);
-    cJSON_AddNumberToObject(row, "greedy", v->greedy[r]);
-    cJSON_AddNumberToObject(row, "optimum", v->optimum[r]);
-    cJSON_AddNumberToObject(row, "lower_bound", v->bound[r]);
-    cJSON_AddNumberToObject(row, "greedy_gap", v->greedy[r] - v->optimum[r]);
-    cJSON_AddNumberToObject(row, "bound_gap", v->optimum[r] - v->bound[r]);
-    cJSON_AddBoolToObject(row, "proved", v->unproved[r] == 0);
+    json_put(row, "metric %s ratio %g greedy %g optimum %g lower_bound %g greedy_gap %g", v->pairs.metric,
+             v->options.ratios[r], v->greedy[r], v->optimum[r], v->bound[r], v->greedy[r] - v->optimum[r]);
+    json_put(row, "bound_gap %g proved %d", v->optimum[r] - v->bound[r], v->unproved[r] == 0);
     if (v->table) cJSON_AddNumberToObject(row, "table_loss", v->table_loss[r]);
 }
 
 void add_validation(results *to, const validation *v)
 {
     cJSON *about = results_detail(to);
-    cJSON_AddStringToObject(about, "metric", v->pairs.metric);
-    cJSON_AddNumberToObject(about, "sink", v->pairs.about.sink);
-    cJSON_AddNumberToObject(about, "window", v->pairs.about.window);
-    cJSON_AddStringToObject(about, "scope", scope_name(v->options.scope));
-    cJSON_AddStringToObject(about, "aggregate", v->options.aggregate_name);
-    cJSON_AddNumberToObject(about, "n_contexts", v->pairs.n_contexts);
-    cJSON_AddNumberToObject(about, "n_questions", v->pairs.n_pairs);
-    cJSON_AddNumberToObject(about, "n_problems", v->n_problems);
-    cJSON_AddNumberToObject(about, "greedy_seconds", v->greedy_seconds);
-    cJSON_AddNumberToObject(about, "exact_seconds", v->exact_seconds);
-    cJSON_AddNumberToObject(about, "relaxations", (double)v->work);
+    json_put(about, "metric %s sink %u window %u scope %s aggregate %s n_contexts %u", v->pairs.metric,
+             v->pairs.about.sink, v->pairs.about.window, scope_name(v->options.scope), v->options.aggregate_name,
+             v->pairs.n_contexts);
+    json_put(about, "n_questions %u n_problems %u greedy_seconds %g exact_seconds %g relaxations %g", v->pairs.n_pairs,
+             v->n_problems, v->greedy_seconds, v->exact_seconds, (double)v->work);
     cJSON_AddBoolToObject(about, "constrained", v->options.limits != NULL);
     for (uint32_t r = 0; r < v->options.n_rows; r++) add_validation_row(to, v, r);
 }
@@ -381,12 +349,8 @@ void add_validation(results *to, const validation *v)
 static void add_check_row(results *to, const table_check *k, const kvb_row *row, uint32_t r, const char *fault)
 {
     cJSON *item = results_row(to);
-    cJSON_AddStringToObject(item, "metric", k->pairs.metric);
-    cJSON_AddNumberToObject(item, "ratio", row->ratio);
-    cJSON_AddNumberToObject(item, "lower_bound", row->lower_bound);
-    cJSON_AddNumberToObject(item, "proved_bound", k->bound[r]);
-    cJSON_AddNumberToObject(item, "loss", row->loss);
-    cJSON_AddNumberToObject(item, "table_loss", k->table_loss[r]);
+    json_put(item, "metric %s ratio %g lower_bound %g proved_bound %g loss %g table_loss %g", k->pairs.metric,
+             row->ratio, row->lower_bound, k->bound[r], row->loss, k->table_loss[r]);
     if (fault) cJSON_AddStringToObject(item, "fault", fault);
     else cJSON_AddNullToObject(item, "fault");
 }

@@ -51,10 +51,17 @@ case $BUILD in /*) KVBUDGET_LIBRARY=$BUILD/libkvbudget.so KVBUDGET_PROGRAM=$BUIL
 code=0
 (cd python && timeout 1500 "$python" -m pytest -q -rs --tb=short -p no:cacheprovider) 2>&1 | tee "$log" || code=$?
 
+# Types, as one test more. mypy is no pin of the environment, which would then be made anew, 6 GB of it.
+typed=0 mistyped=0
+if "$python" -m mypy --version >/dev/null 2>&1 || { [ -z "${KVBUDGET_PYTHON:-}" ] \
+    && timeout 120 "$python" -m pip --disable-pip-version-check install --quiet --retries 1 mypy==2.4.1; }; then
+    if (cd python && "$python" -m mypy --cache-dir "$CACHE/mypy"); then typed=1; else mistyped=1; fi
+fi
+
 count() { tail -n 1 "$log" | sed -n "s/.*[^0-9]\([0-9][0-9]*\) $1.*/\1/p; s/^\([0-9][0-9]*\) $1.*/\1/p" | head -n 1; }
 passed=$(count passed) failed=$(count failed) errors=$(count error)
-failed=$((${failed:-0} + ${errors:-0}))
+failed=$((${failed:-0} + ${errors:-0} + mistyped))
 [ "$code" = 0 ] || [ "$failed" -gt 0 ] || failed=1
 [ "${passed:-0}" -gt 0 ] || [ "$failed" -gt 0 ] || failed=1
-printf '%d passed, %d failed\n' "${passed:-0}" "$failed"
+printf '%d passed, %d failed\n' "$((${passed:-0} + typed))" "$failed"
 [ "$failed" = 0 ]

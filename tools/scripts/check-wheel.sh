@@ -65,8 +65,8 @@ block sh 2 >"$work/home/table.sh"
 { block python 1 && block python 2; } >"$work/home/use.py"
 
 # licence WHEEL EXPRESSION: what its metadata say; brings WHEEL PATTERN: whether a file of it has such a name.
-licence() { unzip -p "$1" '*/METADATA' | grep -qx "License-Expression: $2"; }
-brings() { unzip -Z1 "$1" | grep -Eq "$2"; }
+licence() { unzip -p "$1" '*/METADATA' | grep -x "License-Expression: $2"; }
+brings() { unzip -Z1 "$1" | grep -E "$2"; } # without -q, which would leave unzip to a broken pipe
 brings_not() { ! brings "$@"; }
 
 # library_alone: it opens a table in an environment that has NumPy and nothing else.
@@ -81,6 +81,7 @@ judge 'and has its text' brings "$WHEEL" 'licenses/GPL-3.txt'
 judge 'no library of S3, LDAP or Kerberos comes along' brings_not "$WHEEL" 'libs/lib(curl|ldap|krb5|gnutls|ssl)'
 judge 'the wheel of the library is Apache-2.0' licence "$LIBRARY_WHEEL" 'Apache-2.0'
 judge 'and brings cJSON alone' brings_not "$LIBRARY_WHEEL" 'libs/lib[^c]|libs/libc[^j]|bin/'
+judge 'and knows the metrics' brings "$LIBRARY_WHEEL" 'kvbudget/metrics.json'
 judge 'kvbudget --version' as_user kvbudget --version
 judge 'a GGUF becomes a table' as_user bash -e table.sh
 judge 'the table is used in transformers' reports_less

