@@ -71,9 +71,9 @@ static void check_budgets(const solved_case *s, int r)
     const solved_rows *x = &s->x;
     const loss_curves *c = &s->p.curves;
     const uint32_t *keep = x->keep + (size_t)r * x->n_heads, *greedy = s->p.allocation.keep + (size_t)r * x->n_heads;
-    uint32_t n = x->n_heads / x->n_groups;
+    uint32_t n = x->n_heads / s->p.allocation.n_groups;
     for (uint32_t h = 0; h < x->n_heads; h++) ck_assert(keep[h] >= c->floor && keep[h] <= c->shape.n_tokens);
-    for (uint32_t g = 0; g < x->n_groups; g++)
+    for (uint32_t g = 0; g < s->p.allocation.n_groups; g++)
         ck_assert_uint_eq(case_total(keep + g * n, n), case_total(greedy + g * n, n));
     ck_assert(fabs(certificate_loss(c, 0, x->n_heads, keep) - x->loss[r]) <= s->tolerance);
 }
@@ -100,10 +100,10 @@ static void check_bound(const solved_case *s, int r)
 static int check_rows(const solved_case *s, case_kind kind, bool feasible)
 {
     const solved_rows *x = &s->x;
-    uint32_t n = x->n_heads / x->n_groups;
+    uint32_t n = x->n_heads / s->p.allocation.n_groups;
     int better = 0;
     double optimum[TABLE_ROWS] = {0}, proved[TABLE_ROWS], near[TABLE_ROWS];
-    for (uint32_t g = 0; g < x->n_groups; g++) {
+    for (uint32_t g = 0; g < s->p.allocation.n_groups; g++) {
         double *judge = optima(&s->p.curves, g * n, n, NULL, NULL);
         for (int r = 0; r < TABLE_ROWS; r++)
             optimum[r] += judge[case_total(s->p.allocation.keep + (size_t)r * x->n_heads + g * n, n)];
@@ -111,7 +111,7 @@ static int check_rows(const solved_case *s, case_kind kind, bool feasible)
     }
     // From about where it is, or from far away.
     for (int r = 0; r < TABLE_ROWS; r++) near[r] = s->p.lambda[r] * s->p.curves.total * (kind % 2 ? 1 : 1e-9);
-    checker_rows(&s->p.curves, x->n_groups > 1, TABLE_ROWS, s->p.options.ratios, near, proved);
+    checker_rows(&s->p.curves, s->p.allocation.n_groups > 1, TABLE_ROWS, s->p.options.ratios, near, proved);
     for (int r = 0; r < TABLE_ROWS; r++) {
         ck_assert_uint_eq(x->proved[r], 1);
         check_budgets(s, r);
@@ -345,6 +345,10 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
         losses[r] = x.loss[r];
     }
     solved_rows_free(&rows);
+    rows = solved_rows_make(2, 3);
+    ck_assert(rows.n_rows == 2 && rows.keep[5] == 0 && rows.loss[1] == 0 && rows.proved[1] == 0);
+    solved_rows_free(&rows);
+    ck_assert_ptr_null(rows.keep);
     kvb_limits_free(&limits);
     solved_rows_free(&x);
     problem_free(&p);
