@@ -79,6 +79,13 @@ expect 0 'solve without curves' solve run.h5 --metric keydiff
 says 'says what is minimised and what there is beyond' 'importance .*profile --curves' err
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
 
+cp nats.h5 grown.h5
+expect 0 'a metric is added without curves' profile tiny.gguf --add -o grown.h5 --metric knorm
+says 'says what that costs' 'has curves, and what is added gets none: give --curves' err
+fails 'solve says how they are added' 'profile --add -m METRIC --curves' solve grown.h5 --metric knorm --loss output
+expect 0 'a new one with them' profile tiny.gguf --add -o grown.h5 --metric tova --curves --quiet
+expect 0 'both can be solved' solve grown.h5 --metric knorm --metric tova --loss output --quiet
+
 # ---- budgets
 expect 0 'budgets' budgets keydiff.safetensors --ratio 0.5 --tokens 1000
 expect 0 'budgets --json' budgets keydiff.safetensors --ratio 0.5 --tokens 1000 --json

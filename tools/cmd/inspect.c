@@ -282,8 +282,8 @@ const cli_command cmd_inspect = {
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
-        "metrics, questions, and where it has curves the gain and predicted loss of each layer; for a table its "
-        "metadata and the rows at 50, 80 and 90 %, or all\n"
+        "metrics, questions, and where it has curves the gain and predicted loss of each layer;\n"
+        "for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
         "keeps); for a learned ranking its features and how much they weigh;\n"
         "for a .npy its type, shape and range; for "
