@@ -331,7 +331,14 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, s->statistics, true};
+        session_plan plan = {s->o.n_tokens,
+                             s->o.n_next,
+                             rows_of(s, batch),
+                             metrics,
+                             n_metrics,
+                             s->statistics,
+                             true,
+                             method_needs_attention(&s->methods)};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
@@ -357,13 +364,10 @@ typedef struct summary_rows {
 static summary_rows rows_open(const sweep *s)
 {
     size_t n = s->n_texts;
-    summary_rows r = {need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n, sizeof(double *), "texts"),
-                      need(n * s->o.n_next, sizeof(double), "agreements"),
-                      need(n, sizeof(uint32_t), "texts"),
-                      need(n, sizeof(uint32_t), "texts")};
+    const double **lists = need(4 * n, sizeof *lists, "texts");
+    uint32_t *counts = need(2 * n, sizeof *counts, "texts");
+    double *agreements = need(n * s->o.n_next, sizeof *agreements, "agreements");
+    summary_rows r = {lists, lists + n, lists + 2 * n, lists + 3 * n, agreements, counts, counts + n};
     for (uint32_t t = 0; t < n; t++) {
         r.n[t] = s->o.n_next;
         r.n_less[t] = s->o.n_next - 1;
@@ -373,13 +377,9 @@ static summary_rows rows_open(const sweep *s)
 
 static void rows_free(summary_rows *r)
 {
-    free(r->kl);
-    free(r->nll);
-    free(r->agree);
-    free(r->other);
+    free(r->kl); // the first of its list
     free(r->agreements);
     free(r->n);
-    free(r->n_less);
 }
 
 static bool is_uniform(const allocator *a)

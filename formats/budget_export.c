@@ -15,14 +15,11 @@
 static void add_provenance(cJSON *to, const budget_export *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    cJSON_AddStringToObject(to, "table", b->table_path);
-    cJSON_AddStringToObject(to, "metric", info->metric);
-    cJSON_AddStringToObject(to, "model_id", info->model_id);
-    cJSON_AddStringToObject(to, "model_sha256", info->model_sha256);
+    json_put(to, "table %s metric %s model_id %s model_sha256 %s", b->table_path, info->metric, info->model_id,
+             info->model_sha256);
     json_add_exact(to, "ratio", b->ratio);
-    cJSON_AddNumberToObject(to, "n_tokens", b->n_tokens);
-    cJSON_AddNumberToObject(to, "block", b->block ? b->block : 1);
-    cJSON_AddNumberToObject(to, "budgets_version", kvb_budgets_version());
+    json_put(to, "n_tokens %u block %u budgets_version %u", b->n_tokens, b->block ? b->block : 1,
+             kvb_budgets_version());
 }
 
 static kvb_status write_json_in(const char *folder, const char *name, const cJSON *value, kvb_error *err)
@@ -58,9 +55,7 @@ static cJSON *duo_config(const budget_export *b)
     double recent = fmax(fmax(rint(mean) - info->sink, info->window), 1);
     double kept = (heads - n_streaming) * b->n_tokens + n_streaming * fmin(info->sink + recent, b->n_tokens);
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "model_name", info->model_id);
-    cJSON_AddNumberToObject(o, "sink_size", info->sink);
-    cJSON_AddNumberToObject(o, "recent_size", recent);
+    json_put(o, "model_name %s sink_size %u recent_size %g", info->model_id, info->sink, recent);
     json_add_exact(o, "head_compression_ratio", n_streaming / heads);
     json_add_exact(o, "effective_ratio", 1 - kept / (heads * b->n_tokens));
     add_provenance(cJSON_AddObjectToObject(o, "kvbudget"), b);

@@ -153,8 +153,7 @@ static kvb_status export_question(exporter *e, size_t i, const record_context_in
     if (status != KVB_OK) return status;
     cJSON *entry = cJSON_CreateObject();
     cJSON_AddItemToArray(list, entry);
-    cJSON_AddNumberToObject(entry, "number", q->number);
-    cJSON_AddNumberToObject(entry, "n_queries", q->n_queries);
+    json_put(entry, "number %u n_queries %u", q->number, q->n_queries);
     return KVB_OK;
 }
 
@@ -182,10 +181,7 @@ static kvb_status write_side_file(exporter *e, kvb_error *err)
 {
     record_shape s = record_get_shape(e->r);
     cJSON *side = cJSON_CreateObject();
-    cJSON_AddStringToObject(side, "format", LUKV_SIDE_FORMAT);
-    cJSON_AddNumberToObject(side, "format_version", 1);
-    cJSON_AddNumberToObject(side, "n_heads", s.n_heads);
-    cJSON_AddNumberToObject(side, "head_dim", s.head_dim);
+    json_put(side, "format %s format_version %u n_heads %u head_dim %u", LUKV_SIDE_FORMAT, 1, s.n_heads, s.head_dim);
     cJSON *attributes = cJSON_AddObjectToObject(side, "attributes");
     const cJSON *a;
     cJSON_ArrayForEach(a, record_attributes(e->r))
@@ -636,8 +632,7 @@ static void add_protected(cJSON *into, const importer *in)
             if (cJSON_HasObjectItem(all, metric)) continue;
             if (in->options->protect) in->options->protect(metric, &sink, &window);
             cJSON *one = cJSON_AddObjectToObject(all, metric);
-            cJSON_AddNumberToObject(one, "protect_sink", sink);
-            cJSON_AddNumberToObject(one, "protect_window", window);
+            json_put(one, "protect_sink %u protect_window %u", sink, window);
         }
     }
     char *text = cJSON_PrintUnformatted(all);

@@ -140,15 +140,10 @@ static cJSON *make_sidecar(const table_content *t, const char *npy_path, const c
     char *call = call_text(press), *load = table_kvpress_code(name, t->metadata, press),
          *warning = table_kvpress_warning(t, press);
     cJSON *sidecar = cJSON_CreateObject();
-    cJSON_AddStringToObject(sidecar, "format", SIDECAR_FORMAT);
-    cJSON_AddStringToObject(sidecar, "format_version", "1");
-    cJSON_AddStringToObject(sidecar, "npy", name);
-    cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256);
+    json_put(sidecar, "format %s format_version %s npy %s npy_sha256 %s", SIDECAR_FORMAT, "1", name, npy_sha256);
     cJSON_AddItemToObject(sidecar, "metadata", cJSON_Duplicate(t->metadata, 1));
     cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
-    cJSON_AddStringToObject(kvpress, "version", "0.5.5");
-    cJSON_AddStringToObject(kvpress, "press", call);
-    cJSON_AddStringToObject(kvpress, "load", load);
+    json_put(kvpress, "version %s press %s load %s", "0.5.5", call, load);
     if (*warning) cJSON_AddStringToObject(kvpress, "warning", warning);
     free(call);
     free(load);

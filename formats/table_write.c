@@ -1,5 +1,6 @@
 #include "formats/table_write.h"
 #include "formats/atomic_file.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -141,9 +142,7 @@ kvb_status rank_write(const char *path, const rank_content *r, const cJSON *meta
     kvb_ranking *back = NULL;
     const tensor_entry weights = rank_tensor(r);
     cJSON *all = cJSON_Duplicate(metadata, 1);
-    cJSON_AddStringToObject(all, "format", "kvbudget-rank");
-    cJSON_AddStringToObject(all, "format_version", "1");
-    cJSON_AddStringToObject(all, "ranking", r->about);
+    json_put(all, "format %s format_version %s ranking %s", "kvbudget-rank", "1", r->about);
     unsigned char *bytes = make_file(&size, &weights, 1, all);
     kvb_status status = kvb_ranking_open_memory(&back, bytes, size, path, err);
     kvb_ranking_close(back);

@@ -1,6 +1,7 @@
 #include "profiler/metric/query_statistics.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/linalg.h"
@@ -128,9 +129,7 @@ static char *make_header(const query_statistics *s, uint64_t texts, uint64_t que
     snprintf(numbers[0], sizeof numbers[0], "%llu", (unsigned long long)texts);
     snprintf(numbers[1], sizeof numbers[1], "%llu", (unsigned long long)queries);
     cJSON *header = cJSON_CreateObject(), *about = cJSON_AddObjectToObject(header, "__metadata__");
-    cJSON_AddStringToObject(about, "format", "kvbudget-query-statistics");
-    cJSON_AddStringToObject(about, "texts", numbers[0]);
-    cJSON_AddStringToObject(about, "queries", numbers[1]);
+    json_put(about, "format %s texts %s queries %s", "kvbudget-query-statistics", numbers[0], numbers[1]);
     if (s->model_sha256[0]) cJSON_AddStringToObject(about, "model_sha256", s->model_sha256);
     describe_tensor(header, "query_mean", shape, 3, 0, means);
     describe_tensor(header, "query_cov", shape, 4, means, means + means * s->head_dim);

@@ -33,34 +33,23 @@ class MismatchError(KVBudgetError):
         super().__init__(message, status)
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Error(c.Structure):
     _fields_ = [("status", c.c_int), ("message", c.c_char * 512)]
 
 
 class Info(c.Structure):
     _fields_ = [
-        *((name, c.c_uint32) for name in ("n_rows", "n_layers", "n_heads", "n_kv_heads", "head_dim", "sink", "window")),
-        *(
-            (name, c.c_char_p)
-            for name in (
-                "metric",
-                "metric_parameters",
-                "architecture",
-                "model_id",
-                "model_sha256",
-                "tokenizer_sha256",
-                "scope",
-                "aggregate",
-                "hull",
-            )
-        ),
+        *_fields(c.c_uint32, "n_rows n_layers n_heads n_kv_heads head_dim sink window"),
+        *_fields(c.c_char_p, "metric metric_parameters architecture model_id model_sha256 tokenizer_sha256"),
+        *_fields(c.c_char_p, "scope aggregate hull"),
         ("max_prune", c.c_double),
         ("calibration_tokens", c.POINTER(c.c_uint32)),
-        *(
-            (name, c.c_uint32)
-            for name in ("n_calibration_tokens", "n_contexts", "n_questions", "n_queries_min", "n_queries_max")
-        ),
-        *((name, c.c_char_p) for name in ("calibration_sha256", "record_sha256", "tool_version")),
+        *_fields(c.c_uint32, "n_calibration_tokens n_contexts n_questions n_queries_min n_queries_max"),
+        *_fields(c.c_char_p, "calibration_sha256 record_sha256 tool_version"),
         ("bounded", c.POINTER(c.c_uint8)),
         ("n_budgeted", c.c_uint32),
     ]
@@ -68,25 +57,20 @@ class Info(c.Structure):
 
 class Row(c.Structure):
     _fields_ = [
-        *(
-            (name, c.c_double)
-            for name in ("ratio", "effective_ratio", "loss", "lower_bound", "multiplier", "table_loss")
-        ),
+        *_fields(c.c_double, "ratio effective_ratio loss lower_bound multiplier table_loss"),
         ("saturated", c.c_int),
-        ("prune_ratio", c.POINTER(c.c_double)),
-        ("std", c.POINTER(c.c_double)),
+        *_fields(c.POINTER(c.c_double), "prune_ratio std"),
     ]
 
 
 class RankingInfo(c.Structure):
     _fields_ = [
         ("name", c.c_char_p),
-        *((name, c.c_uint32) for name in ("n_layers", "n_kv_heads", "n_features", "n_columns")),
+        *_fields(c.c_uint32, "n_layers n_kv_heads n_features n_columns"),
         ("metrics", c.POINTER(c.c_char_p)),
         ("logarithm", c.POINTER(c.c_int)),
         ("sink", c.c_uint32),
-        ("model_sha256", c.c_char_p),
-        ("about", c.c_char_p),
+        *_fields(c.c_char_p, "model_sha256 about"),
         ("weights", c.POINTER(c.c_double)),
         ("layer_mean", c.c_int),
     ]
@@ -94,12 +78,10 @@ class RankingInfo(c.Structure):
 
 class Expectation(c.Structure):
     _fields_ = [
-        *((name, c.c_uint32) for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim")),
-        ("model_sha256", c.c_char_p),
-        ("metric", c.c_char_p),
+        *_fields(c.c_uint32, "n_layers n_heads n_kv_heads head_dim"),
+        *_fields(c.c_char_p, "model_sha256 metric"),
         ("has_protection", c.c_int),
-        ("sink", c.c_uint32),
-        ("window", c.c_uint32),
+        *_fields(c.c_uint32, "sink window"),
     ]
 
 
@@ -134,10 +116,9 @@ class Options(c.Structure):
 
 class Summary(c.Structure):
     _fields_ = [
-        ("requested_ratio", c.c_double),
-        ("effective_ratio", c.c_double),
+        *_fields(c.c_double, "requested_ratio effective_ratio"),
         ("total", c.c_uint64),
-        *((name, c.c_uint32) for name in ("keep_min", "keep_max", "heads_below_protected", "row_below", "row_above")),
+        *_fields(c.c_uint32, "keep_min keep_max heads_below_protected row_below row_above"),
         ("weight", c.c_double),
         ("warnings", c.c_uint),
     ]

@@ -87,7 +87,9 @@ class Learned(Metric):
     @property
     def once(self) -> str:
         if self.table.ranking.layer_mean:
-            return "ranks by the mean of its layer's heads, which once cut hold different tokens; `kvbudget learn --own`"
+            return (
+                "ranks by the mean of its layer's heads, which once cut hold different tokens; `kvbudget learn --own`"
+            )
         return next((f"is made of {f.name}, which {f.once}" for f in self.features if f.once), "")
 
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
@@ -194,7 +196,8 @@ def parse(text: str) -> Metric:
     base = base if base in _known() else f"{base}:kvpress"
     if base not in _known():
         raise KVBudgetError(
-            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_known())}, or a ScorerPress of kvpress"
+            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_known())}, or a ScorerPress of "
+            "kvpress"
         )
     defaults = rows()[base]["parameters"]
     if not given.keys() <= defaults.keys():

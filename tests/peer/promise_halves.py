@@ -2,8 +2,8 @@
 
 usage: promise_halves.py RESULTS.json [--draws 200]     RESULTS.json: what `recommend --json` printed
 
-The rule is written anew here: p-values by betting with stakes of 1, 1/2, 1/4 and 1/8 (arXiv 2010.09686), tested from low
-to high ratios. Fails if more promises are broken than the confidence allows.
+The rule is written anew here: p-values by betting with stakes of 1, 1/2, 1/4 and 1/8 (arXiv 2010.09686), tested from
+low to high ratios. Fails if more promises are broken than the confidence allows.
 """
 
 import argparse

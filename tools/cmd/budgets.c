@@ -1,4 +1,5 @@
 // kvbudget budgets: what an engine would get from a table, as text or JSON.
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/limits.h"
 #include "tools/cli.h"
@@ -186,12 +187,8 @@ static void add_heads(results *to, const budgets_command *b)
         cJSON_AddItemToArray(layers, heads);
         for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
             cJSON *row = results_row(to);
-            cJSON_AddStringToObject(row, "metric", info->metric);
-            cJSON_AddNumberToObject(row, "ratio", b->ratio);
-            cJSON_AddNumberToObject(row, "n_tokens", b->n_tokens);
-            cJSON_AddNumberToObject(row, "layer", l);
-            cJSON_AddNumberToObject(row, "kv_head", g);
-            cJSON_AddNumberToObject(row, "kept", *keep);
+            json_put(row, "metric %s ratio %g n_tokens %u layer %u kv_head %u kept %u", info->metric, b->ratio,
+                     b->n_tokens, l, g, *keep);
             cJSON_AddItemToArray(heads, cJSON_CreateNumber(*keep));
         }
     }
@@ -201,20 +198,10 @@ static void add_settings(cJSON *to, const budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
     cJSON *warnings = cJSON_AddArrayToObject(to, "warnings");
-    cJSON_AddStringToObject(to, "metric", info->metric);
-    cJSON_AddNumberToObject(to, "n_layers", info->n_layers);
-    cJSON_AddNumberToObject(to, "n_kv_heads", info->n_kv_heads);
-    cJSON_AddNumberToObject(to, "sink", info->sink);
-    cJSON_AddNumberToObject(to, "window", info->window);
-    cJSON_AddNumberToObject(to, "ratio", b->ratio);
-    cJSON_AddNumberToObject(to, "row", row_percent(b));
-    cJSON_AddNumberToObject(to, "n_tokens", b->n_tokens);
-    cJSON_AddBoolToObject(to, "strict", b->options.strict);
-    cJSON_AddNumberToObject(to, "block", b->page);
-    cJSON_AddNumberToObject(to, "budgets_version", kvb_budgets_version());
-    cJSON_AddNumberToObject(to, "keep_min", b->sum.keep_min);
-    cJSON_AddNumberToObject(to, "keep_max", b->sum.keep_max);
-    cJSON_AddNumberToObject(to, "total", (double)b->sum.total);
+    json_put(to, "metric %s n_layers %u n_kv_heads %u sink %u window %u ratio %g row %g n_tokens %u", info->metric,
+             info->n_layers, info->n_kv_heads, info->sink, info->window, b->ratio, row_percent(b), b->n_tokens);
+    json_put(to, "strict %d block %u budgets_version %u keep_min %u keep_max %u total %g", b->options.strict, b->page,
+             kvb_budgets_version(), b->sum.keep_min, b->sum.keep_max, (double)b->sum.total);
     cJSON_AddNumberToObject(to, "effective_ratio", b->sum.effective_ratio);
     for (size_t i = 0; i < b->n_warnings; ++i) {
         cJSON_AddItemToArray(warnings, cJSON_CreateString(b->warnings[i]));

@@ -2,6 +2,7 @@
 // printer shows every document as text.
 #include "formats/calib.h"
 #include "formats/file_read.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/record.h"
@@ -24,10 +25,7 @@ static void add_question(cJSON *list, const record_question_info *q)
 {
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(list, one);
-    cJSON_AddNumberToObject(one, "number", q->number);
-    cJSON_AddNumberToObject(one, "n_queries", q->n_queries);
-    cJSON_AddNumberToObject(one, "n_suffix", q->n_suffix);
-    cJSON_AddNumberToObject(one, "n_answer", q->n_answer);
+    json_put(one, "number %u n_queries %u n_suffix %u n_answer %u", q->number, q->n_queries, q->n_suffix, q->n_answer);
 }
 
 static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
@@ -36,19 +34,15 @@ static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
     kvb_status status = record_open(&r, path, err);
     if (status != KVB_OK) return status;
     record_shape s = record_get_shape(r);
-    cJSON_AddNumberToObject(doc, "format_version", RECORD_FORMAT_VERSION);
-    cJSON_AddNumberToObject(doc, "n_layers", s.n_layers);
-    cJSON_AddNumberToObject(doc, "n_heads", s.n_heads);
-    cJSON_AddNumberToObject(doc, "n_kv_heads", s.n_kv_heads);
-    cJSON_AddNumberToObject(doc, "head_dim", s.head_dim);
+    json_put(doc, "format_version %u n_layers %u n_heads %u n_kv_heads %u head_dim %u", RECORD_FORMAT_VERSION,
+             s.n_layers, s.n_heads, s.n_kv_heads, s.head_dim);
     cJSON_AddItemToObject(doc, "attributes", cJSON_Duplicate(record_attributes(r), 1));
     cJSON *contexts = cJSON_AddArrayToObject(doc, "contexts");
     for (size_t i = 0; i < record_context_count(r); i++) {
         const record_context_info *c = record_context(r, i);
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(contexts, one);
-        cJSON_AddStringToObject(one, "id", c->id);
-        cJSON_AddNumberToObject(one, "n_tokens", c->n_tokens);
+        json_put(one, "id %s n_tokens %u", c->id, c->n_tokens);
         cJSON_AddItemToObject(one, "metrics", cJSON_CreateStringArray(c->metrics, (int)c->n_metrics));
         cJSON *questions = cJSON_AddArrayToObject(one, "questions");
         for (uint32_t q = 0; q < c->n_questions; q++) add_question(questions, &c->questions[q]);
@@ -66,12 +60,8 @@ static kvb_status add_row(cJSON *rows, const kvb_table *table, uint32_t index, k
     const char *unknown = kvb_table_metadata(table, "unknown");
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(rows, one);
-    cJSON_AddNumberToObject(one, "ratio", row.ratio);
-    cJSON_AddNumberToObject(one, "effective_ratio", row.effective_ratio);
-    cJSON_AddNumberToObject(one, "loss", row.loss);
-    cJSON_AddNumberToObject(one, "lower_bound", row.lower_bound);
-    cJSON_AddNumberToObject(one, "table_loss", row.table_loss);
-    cJSON_AddNumberToObject(one, "lambda", row.lambda);
+    json_put(one, "ratio %g effective_ratio %g loss %g lower_bound %g table_loss %g lambda %g", row.ratio,
+             row.effective_ratio, row.loss, row.lower_bound, row.table_loss, row.lambda);
     if (!unknown || !strstr(unknown, "std"))
         cJSON_AddNumberToObject(one, "unsure_heads",
                                 flag_heads(row.prune_ratio, row.std, info->n_layers * info->n_kv_heads, NULL));
@@ -114,9 +104,7 @@ static kvb_status add_statistics(cJSON *doc, const npy_array *a, const char *pat
         if (values[i] > most) most = values[i];
     }
     if (finite > 0) {
-        cJSON_AddNumberToObject(doc, "min", least);
-        cJSON_AddNumberToObject(doc, "max", most);
-        cJSON_AddNumberToObject(doc, "mean", sum / (double)finite);
+        json_put(doc, "min %g max %g mean %g", least, most, sum / (double)finite);
     }
     cJSON_AddNumberToObject(doc, "not_finite", (double)(a->count - finite));
     free(values);
@@ -157,9 +145,8 @@ static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *p
         cJSON_AddStringToObject(one, "id", c->sample_id);
         if (c->context) cJSON_AddNumberToObject(one, "characters", count_characters(c->context));
         else cJSON_AddNumberToObject(one, "tokens", (double)c->n_context_ids);
-        cJSON_AddNumberToObject(one, "questions", (double)c->n_questions);
-        cJSON_AddNumberToObject(one, "answers", (double)answers);
-        cJSON_AddStringToObject(one, "answer_prefix", c->answer_prefix);
+        json_put(one, "questions %g answers %g answer_prefix %s", (double)c->n_questions, (double)answers,
+                 c->answer_prefix);
     }
     calib_free(&file);
     return KVB_OK;

@@ -1,5 +1,6 @@
 // kvbudget recommend: the highest ratio of a table whose damage can be promised to stay below a limit.
 #include "evaluator/damage.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/promise.h"
@@ -139,9 +140,8 @@ static kvb_status give_results(const recommend_command *c, const promise_report 
     const eval_inputs *in = &c->e.in;
     results_input(&found, "model", in->m->config.name, in->m->sha256);
     for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
-    cJSON_AddStringToObject(found.settings, "table", c->e.with.columns[0].how->identity);
-    cJSON_AddStringToObject(found.settings, "backend", in->device->name);
-    cJSON_AddStringToObject(found.settings, "compute", in->device->compute);
+    json_put(found.settings, "table %s backend %s compute %s", c->e.with.columns[0].how->identity, in->device->name,
+             in->device->compute);
     kvb_status status = promise_report_fill(r, &found, err);
     if (status == KVB_OK) status = results_give(&found, c->e.out.json, c->e.out.csv, err);
     results_free(&found);

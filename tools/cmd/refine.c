@@ -1,5 +1,6 @@
 // kvbudget refine: budgets improved on measured damage.
 #include "evaluator/refine_bench.h"
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
@@ -197,13 +198,8 @@ static cJSON *describe_search(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
-    cJSON_AddStringToObject(all, "from", c->table_sha256);
-    cJSON_AddNumberToObject(all, "start_texts", c->n_start);
-    cJSON_AddNumberToObject(all, "seed", (double)c->e.seed);
-    cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations);
-    cJSON_AddNumberToObject(all, "rounds", c->best.rounds);
-    cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens);
-    cJSON_AddNumberToObject(all, "n_next", b->plan.n_next);
+    json_put(all, "from %s start_texts %u seed %g evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256,
+             c->n_start, (double)c->e.seed, c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
     add_numbers(all, "ratios", b->knots, b->n_knots);
     for (int s = 0; s < SET_COUNT; s++) describe_set(c, (refine_set)s, all);
@@ -241,16 +237,12 @@ static void add_rows(const refine_command *c, results *to)
             const double *before = mean_kl(c, s, false), *after = mean_kl(c, s, true);
             interval left = share_left(c, s, k);
             cJSON *o = results_row(to);
-            cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
-            cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
-            cJSON_AddNumberToObject(o, "kl_before", before[k]);
-            cJSON_AddNumberToObject(o, "kl", after[k]);
+            json_put(o, "set %s ratio %g kl_before %g kl %g", SET_NAMES[s], c->bench.knots[k], before[k], after[k]);
             results_interval(o, "kl_left", left);
             size_t n = c->bench.n_members[s], K = c->bench.n_knots;
             const double *texts = c->kl[s] + 2 * K + k * n;
             cJSON *d = results_detail(to);
-            cJSON_AddStringToObject(d, "set", SET_NAMES[s]);
-            cJSON_AddNumberToObject(d, "ratio", c->bench.knots[k]);
+            json_put(d, "set %s ratio %g", SET_NAMES[s], c->bench.knots[k]);
             cJSON_AddItemToObject(d, "kl_before", cJSON_CreateDoubleArray(texts, (int)n));
             cJSON_AddItemToObject(d, "kl", cJSON_CreateDoubleArray(texts + K * n, (int)n));
         }
