@@ -423,7 +423,8 @@ class Run:
         del state.observed[layer.index]
         state.sizes[layer.index] = self._put(cache, layer, kept, seen)  # the full layer is freed: the peak is one layer
         if self._refit:
-            state.refitted[layer.index] = refit.refit(layer, keys, values, cache.layers[layer.index])
+            ragged: Any = cache.layers[layer.index]
+            state.refitted[layer.index] = refit.refit(layer, keys, values, ragged)
 
     def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> Size:
         full: Any = cache.layers[layer.index]

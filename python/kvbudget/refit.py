@@ -47,10 +47,11 @@ def gather(known: References | None, layer: AttentionLayer, step: Step, first: i
     """Takes the next tokens' queries in; the first of them is the sequence's token ``first``."""
     stride = known.stride if known else STRIDE
     begin = max(FIRST - first, (FIRST - first) % stride)
-    q, last = step.query[:, begin::stride].float(), None
+    q = step.query[:, begin::stride].float()
+    last: tuple[Tensor, Tensor] | None = None
     if layer.turns() and step.rope is not None:
         cos, sin = (x[begin::stride].float() for x in step.rope)
-        last = tuple(x[-1].float() for x in step.rope)
+        last = step.rope[0][-1].float(), step.rope[1][-1].float()
         if q.shape[1]:
             q = layer.turn(q, cos, -sin) / (cos * cos + sin * sin).mean()  # YaRN's angles are scaled
     rows = torch.cat([known.rows, q], 1) if known else q
@@ -114,14 +115,13 @@ class Head:
     def _attend(self) -> tuple[Tensor, Tensor]:
         """Outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time."""
         keys, values, outputs, masses = self.keys.float(), self.values.float(), [], []
-        rows, at = max(1, MOST_NUMBERS // len(keys)), 0
-        for q in self.queries.split(rows):
-            logits = self._logits(q, keys)
-            sinks = [] if self.sinks is None else [self.sinks[at : at + len(q)]]
+        step = max(1, MOST_NUMBERS // len(keys))
+        for at in range(0, len(self.queries), step):
+            logits = self._logits(self.queries[at : at + step], keys)
+            sinks = [] if self.sinks is None else [self.sinks[at : at + step]]
             mass = torch.cat([logits, *sinks], 1).logsumexp(-1, keepdim=True)
             outputs.append((logits - mass).exp() @ values)
             masses.append(mass)
-            at += len(q)
         return torch.cat(outputs), torch.cat(masses)
 
     def _logits(self, queries: Tensor, keys: Tensor) -> Tensor:
