@@ -201,4 +201,23 @@ misused 'an unknown backend' "there is no 'gpu9'" eval tiny.gguf text0.txt --bac
 # shellcheck disable=SC2086
 fails 'two tables of one name' 'give tables names' eval tiny.gguf keydiff.safetensors keydiff.safetensors text0.txt \
     $SIZE
+# ---- refitted caches: cells of their own, so that a log serves both
+# shellcheck disable=SC2086
+expect 0 'eval without --refit' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 -a uniform -o bare -q
+cp bare.cells refitted.cells
+# shellcheck disable=SC2086
+expect 0 'eval --refit goes on from a log of bare caches' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 \
+    -a uniform --refit -o refitted
+says 'and measures all runs again' '^4 runs in .*; refitting ' err
+json 'the CSV and the JSON tell refitted from bare' refitted.json 'all(r["refit"] > 0 for r in j["rows"])'
+json 'and bare from refitted' bare.json 'all(r["refit"] == 0 for r in j["rows"])'
+holds 'what is cut changes, and what is whole does not' <<'EOP'
+import json
+bare, refitted = (json.load(open(f"{name}.json"))["rows"] for name in ("bare", "refitted"))
+for a, b in zip(bare, refitted):
+    assert a["cache_bytes"] == b["cache_bytes"] and a["loss"] == b["loss"], (a, b)
+    assert (a["kl"] == b["kl"]) == (a["ratio"] == 0), (a, b)
+EOP
+# shellcheck disable=SC2086
+misused 'policies are not refitted' 'policies evict at every step' eval tiny.gguf text0.txt $SIZE -p tova --refit
 end

@@ -1,5 +1,6 @@
 // Tables that minimise what eviction does to the model's output: curves and gains written by hand, the budgets that
 // follow from them, and rivals that lose less on texts that a table has not seen.
+#include "study/layer_losses.h"
 #include "study/output_loss.h"
 #include "study/table.h"
 #include "study/versus.h"
@@ -90,6 +91,29 @@ START_TEST(test_curves_are_lines_between_the_levels)
 }
 END_TEST
 
+// Half of the tokens, and what the heads' own shares leave: straight lines, times the gain.
+START_TEST(test_layers_have_gains_and_losses)
+{
+    layer_losses l;
+    const double even[2] = {0.5, 0.75}, pruned[2] = {0, 0.5};
+    const char *path = make("layers.h5", STEEP, STEEP, 0);
+    double g = cbrt(2.0 * 4 * 6);
+    help_ok(layer_losses_read(&l, path, "keydiff", even, NULL, 2, err));
+    ck_assert_uint_eq(l.n_layers, 1);
+    ck_near(l.layer[0], 0);
+    ck_near(l.gain[0], g);
+    ck_assert_double_eq_tol(l.loss[0], g * 9 * 0.5, 1e-5);
+    ck_assert_double_eq_tol(l.loss[1], g * 9 * 0.75, 1e-5);
+    layer_losses_free(&l);
+    help_ok(layer_losses_read(&l, path, "keydiff", NULL, pruned, 1, err));
+    ck_assert_double_eq_tol(l.loss[0], g * 0.5, 1e-5);
+    layer_losses_free(&l);
+    help_fails(layer_losses_read(&l, make("half.h5", STEEP, NULL, 0), "keydiff", even, NULL, 2, err), KVB_MISMATCH,
+               "has no curves");
+    layer_losses_free(&l);
+}
+END_TEST
+
 // The head whose output matters eight times as much keeps what it can; the prediction is in nats, and what the table
 // says of its loss is found again when it is read.
 START_TEST(test_budgets_follow_the_output)
@@ -172,6 +196,7 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, test_gains_are_geometric_means);
     tcase_add_test(tc, test_curves_are_lines_between_the_levels);
+    tcase_add_test(tc, test_layers_have_gains_and_losses);
     tcase_add_test(tc, test_budgets_follow_the_output);
     tcase_add_test(tc, test_rivals_are_taken);
     tcase_add_test(tc, test_a_curve_may_rise);
