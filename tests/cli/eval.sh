@@ -62,6 +62,23 @@ says 'and what to do' 'Profile texts of this kind and length and solve again, or
 expect 0 'eval of it on two texts' eval tiny.gguf loses.safetensors text0.txt text1.txt $SIZE -r 0.1 -a uniform -q
 says 'two texts do not tell' 'on these texts, or too few were judged to tell\.'
 
+# ---- a table in nats: the KL that it predicts beside the one that is measured
+expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --new-tokens 8 --ignore-eos \
+    --metric keydiff
+expect 0 'solve in nats' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
+# shellcheck disable=SC2086
+expect 0 'eval in nats' eval tiny.gguf nats.safetensors text0.txt text1.txt $SIZE -r 0.5,0.8 -a uniform -o nats -q
+expect 0 'report in nats' report nats.safetensors --results nats.json -o nats.html
+holds 'the page has both' <<'PYTHON_END'
+import json, re
+page = open("nats.html").read()
+part = page[page.index('id="predicted"'):].split("</section>")[0]
+cells = [re.findall(r"<td>([^<]*)", row) for row in part.split("<tr>")[2:]]
+kl = [r["kl"] for r in json.load(open("nats.json"))["rows"] if r["allocator"] == "kvbudget-output"]
+assert len(cells) == 2 and [float(c[1]) for c in cells] == [float(f"{x:.3g}") for x in kl], (cells, kl)
+assert all(float(c[0]) > 0 for c in cells)
+PYTHON_END
+
 # ---- going on
 cp worth.cells all
 head -n 20 all >worth.cells
