@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes a wheel of the Python package with all libraries that its binaries need.
-# make-wheel.sh program|library BUILD VERSION TARGET METRICS: with the program and the runtime library of BUILD, or with the
-# library alone, which is then called kvbudget-library; the wheel comes to lie in the folder TARGET. The tag tells the
+# make-wheel.sh program|library BUILD VERSION TARGET METRICS: with the program and the runtime library of BUILD, or with
+# the library alone, which is then called kvbudget-library; the wheel comes to lie in the folder TARGET. The tag tells the
 # oldest glibc that the wheel runs with, as auditwheel finds it.
 set -eu
 
