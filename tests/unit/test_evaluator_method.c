@@ -45,7 +45,7 @@ static void bed_close(bed *b)
     model_free(b->m);
 }
 
-START_TEST(names_and_metrics)
+UNIT_TEST(names_and_metrics)
 {
     bed b;
     bed_open(&b);
@@ -59,7 +59,6 @@ START_TEST(names_and_metrics)
     free(metrics);
     bed_close(&b);
 }
-END_TEST
 
 static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
 {
@@ -69,7 +68,7 @@ static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
 }
 
 // Uniform budgets are the same for all heads and pick what session_select picks; sinks and window are kept.
-START_TEST(a_metric_selects)
+UNIT_TEST(a_metric_selects)
 {
     bed b;
     bed_open(&b);
@@ -87,10 +86,9 @@ START_TEST(a_metric_selects)
     kept_set_free(&want);
     bed_close(&b);
 }
-END_TEST
 
 // The oracle picks the tokens of the largest importance, wherever they are, and needs it.
-START_TEST(the_oracle_selects)
+UNIT_TEST(the_oracle_selects)
 {
     bed b;
     bed_open(&b);
@@ -106,9 +104,8 @@ START_TEST(the_oracle_selects)
     kept_set_free(&kept);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(a_policy_runs)
+UNIT_TEST(a_policy_runs)
 {
     bed b;
     bed_open(&b);
@@ -120,7 +117,6 @@ START_TEST(a_policy_runs)
     ck_assert_ptr_null(run);
     bed_close(&b);
 }
-END_TEST
 
 // ---- Retrieval heads ----
 
@@ -134,7 +130,7 @@ static task_sample sample_of(char *context, char *question, char *gold)
 
 // Scores are mean attention: within 0 and 1, the same when a sample is added twice, and what the file gives back. A
 // longer passage that holds the answer twice gets at least the attention of both.
-START_TEST(retrieval_scores)
+UNIT_TEST(retrieval_scores)
 {
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     model_text text = case_text(m);
@@ -182,16 +178,5 @@ START_TEST(retrieval_scores)
     model_text_close(&text);
     model_free(m);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, names_and_metrics);
-    tcase_add_test(tc, a_metric_selects);
-    tcase_add_test(tc, the_oracle_selects);
-    tcase_add_test(tc, a_policy_runs);
-    tcase_add_test(tc, retrieval_scores);
-}
-
-UNIT_MAIN("evaluator: methods", fill)
+UNIT_MAIN_EACH("evaluator: methods", case_tiny_setup, help_teardown)

@@ -102,7 +102,7 @@ static const char *make(const char *name, const piece *p)
 
 // ---- merging whole records ----
 
-START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
+UNIT_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
 {
     const char *all = make("all.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 3}), *out = help_path("out.h5");
     const char *a = make("a.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3}),
@@ -121,9 +121,8 @@ START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
     help_ok(record_merge(out, INPUTS(few, more), true, err)); // the same texts with more questions
     help_same_file(more, out);
 }
-END_TEST
 
-START_TEST(test_what_does_not_belong_together_is_refused)
+UNIT_TEST(test_what_does_not_belong_together_is_refused)
 {
     const struct {
         piece a, b;
@@ -142,11 +141,10 @@ START_TEST(test_what_does_not_belong_together_is_refused)
         ck_assert(!help_exists(out));
     }
 }
-END_TEST
 
 // ---- attributes ----
 
-START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
+UNIT_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
 {
     cJSON *a = cJSON_CreateObject();
     char two[130];
@@ -160,11 +158,10 @@ START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
                      "ca9034371c79ec26ec0496b53420a1117d4f765800dfdce138138b139d591f13");
     cJSON_Delete(a);
 }
-END_TEST
 
 #define FACTS "{\"window\":0.1,\"cost\":4,\"kin\":\"snapkv\"}"
 
-START_TEST(test_attributes_join_by_relation)
+UNIT_TEST(test_attributes_join_by_relation)
 {
     cJSON *a = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *b = attributes_of(&(piece){.contexts = 2, .metrics = 2, .questions = 7}), *all;
@@ -202,7 +199,6 @@ START_TEST(test_attributes_join_by_relation)
     cJSON_Delete(b);
     cJSON_Delete(a);
 }
-END_TEST
 
 // ---- adding to a finished record ----
 
@@ -216,7 +212,7 @@ static record_writer *begin_add(const char *path, const piece *whole, kvb_status
     return w;
 }
 
-START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
+UNIT_TEST(test_what_is_added_gives_the_bytes_of_one_run)
 {
     const piece whole = {.contexts = 7, .metrics = 7, .questions = 7};
     const char *all = make("all.h5", &whole),
@@ -248,9 +244,8 @@ START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
     ck_assert(record_has_metric(record_context(r, 1), "ea") && !record_has_metric(record_context(r, 1), "e"));
     record_close(r);
 }
-END_TEST
 
-START_TEST(test_an_addition_that_does_not_fit_is_refused)
+UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
 {
     const char *path = make("run.h5", &(piece){.contexts = 3, .metrics = 3, .questions = 3}), *ids[] = {"one", "two"};
     begin_add(help_path("none.h5"), &(piece){.contexts = 7, .metrics = 7, .questions = 7}, KVB_IO, "none.h5");
@@ -271,17 +266,5 @@ START_TEST(test_an_addition_that_does_not_fit_is_refused)
               "holds an addition that was stopped, with");
     ck_assert(help_exists(path));
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_texts_and_metrics_join_to_the_bytes_of_one_run);
-    tcase_add_test(tc, test_what_does_not_belong_together_is_refused);
-    tcase_add_test(tc, test_calibration_is_the_hash_of_one_file_or_of_all);
-    tcase_add_test(tc, test_attributes_join_by_relation);
-    tcase_add_test(tc, test_what_is_added_gives_the_bytes_of_one_run);
-    tcase_add_test(tc, test_an_addition_that_does_not_fit_is_refused);
-}
-
-UNIT_MAIN("formats growth", fill)
+UNIT_MAIN_EACH("formats growth", help_setup, help_teardown)

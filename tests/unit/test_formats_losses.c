@@ -119,7 +119,7 @@ static void spoil_curve(const char *path)
     cJSON_Delete(a);
 }
 
-START_TEST(test_what_is_put_is_read)
+UNIT_TEST(test_what_is_put_is_read)
 {
     record *r;
     float curves[CURVE], gains[GAIN];
@@ -141,9 +141,8 @@ START_TEST(test_what_is_put_is_read)
     ck_assert(!record_has_curves(r, 0, 0, NULL) && !record_has_gains(r, 0, 0));
     record_close(r);
 }
-END_TEST
 
-START_TEST(test_additions_and_merges_are_one_run)
+UNIT_TEST(test_additions_and_merges_are_one_run)
 {
     const char *all = make("all.h5", 3, 3), *tova = make("tova.h5", 1, 1), *keydiff = make("keydiff.h5", 2, 2),
                *out = help_path("out.h5");
@@ -166,9 +165,8 @@ START_TEST(test_additions_and_merges_are_one_run)
     cJSON_Delete(a);
     help_same_file(all, tova);
 }
-END_TEST
 
-START_TEST(test_wrong_numbers_are_refused)
+UNIT_TEST(test_wrong_numbers_are_refused)
 {
     float curves[CURVE] = {0}, gains[GAIN] = {0};
     const char *const metric = "tova";
@@ -192,9 +190,8 @@ START_TEST(test_wrong_numbers_are_refused)
     help_fails(record_merge(help_path("c.h5"), inputs, 2, false, err), KVB_MISMATCH,
                "with different curves of keydiff");
 }
-END_TEST
 
-START_TEST(test_levels_grow_and_protect)
+UNIT_TEST(test_levels_grow_and_protect)
 {
     uint32_t last = 0;
     for (uint32_t i = 0; i < RECORD_CURVE_LEVELS; i++) {
@@ -208,15 +205,5 @@ START_TEST(test_levels_grow_and_protect)
     ck_assert_uint_eq(record_curve_tokens(0, 10000, 68), 68);
     ck_assert_uint_eq(last, 8500);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_what_is_put_is_read);
-    tcase_add_test(tc, test_additions_and_merges_are_one_run);
-    tcase_add_test(tc, test_wrong_numbers_are_refused);
-    tcase_add_test(tc, test_levels_grow_and_protect);
-}
-
-UNIT_MAIN("formats losses", fill)
+UNIT_MAIN_EACH("formats losses", help_setup, help_teardown)

@@ -9,7 +9,7 @@
 
 enum { ROWS = 16, COLUMNS = 37, DOWN = 5, ACROSS = 8, N_SCALES = 4 * 5 }; // of make_fp8.py
 
-START_TEST(test_every_value_is_torchs)
+UNIT_TEST(test_every_value_is_torchs)
 {
     file_view view;
     uint8_t bytes[256];
@@ -24,7 +24,6 @@ START_TEST(test_every_value_is_torchs)
     ck_assert(isnan(got[0x7f]) && isnan(got[0xff]) && got[0x7e] == 448);
     file_unmap(&view);
 }
-END_TEST
 
 static void judge_rows(const stored_matrix *w, const float *want)
 {
@@ -41,7 +40,7 @@ static void judge_rows(const stored_matrix *w, const float *want)
 }
 
 // Scales go with the row that the file has: where a matrix begins inside of the tensor, and where rows stand in pairs.
-START_TEST(test_products_are_torchs)
+UNIT_TEST(test_products_are_torchs)
 {
     file_view view;
     help_ok(file_map(&view, "tests/golden/fp8.bin", err));
@@ -73,7 +72,6 @@ START_TEST(test_products_are_torchs)
     ck_assert(values == 32 && bytes == 34);
     file_unmap(&view);
 }
-END_TEST
 
 // ---- Folders ----
 
@@ -153,7 +151,7 @@ static float *logits_of(const char *path, const backend *b)
 }
 
 // Engines' scales of activations and caches stand beside the weights' and change nothing here.
-START_TEST(test_fp8_is_its_products)
+UNIT_TEST(test_fp8_is_its_products)
 {
     const backend *const backends[] = {&backend_ref, &backend_cpu, &backend_cpu_bf16};
     for (int i = 0; i < N_FORMS; i++) {
@@ -171,10 +169,9 @@ START_TEST(test_fp8_is_its_products)
         folder_free(&f), folder_free(&plain);
     }
 }
-END_TEST
 
 // What a config alone says of the types; test_profiler_weights.c compares what every family takes then.
-START_TEST(test_types_of_a_config)
+UNIT_TEST(test_types_of_a_config)
 {
     folder f = folder_make("plan"), plain = folder_make("unused");
     char config[512];
@@ -192,7 +189,6 @@ START_TEST(test_types_of_a_config)
     weights_close(w);
     folder_free(&f), folder_free(&plain);
 }
-END_TEST
 
 // ---- Faults ----
 
@@ -203,7 +199,7 @@ static void refused(const folder *f, const char *config, kvb_status status, cons
     help_fails(model_open(&m, f->path, &backend_cpu, NULL, err), status, text);
 }
 
-START_TEST(test_wrong_scales)
+UNIT_TEST(test_wrong_scales)
 {
     static const char weight[] = "model.layers.1.mlp.up_proj.weight",
                       scale[] = "model.layers.1.mlp.up_proj.weight_scale_inv";
@@ -246,9 +242,8 @@ START_TEST(test_wrong_scales)
     refused(&f, config, KVB_UNSUPPORTED, "model.layers.0.mlp.up_proj.weight: type U8 cannot be read");
     folder_free(&f), folder_free(&plain);
 }
-END_TEST
 
-START_TEST(test_wrong_quantisation)
+UNIT_TEST(test_wrong_quantisation)
 {
     static const struct {
         const char *config;
@@ -277,17 +272,5 @@ START_TEST(test_wrong_quantisation)
     model_free((save(&f, "\"quantization_config\":null"), open_path(f.path)));
     folder_free(&f);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
-    tcase_add_test(tc, test_every_value_is_torchs);
-    tcase_add_test(tc, test_products_are_torchs);
-    tcase_add_test(tc, test_fp8_is_its_products);
-    tcase_add_test(tc, test_types_of_a_config);
-    tcase_add_test(tc, test_wrong_scales);
-    tcase_add_test(tc, test_wrong_quantisation);
-}
-
-UNIT_MAIN("profiler scales", fill)
+UNIT_MAIN_ONCE("profiler scales", folder_setup, help_teardown)
