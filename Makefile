@@ -136,7 +136,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 
 $(call add_program,kvbudget,$(TOOL_OBJ) $(call archives,tools),,$(MPI_LIBS))
-$(foreach p,tiny_model score_layer,$(call add_program,tests/$(p),tests/$(p).c $(call archives,profiler)))
+$(foreach p,tiny_model score_layer,$(call add_program,tests/$(p),$(wildcard tests/$(p).c tests/peer/$(p).c) $(call archives,profiler)))
 
 help:
 	@sed -n 's/^##: \{0,1\}//p' $(firstword $(MAKEFILE_LIST))

@@ -24,12 +24,16 @@ typedef struct allocator_row {
         SPEC(allocator, alpha, 0.2, 0, 1, "share that every head keeps of its even budget") \
     }
 
+#define TAU(which) SPEC(allocator, which, 1, 0.05, 100, "the exponent is one by it")
+
 static const allocator_row ROWS[] = {
     {{.name = "uniform"}, ALLOCATOR_UNIFORM, false},
     {{.name = "pyramid", .parameters = {BETA, WINDOW}}, ALLOCATOR_PYRAMID, false},
     {{.name = "ada", .parameters = ALPHA}, ALLOCATOR_ADA, false},
     {{.name = "ada-original", .parameters = ALPHA}, ALLOCATOR_ADA_ORIGINAL, false},
     {{.name = "ada-global", .parameters = ALPHA}, ALLOCATOR_ADA_GLOBAL, false},
+    {{.name = "lava"}, ALLOCATOR_LAVA, false},
+    {{.name = "cake", .parameters = {TAU(tau1), TAU(tau2)}}, ALLOCATOR_CAKE, false},
     {{.name = "headkv", .behind = "=FILE"}, ALLOCATOR_HEADKV, true},
     {{.name = "duo", .behind = "=FILE"}, ALLOCATOR_DUO, true},
     {{.name = "oracle"}, ALLOCATOR_ORACLE, false},
@@ -60,6 +64,10 @@ static void write_identity(allocator *a, const char *name, const char *hash)
     spec_number(beta, sizeof beta, a->beta);
     spec_number(alpha, sizeof alpha, a->alpha);
     snprintf(a->identity, sizeof a->identity, "%s beta=%s alpha=%s window=%u %s", name, beta, alpha, a->window, hash);
+    if (a->kind != ALLOCATOR_CAKE) return;
+    spec_number(beta, sizeof beta, a->tau1);
+    spec_number(alpha, sizeof alpha, a->tau2);
+    snprintf(a->identity, sizeof a->identity, "%s tau1=%s tau2=%s", name, beta, alpha);
 }
 
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err)
@@ -152,7 +160,12 @@ void allocator_free(allocator *a)
 bool allocator_needs_scores(const allocator *a)
 {
     return a->kind == ALLOCATOR_ADA || a->kind == ALLOCATOR_ADA_ORIGINAL || a->kind == ALLOCATOR_ADA_GLOBAL ||
-           a->kind == ALLOCATOR_ORACLE;
+           a->kind == ALLOCATOR_ORACLE || allocator_needs_attention(a);
+}
+
+bool allocator_needs_attention(const allocator *a)
+{
+    return a->kind == ALLOCATOR_LAVA || a->kind == ALLOCATOR_CAKE;
 }
 
 grant grant_open(const allocator_shape *shape)
@@ -178,6 +191,18 @@ static void allocate_oracle(const allocate_shape *s, double ratio, const float *
     allocate_ada(s, ratio, 0, importance, sink, window, ADA_GLOBAL, keep);
 }
 
+// CAKE: by dispersion and shift, heads alike. LAVa: by entropy, heads by LAVa's own scores.
+static void allocate_attended(const allocator *a, const allocate_shape *s, double ratio, const window_attention *seen,
+                              uint32_t sink, uint32_t window, uint32_t *keep)
+{
+    double *weight = need(s->n_layers, sizeof *weight, "layers");
+    bool lava = a->kind == ALLOCATOR_LAVA;
+    for (uint32_t l = 0; l < s->n_layers; l++)
+        weight[l] = lava ? seen->entropy[l] : pow(seen->dispersion[l], 1 / a->tau1) * pow(seen->shift[l], 1 / a->tau2);
+    allocate_layers(s, ratio, weight, lava ? seen->score : NULL, sink, window, keep);
+    free(weight);
+}
+
 // Streaming heads keep first and last tokens, whatever the metric says.
 static void protect_streams(const allocate_shape *s, duo_split split, grant *out)
 {
@@ -190,7 +215,8 @@ static void protect_streams(const allocate_shape *s, duo_split split, grant *out
 
 // All layers count.
 static kvb_status allocate_all(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                               const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
+                               const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
+                               grant *out, kvb_error *err)
 {
     allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
     size_t heads = (size_t)s.n_layers * s.n_kv_heads;
@@ -220,6 +246,10 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
         break;
     case ALLOCATOR_ORACLE:
         allocate_oracle(&s, ratio, scores, sink, window, out->keep);
+        break;
+    case ALLOCATOR_LAVA:
+    case ALLOCATOR_CAKE:
+        allocate_attended(a, &s, ratio, attention, sink, window, out->keep);
         break;
     case ALLOCATOR_HEADKV:
         allocate_headkv(&s, ratio, a->scores, shape->n_heads, a->window, out->keep);
@@ -261,16 +291,17 @@ static void spread_layers(const allocator_shape *shape, uint32_t from, uint32_t 
 }
 
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
+                             const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
+                             grant *out, kvb_error *err)
 {
     allocator_shape part = {.n_heads = shape->n_heads, .n_kv_heads = shape->n_kv_heads};
     for (uint32_t l = 0; shape->bounded && l < shape->n_layers; l++) part.n_layers += !layer_set_has(shape->bounded, l);
     if (!shape->bounded || part.n_layers == shape->n_layers || a->kind == ALLOCATOR_TABLE) // tables know the layers
-        return allocate_all(a, shape, ratio, n_tokens, scores, sink, window, out, err);
+        return allocate_all(a, shape, ratio, n_tokens, scores, attention, sink, window, out, err);
     allocator own = *a;
     float *some = scores ? budgeted_layers(shape, scores, (size_t)shape->n_kv_heads * n_tokens) : NULL;
     if (a->scores) own.scores = budgeted_layers(shape, a->scores, a->n_scores / shape->n_layers);
-    kvb_status status = allocate_all(&own, &part, ratio, n_tokens, some, sink, window, out, err);
+    kvb_status status = allocate_all(&own, &part, ratio, n_tokens, some, attention, sink, window, out, err);
     free(some);
     if (own.scores != a->scores) free(own.scores);
     if (status != KVB_OK) return status;

@@ -1,6 +1,7 @@
 // Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in
 // hindsight.
 #pragma once
+#include "evaluator/window_attention.h"
 #include "profiler/model/model_config.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -13,6 +14,8 @@ typedef enum allocator_kind {
     ALLOCATOR_ADA_ORIGINAL, // within a layer, the authors' form
     ALLOCATOR_ADA_GLOBAL,   // over all layers
     ALLOCATOR_HEADKV,       // from scores of query heads
+    ALLOCATOR_LAVA,         // over layers by the entropy of what is attended to, then within a layer
+    ALLOCATOR_CAKE,         // over layers by how spread out and how unsteady attention is; heads of a layer alike
     ALLOCATOR_DUO,          // retrieval and streaming heads, from scores of KV heads
     ALLOCATOR_TABLE,        // LU-KV, in whatever form the table was solved
     ALLOCATOR_ORACLE // order and budgets by the oracle importance of the very continuation: no method can know it
@@ -23,11 +26,12 @@ typedef struct allocator {
     char label[64];     // in results: "uniform", "ada", "lukv"
     char identity[160]; // what it is, exactly: kind, parameters, hash of the file
     double beta, alpha;
-    uint32_t window;  // PyramidKV's and HeadKV's
-    kvb_table *table; // ALLOCATOR_TABLE; owned
-    char *path;       // of the table; owned
-    bool strict;      // of a table: no head keeps less than sinks and window (kvb_budget_options)
-    float *scores;    // HeadKV, DuoAttention; owned
+    double tau1, tau2; // CAKE's: its exponents are one by them
+    uint32_t window;   // PyramidKV's and HeadKV's
+    kvb_table *table;  // ALLOCATOR_TABLE; owned
+    char *path;        // of the table; owned
+    bool strict;       // of a table: no head keeps less than sinks and window (kvb_budget_options)
+    float *scores;     // HeadKV, DuoAttention; owned
     size_t n_scores;
 } allocator;
 
@@ -37,8 +41,9 @@ typedef struct allocator_shape {
 } allocator_shape;
 
 // Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
-// oracle, and headkv=FILE (window 8), duo=FILE: head scores, L lines of numbers
-// (head_scores.h). Errors say what is known. The caller frees with allocator_free, also after a failure.
+// lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), oracle, and headkv=FILE (window 8),
+// duo=FILE: head scores, L lines of numbers (head_scores.h). Errors say what is known. The caller frees with
+// allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
 // Opens a table, `FILE` or `LABEL=FILE` (a file that is there under the whole name has no label), with `:strict` behind
 // it for budgets that never cut into sinks and window; without, they are kvpress's. Without a label it is named after
@@ -47,8 +52,10 @@ kvb_status allocator_parse(allocator *out, const char *text, const allocator_sha
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);
 
-// Whether it looks at the context's scores: AdaKV in every form, and the oracle.
+// Whether it looks at the context's scores: AdaKV in every form, LAVa, CAKE and the oracle.
 bool allocator_needs_scores(const allocator *a);
+// Whether at the attention of its last queries: LAVa and CAKE.
+bool allocator_needs_attention(const allocator *a);
 
 // Tokens that stay, and which of them by position alone.
 typedef struct grant {
@@ -61,8 +68,9 @@ grant grant_open(const allocator_shape *shape);
 void grant_free(grant *a); // a zero struct is allowed; leaves it zero
 
 // The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or
-// the oracle importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per
-// layer, as kvpress does), AdaKV and DuoAttention. Ratio 0 keeps everything. Of a model
-// with bounded layers, L counts the others, and they alone are pruned.
+// the oracle importance (ALLOCATOR_ORACLE); `attention` of LAVa and CAKE, NULL for others. Totals are rint((1 - ratio)
+// L G T) for all but tables (which round per layer, as kvpress does), AdaKV and DuoAttention. Ratio 0 keeps everything.
+// Of a model with bounded layers, L counts the others, and they alone are pruned.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err);
+                             const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
+                             grant *out, kvb_error *err);

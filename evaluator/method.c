@@ -17,6 +17,13 @@ metric *method_metrics(size_t *n, const method_list *list)
     return metrics;
 }
 
+bool method_needs_attention(const method_list *list)
+{
+    for (uint32_t i = 0; i < list->n_columns; i++)
+        if (allocator_needs_attention(list->columns[i].how)) return true;
+    return false;
+}
+
 static allocator_shape shape_of(const model *m)
 {
     return (allocator_shape){m->config.n_layers, m->config.n_heads, m->config.n_kv_heads, &m->config.bounded};
@@ -34,7 +41,8 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known here",
                         column->how->label);
     grant a = grant_open(&shape);
-    kvb_status status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, m->sink, m->window, &a, err);
+    kvb_status status =
+        allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, &s->attention, m->sink, m->window, &a, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
     grant_free(&a);
@@ -52,7 +60,7 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
                         column->how->label);
     grant a = grant_open(&shape);
     kvb_status status =
-        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, 0, 0, &a, err);
+        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, NULL, 0, 0, &a, err);
     if (status == KVB_OK) status = policy_run_open(out, p, m, a.keep, ratio, n_tokens, extra, err);
     grant_free(&a);
     return status;

@@ -31,6 +31,9 @@ typedef struct method_list {
 // The metrics of a list, for session_plan; malloc'd, *n of them.
 metric *method_metrics(size_t *n, const method_list *list);
 
+// Whether an allocator of a list needs session_plan.attention.
+bool method_needs_attention(const method_list *list);
+
 // Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them.
 // `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). The
 // caller frees *out.

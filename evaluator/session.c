@@ -34,6 +34,9 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
         if (!nested && !s->ranked) s->ranked = need(scores, sizeof(float), "scores");
         if (!nested && one->base) s->first[i] = need(scores, sizeof(float), "scores");
     }
+    if (plan->attention)
+        s->attention = window_attention_open(model_budgeted(&m->config, m->config.n_layers), m->config.n_kv_heads,
+                                             plan->max_tokens);
     if (status == KVB_OK) *out = s;
     else session_close(s);
     return status;
@@ -48,6 +51,7 @@ void session_close(session *s)
     for (size_t i = 0; s->first && i < s->plan.n_metrics; i++) free(s->first[i]);
     free(s->scores);
     free(s->first);
+    window_attention_free(&s->attention);
     free(s->ranked);
     free(s->ids);
     free(s->k);
@@ -78,6 +82,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
         if (status != KVB_OK) return status;
     }
     s->score_seconds += meter_now() - start;
+    if (s->plan.attention && !view->window) window_attention_see(&s->attention, view);
     return w->also ? w->also->see(w->also->context, view, err) : KVB_OK;
 }
 
@@ -85,11 +90,11 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                            const forward_progress *progress, kvb_error *err)
 {
     watcher w = {s, also};
-    unsigned needs = VIEW_K | VIEW_V | (also ? also->needs : 0);
+    unsigned needs = VIEW_K | VIEW_V | (s->plan.attention ? WINDOW_ATTENTION_NEEDS : 0) | (also ? also->needs : 0);
     for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
     layer_observer observer = {see_layer, &w, needs, NULL, NULL};
     query_statistics_show(s->plan.statistics, &observer);
-    s->n_tokens = 0;
+    s->n_tokens = s->attention.n_layers = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
     if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);
     if (status != KVB_OK) return status;

@@ -8,6 +8,7 @@
 //     decoder_run             one step, or a whole continuation, over any batch of such caches
 #pragma once
 #include "evaluator/decoder.h"
+#include "evaluator/window_attention.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
@@ -20,6 +21,7 @@ typedef struct session_plan {
     size_t n_metrics;
     const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     bool oracle;                        // session_reference will be asked for importance
+    bool attention;                     // allocators will ask for session.attention
 } session_plan;
 
 typedef struct session {
@@ -27,13 +29,14 @@ typedef struct session {
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    uint32_t n_tokens;    // T of the present context
-    int32_t *ids;         // [T] of it
-    float *k, *v;         // [L, G, T, d] on the host, keys after RoPE
-    float **scores;       // [n_metrics][L, G, T]
-    float **first;        // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
-    float *ranked;        // [L, G, T], of session_rank; NULL where no metric needs it
-    double score_seconds; // spent in scorers, over all prefills
+    uint32_t n_tokens;          // T of the present context
+    int32_t *ids;               // [T] of it
+    float *k, *v;               // [L, G, T, d] on the host, keys after RoPE
+    float **scores;             // [n_metrics][L, G, T]
+    float **first;              // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
+    float *ranked;              // [L, G, T], of session_rank; NULL where no metric needs it
+    window_attention attention; // of the context that was prefilled last; zero unless planned
+    double score_seconds;       // spent in scorers, over all prefills
 } session;
 
 // On failure *out is NULL.

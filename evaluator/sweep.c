@@ -331,7 +331,14 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, s->statistics, true};
+        session_plan plan = {s->o.n_tokens,
+                             s->o.n_next,
+                             rows_of(s, batch),
+                             metrics,
+                             n_metrics,
+                             s->statistics,
+                             true,
+                             method_needs_attention(&s->methods)};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);

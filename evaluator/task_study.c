@@ -474,8 +474,11 @@ static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
 
 static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
 {
-    session_plan plan = {
-        .max_tokens = b->n_tokens, .max_new = b->extra, .max_rows = ROWS, .statistics = b->s->statistics};
+    session_plan plan = {.max_tokens = b->n_tokens,
+                         .max_new = b->extra,
+                         .max_rows = ROWS,
+                         .statistics = b->s->statistics,
+                         .attention = method_needs_attention(&b->s->methods)};
     plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
     b->rows = b->extra - b->s->t->kind->new_tokens;
     if (b->rows > plan.max_rows) plan.max_rows = b->rows;

@@ -42,7 +42,7 @@ FUZZ_PARTS_fuzz_results := $(addprefix $(BUILD)/tools/,report/results.o json_pri
 $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_$(t)) $(filter %.c,$(FUZZ_MAIN)) \
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 
-$(call add_program,tests/bench_solver,tests/bench_solver.c $(call archives,solver))
+$(call add_program,tests/bench_solver,tests/peer/bench_solver.c $(call archives,solver))
 
 # One file call fails: what tests/faults/faults.py loads in front of the program.
 FAULT_SHIM := $(BUILD)/tests/fault_shim.so

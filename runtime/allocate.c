@@ -144,6 +144,49 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
     }
 }
 
+// ---- Layers by weight -----------------------------------------------------------------------------------------------
+
+// Tokens a head of a layer, of those that compete: what a layer by its weight has beyond all of them goes to the layers
+// that have room, in equal parts.
+static double layer_share(const allocate_shape *s, const double *weight, double mean, double most, uint32_t layer)
+{
+    double sum = 0, own = 0, low = 0, high = most;
+    for (uint32_t l = 0; l < s->n_layers; l++) sum += weight[l];
+    for (int round = 0; round < 64; round++) { // bisection for the part that each gets on top
+        double top = (low + high) / 2, used = 0;
+        for (uint32_t l = 0; l < s->n_layers; l++) {
+            double share = fmin(most, (sum > 0 ? weight[l] / sum * s->n_layers * mean : mean) + top);
+            used += share;
+            if (l == layer) own = share;
+        }
+        if (used > s->n_layers * mean) high = top;
+        else low = top;
+    }
+    return own;
+}
+
+void allocate_layers(const allocate_shape *s, double ratio, const double *weight, const float *scores, uint32_t sink,
+                     uint32_t window, uint32_t *keep)
+{
+    uint32_t mean = allocate_mean(s, ratio), tokens = s->n_tokens, heads = s->n_kv_heads;
+    uint32_t begin = sink < tokens ? sink : tokens, end = window < tokens - begin ? tokens - window : begin;
+    uint32_t fixed = tokens - (end - begin);
+    if (mean <= fixed || mean == tokens) {
+        allocate_uniform(s, ratio, keep);
+        return;
+    }
+    for (uint32_t l = 0; l < s->n_layers; l++) {
+        double share = layer_share(s, weight, mean - fixed, end - begin, l) + 1e-6; // 1e-6: what bisection leaves
+        uint32_t *own = keep + (size_t)l * heads;
+        for (uint32_t g = 0; g < heads; g++) own[g] = clamp_tokens(share, 0, end - begin);
+        if (scores) {
+            const contest c = {scores + (size_t)l * heads * tokens, heads, tokens, begin, end, 0};
+            run_contest(&c, (uint64_t)(share * heads), own);
+        }
+        for (uint32_t g = 0; g < heads; g++) own[g] += fixed;
+    }
+}
+
 // ---- Methods with scores of heads
 // -------------------------------------------------------------------------------------
 

@@ -44,6 +44,13 @@ typedef enum ada_form {
 void allocate_ada(const allocate_shape *s, double ratio, double alpha, const float *scores, uint32_t sink,
                   uint32_t window, ada_form form, uint32_t *keep);
 
+// Layers get shares of the cache by weight [L], finite and >= 0: what is not protected, mean - sink - window tokens a
+// head, goes to layer l in the proportion weight_l; none gets more than all of its tokens, and what is over goes to
+// the others in equal parts (CAKE's form). No weight: all count the same. In a layer with scores [L,G,T] the heads
+// compete as with AdaKV, without safe tokens (LAVa's form); with NULL they share equally (CAKE's).
+void allocate_layers(const allocate_shape *s, double ratio, const double *weight, const float *scores, uint32_t sink,
+                     uint32_t window, uint32_t *keep);
+
 // HeadKV (KVCache-Factory's form) from one non-negative score per query head, [L, H], H a multiple of G, made to sum to
 // 1 over all: pool = floor(n / 1.01) L H is shared out by score, the rest of n is everyone's; a KV head gets the mean
 // over its query heads, rint(score pool + n - floor(n / 1.01)) + window, at most T, with n = mean - window. All scores

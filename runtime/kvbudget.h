@@ -447,6 +447,61 @@ KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t hea
 KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features,
                                   uint32_t n_tokens, float *out, kvb_error *err);
 
+// ---- Refitting ----------------------------------------------------------------------------------
+
+// Once tokens are evicted, what the kept slots hold need not be what the model wrote: their keys can attract the
+// attention that went to the evicted tokens, and their values can say what those said. This changes one KV head's kept
+// keys and values so that its output for reference queries comes near that of the full cache. The cache has the same
+// shape as before, so decoding costs nothing more (docs/refit.md).
+typedef struct kvb_refit_head {
+    uint32_t n_tokens;         // T
+    uint32_t head_dim;         // d, at most 65536
+    uint32_t n_kept;           // t, 1 to T
+    uint32_t n_queries;        // n; fewer than 4 leave the head bare, and 256 to 512 are usual
+    const float *k, *v;        // [T, d] as cached, keys after RoPE
+    const uint32_t *positions; // [t] that are kept, ascending, for example from kvb_select()
+    const float *queries;      // [n, d] of all query heads of the group, already multiplied with the model's scale
+                               // (usually 1 / sqrt(d)). The caller rotates them to positions behind the context:
+                               // the context's own queries before RoPE, turned to positions T to T + 255, serve well
+} kvb_refit_head;
+
+enum {
+    KVB_REFIT_KEYS = 1,  // keys were shifted, or with an explicit bias, the bias is not 0
+    KVB_REFIT_VALUES = 2 // values were changed
+};
+
+typedef struct kvb_refit_result {
+    int changed;   // KVB_REFIT_* bits; 0: bare
+    int judged;    // nonzero if the errors below were measured
+    double lambda; // of the values, in units of the mean diagonal: 0.01, 0.1, 1 or 10; 0 without KVB_REFIT_VALUES
+    double error_before, error_after; // mean square of the output's error over the queries that were left out of the
+                                      // fit, divided by the variance of the full outputs; after <= before
+} kvb_refit_result;
+
+// Tells how many bytes of working memory kvb_refit() needs for a head of this shape; pointers in `h` are not read. The
+// largest n_kept of a layer gives enough for all of its heads. Fails with KVB_UNSUPPORTED if they are more than a
+// size_t can count.
+KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_error *err);
+
+// Refits one head. Every fourth query (i % 4 == 3) is left out; with p_ij the full attention of query i, o_i its
+// output, and P_ij the attention over the kept tokens:
+//     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
+//     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
+//     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)
+// (the bias by Attention Matching, arXiv 2602.16284). What is given is the best, on the left-out queries, of all
+// combinations of changed keys, changed values and four lambdas; where nothing helps, or more than half of the tokens
+// are kept, the head stays bare.
+//   work    work_bytes bytes of working memory, with any alignment
+//   k, v    [t, d], the results; must not overlap the head's arrays
+//   bias    NULL, or [t]: the result is an additive bias of the attention scores instead of shifted keys, for engines
+//           that have a mask; it is 0 where the head needs none
+//   out     what was chosen
+// Allocates nothing, starts no threads, and any number of threads may call it with working memory of their own. The
+// same input gives the same bits on the same processor. Fails with KVB_NUMERIC if a number of the head is not finite;
+// k and v are then the kept keys and values, unchanged, and *out says bare. Other failures leave the results alone.
+KVB_API kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, float *k, float *v, float *bias,
+                             kvb_refit_result *out, kvb_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -102,6 +102,11 @@ expect 0 'beside the table with it' eval tiny.gguf keydiff.safetensors nogap.saf
 says 'is called no_gap' '^ +80 %  lukv-no_gap '
 says 'and the other is not' '^ +80 %  lukv '
 
+# shellcheck disable=SC2086
+expect 0 'budgets by attention' eval tiny.gguf text0.txt -m keydiff -a lava -a cake:tau2=0.4 $SIZE -r 0.5 --json -q
+json 'spend what the ratio allows, each in its own way' out \
+    'len({r["kl"] for r in j["rows"]}) == 2 and all(abs(r["effective_ratio"] - 0.5) < 0.01 for r in j["rows"])'
+
 # ---- kept positions
 # shellcheck disable=SC2086
 expect 0 'kept positions' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --dump-kept kept.jsonl \

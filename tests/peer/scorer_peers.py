@@ -83,7 +83,7 @@ def layer_of(module, rotary, x):
 
 
 def save(layer, folder):
-    """The tensors as tests/score_layer.c reads them."""
+    """The tensors as score_layer.c reads them."""
     def put(name, t):
         np.save(f"{folder}/{name}.npy", np.ascontiguousarray(t.detach().numpy().astype("<f4")))
     put("q_raw", layer.q_raw.transpose(0, 1))

@@ -10,13 +10,16 @@ static const allocator_shape SHAPE = {.n_layers = L, .n_heads = H, .n_kv_heads =
 static uint32_t keep[HEADS], sink[HEADS], window[HEADS];
 static grant budgets = {keep, sink, window};
 
+static double entropies[L] = {0.9, 0.5, 0.7}, shifts[L] = {2, 9, 1};
+static window_attention seen = {.n_layers = L, .entropy = entropies, .dispersion = entropies, .shift = shifts};
+
 // The budgets of the allocator with this name, at a ratio; scores as below.
 static uint64_t allocate(const char *name, double ratio, const float *scores)
 {
     allocator a;
     uint64_t total = 0;
     help_ok(allocator_parse(&a, name, &SHAPE, err));
-    help_ok(allocator_budgets(&a, &SHAPE, ratio, T, scores, 4, 8, &budgets, err));
+    help_ok(allocator_budgets(&a, &SHAPE, ratio, T, scores, &seen, 4, 8, &budgets, err));
     allocator_free(&a);
     for (int h = 0; h < HEADS; h++) {
         ck_assert(keep[h] >= 1 && keep[h] <= T);
@@ -28,6 +31,7 @@ static uint64_t allocate(const char *name, double ratio, const float *scores)
 static float *some_scores(void)
 {
     static float scores[HEADS * T];
+    seen.score = scores;
     for (int i = 0; i < HEADS * T; i++) scores[i] = (float)((i * 7919 % 1009) * (1 + i / T));
     return scores;
 }
@@ -39,9 +43,9 @@ static void write_text(const char *path, const char *text)
 
 UNIT_TEST(totals)
 {
-    const char *const names[] = {"uniform",    "pyramid",       "pyramid:beta=5:window=2",
-                                 "ada",        "ada:alpha=0.5", "ada-original",
-                                 "ada-global", "oracle"};
+    const char *const names[] = {
+        "uniform", "pyramid", "pyramid:beta=5:window=2", "ada", "ada:alpha=0.5", "ada-original", "ada-global", "oracle",
+        "lava",    "cake",    "cake:tau1=1.6:tau2=0.4"};
     const double ratios[] = {0.1, 0.5, 0.8, 0.9};
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         ck_assert_uint_eq(allocate(names[n], 0, some_scores()), HEADS * T); // ratio 0 evicts nothing
@@ -96,8 +100,8 @@ UNIT_TEST(names_and_errors)
     help_ok(allocator_parse(&near, "ada:alpha=0.30000000000000004", &SHAPE, err));
     ck_assert_str_ne(a.identity, near.identity);
     ck_assert_str_ne(a.label, near.label);
-    help_fails(allocator_budgets(&a, &SHAPE, 1.0, T, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
-    help_fails(allocator_budgets(&a, &SHAPE, NAN, T, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
+    help_fails(allocator_budgets(&a, &SHAPE, 1.0, T, NULL, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
+    help_fails(allocator_budgets(&a, &SHAPE, NAN, T, NULL, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
     allocator_free(&a);
     help_fails(allocator_open_table(&a, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
     allocator_free(&a);
@@ -150,6 +154,126 @@ UNIT_TEST(methods_with_head_scores)
     ck_assert(full == 0 || keep[0] == T);
 }
 
+// The formulas as the papers have them, in double: one layer's attention of the last W queries a[h][w][j].
+typedef struct plain_layer {
+    double entropy, dispersion, shift, score[2][120];
+} plain_layer;
+
+static void plain_head(plain_layer *out, const layer_view *v, uint32_t h, uint32_t W, const double *largest)
+{
+    uint32_t tokens = v->n_tokens, d = v->head_dim, group = v->n_heads / v->n_kv_heads, g = h / group;
+    double a[32][120] = {{0}}, mean[120] = {0};
+    for (uint32_t w = 0; w < W; w++) {
+        uint32_t row = tokens - W + w;
+        double sum = 0;
+        for (uint32_t j = 0; j <= row; j++) {
+            double dot = 0;
+            for (uint32_t i = 0; i < d; i++)
+                dot += (double)v->q[((size_t)row * v->n_heads + h) * d + i] * v->k[((size_t)g * tokens + j) * d + i];
+            sum += a[w][j] = exp(dot / sqrt(d));
+        }
+        for (uint32_t j = 0; j <= row; j++) a[w][j] /= sum;
+    }
+    for (uint32_t j = 0; j < tokens - W; j++) {
+        double squares = 0;
+        for (uint32_t w = 0; w < W; w++) mean[j] += a[w][j] / W, out->dispersion -= a[w][j] * log(a[w][j]);
+        for (uint32_t w = 0; w < W; w++) squares += (a[w][j] - mean[j]) * (a[w][j] - mean[j]);
+        out->shift += squares / (W - 1);
+    }
+    for (int j = 0; j < (int)(tokens - W); j++)
+        for (int i = j - 3; i <= j + 3; i++)
+            if (i >= 0 && i < (int)(tokens - W)) out->score[g][j] = fmax(out->score[g][j], largest[g] * mean[i]);
+}
+
+static plain_layer plain_attention(const layer_view *v, uint32_t W)
+{
+    plain_layer out = {0};
+    double largest[2] = {0}, sum = 0;
+    uint32_t old = v->n_tokens - W;
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t j = 0; j < old; j++) {
+            double norm = 0;
+            for (uint32_t i = 0; i < v->head_dim; i++)
+                norm += fabs((double)v->v[((size_t)g * v->n_tokens + j) * v->head_dim + i]);
+            largest[g] = fmax(largest[g], norm);
+        }
+    for (uint32_t h = 0; h < v->n_heads; h++) plain_head(&out, v, h, W, largest);
+    for (uint32_t i = 0; i < 2 * old; i++) sum += out.score[i / old][i % old];
+    for (uint32_t i = 0; i < 2 * old; i++) {
+        double p = out.score[i / old][i % old] / sum;
+        out.entropy -= p * log(p) / log(2.0 * old);
+    }
+    return out;
+}
+
+#define ck_near(found, expected) ck_assert_double_le(fabs((found) - (expected)), 2e-5 * fabs(expected))
+UNIT_TEST(attention_of_the_last_queries)
+{
+    enum { TOKENS = 120, D = 8 };
+    static float q[TOKENS * H * D], k[G * TOKENS * D], v[G * TOKENS * D];
+    static const uint32_t lengths[] = {TOKENS, 70, 20}; // the last one is shorter than the window
+    uint32_t seed = 3;
+    window_attention found = window_attention_open(3, G, TOKENS);
+    for (uint32_t l = 0; l < 3; l++) {
+        uint32_t tokens = lengths[l], W = tokens > 32 ? 32 : tokens - 1;
+        float *const arrays[] = {q, k, v};
+        const size_t sizes[] = {(size_t)tokens * H * D, (size_t)G * tokens * D, (size_t)G * tokens * D};
+        for (int n = 0; n < 3; n++)
+            for (size_t i = 0; i < sizes[n]; i++) {
+                seed = seed * 1664525u + 1013904223u;
+                arrays[n][i] = (float)(seed >> 8) * 2e-7f - 1.6f;
+            }
+        const layer_view view = {.n_tokens = tokens,
+                                 .n_heads = H,
+                                 .n_kv_heads = G,
+                                 .head_dim = D,
+                                 .n_queries = tokens,
+                                 .q = q,
+                                 .k = k,
+                                 .v = v};
+        plain_layer plain = plain_attention(&view, W);
+        found.n_layers = 0;
+        window_attention_see(&found, &view);
+        ck_near(found.dispersion[0], plain.dispersion);
+        ck_near(found.shift[0], plain.shift);
+        ck_near(found.entropy[0], plain.entropy);
+        for (uint32_t g = 0; g < G; g++)
+            for (uint32_t j = 0; j < tokens - W; j++) ck_near((double)found.score[g * tokens + j], plain.score[g][j]);
+    }
+    window_attention_free(&found);
+}
+
+// CAKE: budgets in proportion to the preference, what is beyond a whole layer to the others in equal parts. LAVa: the
+// layer's best scores over all heads.
+UNIT_TEST(layers_by_attention)
+{
+    const float *scores = some_scores();
+    for (int n = 0; n < 4; n++) {
+        const double ratio[] = {0.8, 0.5, 0.25, 0.9};
+        double weight[L], share[L], sum = 0, mean = floor(T * (1 - ratio[n])) - 12, over = 1;
+        for (int l = 0; l < L; l++) sum += weight[l] = entropies[l] * shifts[l];
+        for (int l = 0; l < L; l++) share[l] = weight[l] / sum * mean * L;
+        while (over > 1e-9) {
+            int room = 0;
+            over = 0;
+            for (int l = 0; l < L; l++) {
+                if (share[l] > T - 12) over += share[l] - (T - 12), share[l] = T - 12;
+                room += share[l] < T - 12;
+            }
+            for (int l = 0; l < L; l++)
+                if (share[l] < T - 12) share[l] += over / room;
+        }
+        allocate("cake", ratio[n], scores);
+        for (int h = 0; h < HEADS; h++) ck_assert(fabs(keep[h] - (share[h / G] + 12)) <= 1.0 + HEADS / 6.0);
+        allocate("lava", ratio[n], scores);
+        for (int l = 0; l < L && ratio[n] >= 0.5; l++) { // so many of the layer's tokens score at least as high
+            double of_layer = entropies[l] / 2.1 * mean * L * G + 12 * G;
+            ck_assert(fabs(keep[G * l] + keep[G * l + 1] - of_layer) <= 1.0 + HEADS / 6.0 * G);
+            ck_assert(keep[G * l + 1] > keep[G * l]); // its scores are higher
+        }
+    }
+}
+
 // A bounded layer keeps all, and the others' budgets are those of a model without it.
 UNIT_TEST(bounded_layers)
 {
@@ -166,8 +290,8 @@ UNIT_TEST(bounded_layers)
         uint32_t want[3 * HEADS];
         grant expected = {want, want + HEADS, want + 2 * HEADS};
         help_ok(allocator_parse(&a, names[n], &with, err));
-        help_ok(allocator_budgets(&a, &with, 0.7, T, scores, 4, 8, &budgets, err));
-        help_ok(allocator_budgets(&a, &without, 0.7, T, two, 4, 8, &expected, err));
+        help_ok(allocator_budgets(&a, &with, 0.7, T, scores, &seen, 4, 8, &budgets, err));
+        help_ok(allocator_budgets(&a, &without, 0.7, T, two, &seen, 4, 8, &expected, err));
         for (int h = 0; h < HEADS; h++) ck_assert_uint_eq(keep[h], h / G == 1 ? T : want[h < G ? h : h - G]);
         allocator_free(&a);
     }

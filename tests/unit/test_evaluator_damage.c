@@ -32,7 +32,7 @@ static void judge(const model *m, const metric *by, const int32_t *ids, damage_v
 {
     session *s;
     fidelity *f;
-    session_plan plan = {T, N, CUTS * N, by, 1, NULL, true};
+    session_plan plan = {T, N, CUTS * N, by, 1, NULL, true, false};
     help_ok(session_open(&s, m, &plan, err));
     help_ok(fidelity_open(&f, s, N, CUTS, err));
     help_ok(fidelity_begin(f, ids, T, NULL, NULL, err));
@@ -168,7 +168,7 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    session_plan plan = {T, N, N, &by, 1, NULL, false};
+    session_plan plan = {T, N, N, &by, 1, NULL, false, false};
     help_ok(session_open(&s, m, &plan, err));
     aside = session_context_open(s);
     help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));

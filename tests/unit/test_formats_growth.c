@@ -1,15 +1,24 @@
-// Records that become one: which attributes the whole has, what is refused, and that its bytes are those of one run.
+// Records that become one: which attributes the whole has, what is refused, and that its bytes are those of one run;
+// and loss curves and gains in records: what is put is read, and damage is named.
 #include "formats/record_growth.h"
 #include "formats_record_help.h"
+#include <math.h>
 
-enum { T = 9, COUNT = SMALL_L * SMALL_G * T };
+enum {
+    T = 9,
+    COUNT = SMALL_L * SMALL_G * T,
+    CURVE = SMALL_L * SMALL_G * RECORD_CURVE_LEVELS,
+    GAIN = SMALL_L * RECORD_GAIN_KINDS * 2
+};
 
 // A record of some contexts, metrics and questions; bit i stands for the i-th name below.
 typedef struct piece {
     unsigned contexts, metrics, questions;
     const char *files, *settings; // NULL: that of the contexts' own files; {}
     int seed;
-    float spoil; // added to the first score
+    float spoil;     // added to the first score
+    unsigned losses; // metrics that have curves; with keydiff's, each first question has gains
+    float shift;     // added to the curves
 } piece;
 
 static const char *const context_names[] = {"one", "two", "three"}, *const metric_names[] = {"tova", "keydiff", "ea"};
@@ -62,6 +71,27 @@ static void put_context(record_writer *w, size_t c, unsigned metrics, float spoi
     help_ok(record_put_context(w, context_names[c], ids, T, names, arrays, n, err));
 }
 
+static float curve_of(size_t metric, uint32_t q, size_t i)
+{
+    return (float)(i * (metric + 1) + q) / 64;
+}
+
+static void put_losses(record_writer *w, size_t c, uint32_t q, const piece *p)
+{
+    static float curves[3][CURVE], gain[GAIN];
+    const char *put[3];
+    const float *arrays[3];
+    record_losses l = {put, arrays, 0, q == 0 && p->losses & 2 ? gain : NULL};
+    for (size_t m = 0; m < 3; m++) {
+        if (!(p->losses & 1u << m)) continue;
+        for (size_t i = 0; i < CURVE; i++) curves[m][i] = curve_of(m, q, i) + p->shift;
+        put[l.n] = metric_names[m];
+        arrays[l.n++] = curves[m];
+    }
+    for (size_t i = 0; i < GAIN; i++) gain[i] = (float)i + 0.5f;
+    help_ok(record_put_losses(w, context_names[c], q, &l, err));
+}
+
 static void put_question(record_writer *w, size_t c, uint32_t q)
 {
     float oracle[COUNT];
@@ -91,7 +121,10 @@ static const char *make(const char *name, const piece *p)
         if (!(p->contexts & 1u << c)) continue;
         put_context(w, c, p->metrics, p->spoil);
         for (uint32_t q = 0; q < 3; q++)
-            if (p->questions & 1u << q) put_question(w, c, q);
+            if (p->questions & 1u << q) {
+                if (p->losses) put_losses(w, c, q, p);
+                put_question(w, c, q);
+            }
     }
     finish(w, p->contexts);
     cJSON_Delete(a);
@@ -128,12 +161,24 @@ UNIT_TEST(test_what_does_not_belong_together_is_refused)
         piece a, b;
         const char *why;
     } cases[] = {
-        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 3, 3, NULL, NULL, 5, 0}, "seed is 0 in the first, 5 in the second"},
-        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 3, 3, NULL, "{\"window\":0.2}", 0, 0}, "metric tova has other settings"},
-        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 1, 3, NULL, NULL, 0, 0}, "context two has no scores of metric keydiff"},
-        {{1, 3, 3, NULL, NULL, 0, 0}, {1, 3, 3, file_hashes[2], NULL, 0, 0}, "both have context one, and none of"},
-        {{3, 3, 3, NULL, NULL, 0, 0}, {6, 3, 3, NULL, NULL, 0, 0}, "1 of 2 calibration files"},
-        {{1, 3, 3, NULL, NULL, 0, 0}, {1, 3, 3, NULL, NULL, 0, 1}, "both have context one, with different"},
+        {{.contexts = 1, .metrics = 3, .questions = 3},
+         {.contexts = 2, .metrics = 3, .questions = 3, .seed = 5},
+         "seed is 0 in the first, 5 in the second"},
+        {{.contexts = 1, .metrics = 3, .questions = 3},
+         {.contexts = 2, .metrics = 3, .questions = 3, .settings = "{\"window\":0.2}"},
+         "metric tova has other settings"},
+        {{.contexts = 1, .metrics = 3, .questions = 3},
+         {.contexts = 2, .metrics = 1, .questions = 3},
+         "context two has no scores of metric keydiff"},
+        {{.contexts = 1, .metrics = 3, .questions = 3},
+         {.contexts = 1, .metrics = 3, .questions = 3, .files = file_hashes[2]},
+         "both have context one, and none of"},
+        {{.contexts = 3, .metrics = 3, .questions = 3},
+         {.contexts = 6, .metrics = 3, .questions = 3},
+         "1 of 2 calibration files"},
+        {{.contexts = 1, .metrics = 3, .questions = 3},
+         {.contexts = 1, .metrics = 3, .questions = 3, .spoil = 1},
+         "both have context one, with different"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *a = make("a.h5", &cases[i].a), *b = make("b.h5", &cases[i].b), *out = help_path("out.h5");
@@ -265,6 +310,95 @@ UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
     begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH,
               "holds an addition that was stopped, with");
     ck_assert(help_exists(path));
+}
+
+// ---- loss curves and gains ----
+
+UNIT_TEST(test_losses_are_read_as_they_were_put)
+{
+    record *r;
+    float curves[CURVE], gains[GAIN];
+    help_ok(record_open(&r, make("all.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3}), err));
+    for (uint32_t q = 0; q < 2; q++)
+        for (size_t m = 0; m < 2; m++) {
+            ck_assert(record_has_curves(r, 0, q, metric_names[m]));
+            help_ok(record_read_curves(r, 0, q, metric_names[m], curves, err));
+            for (size_t i = 0; i < CURVE; i++) ck_assert_float_eq(curves[i], curve_of(m, q, i));
+        }
+    ck_assert(record_has_gains(r, 0, 0));
+    ck_assert(!record_has_gains(r, 0, 1));
+    help_ok(record_read_gains(r, 0, 0, gains, err));
+    for (size_t i = 0; i < GAIN; i++) ck_assert_float_eq(gains[i], (float)i + 0.5f);
+    help_fails(record_read_gains(r, 0, 1, gains, err), KVB_MISMATCH, "question 1 has no gains of metric");
+    help_fails(record_read_curves(r, 0, 0, "ea", curves, err), KVB_MISMATCH, "has no curves of metric ea");
+    record_close(r);
+    help_ok(record_open(&r, make("old.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 0}), err));
+    ck_assert(!record_has_curves(r, 0, 0, NULL) && !record_has_gains(r, 0, 0));
+    record_close(r);
+}
+
+UNIT_TEST(test_losses_join_to_the_bytes_of_one_run)
+{
+    const char *all = make("all.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3}),
+               *tova = make("tova.h5", &(piece){.contexts = 1, .metrics = 1, .questions = 3, .losses = 1}),
+               *keydiff = make("keydiff.h5", &(piece){.contexts = 1, .metrics = 2, .questions = 3, .losses = 2}),
+               *out = help_path("out.h5");
+    help_ok(record_merge(out, INPUTS(tova, keydiff), false, err));
+    help_same_file(all, out);
+    help_ok(record_merge(out, INPUTS(all, tova), true, err));
+    help_same_file(all, out);
+    record *r;
+    help_ok(record_merge(out, INPUTS(keydiff, tova), true, err)); // attributes name the metrics in another order
+    help_ok(record_open(&r, out, err));
+    for (int m = 0; m < 2; m++) ck_assert(record_has_curves(r, 0, 1, metric_names[m]));
+    record_close(r);
+    const piece whole = {.contexts = 1, .metrics = 3, .questions = 3, .losses = 2};
+    record_writer *w = begin_add(tova, &whole, KVB_OK, NULL);
+    for (uint32_t q = 0; q < 2; q++) put_losses(w, 0, q, &whole);
+    put_context(w, 0, 2, 0);
+    finish(w, 1);
+    help_same_file(all, tova);
+}
+
+UNIT_TEST(test_wrong_losses_are_refused)
+{
+    float curves[CURVE] = {0}, gains[GAIN] = {0};
+    const char *const metric = "tova";
+    const float *const put = curves;
+    record_losses l = {&metric, &put, 1, gains};
+    record_writer *w;
+    const char *path = help_path("bad.h5");
+    help_ok(record_begin(&w, path, &small_shape, NULL, RECORD_NEW, err));
+    curves[RECORD_CURVE_LEVELS * SMALL_G] = -1;
+    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
+               "question 1: curves of tova: layer 1, row 0, column 0: found -1");
+    curves[RECORD_CURVE_LEVELS * SMALL_G] = 0;
+    gains[0] = NAN;
+    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
+               "gains of keydiff: layer 0, row 0, column 0: found nan");
+    help_fails(record_put_losses(w, "..", 0, &l, err), KVB_ARGUMENT, "context id");
+    record_writer_free(w);
+    // Two runs that disagree.
+    const char *const inputs[] = {
+        make("a.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3}),
+        make("b.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3, .shift = 1})};
+    help_fails(record_merge(help_path("c.h5"), inputs, 2, false, err), KVB_MISMATCH,
+               "with different curves of keydiff");
+}
+
+UNIT_TEST(test_levels_grow_and_protect)
+{
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < RECORD_CURVE_LEVELS; i++) {
+        uint32_t n = record_curve_tokens(i, 10000, 5);
+        ck_assert_uint_gt(n, last);
+        last = n;
+        ck_assert_uint_eq(record_curve_tokens(i, 10, 12), 10); // all are protected
+        ck_assert_uint_ge(record_curve_tokens(i, 3, 0), 1);
+    }
+    ck_assert_uint_eq(record_curve_tokens(0, 10000, 5), 30);
+    ck_assert_uint_eq(record_curve_tokens(0, 10000, 68), 68);
+    ck_assert_uint_eq(last, 8500);
 }
 
 UNIT_MAIN_EACH("formats growth", help_setup, help_teardown)

@@ -129,6 +129,10 @@ UNIT_TEST(ada_equals_a_plain_sort)
                               expected[h]);
             for (uint32_t h = 0; h < n; h++) ck_assert_uint_ge(found[h], (uint32_t)(alpha * allocate_mean(&s, ratio)));
         }
+        const double alike[3] = {0.5, 0.5, 0.5}; // layers that count the same compete as AdaKV's without safe tokens
+        allocate_layers(&s, ratio, alike, scores, sink, 2, found);
+        plain_ada(&s, ratio, 0, scores, sink, 2, s.n_layers, expected);
+        for (uint32_t h = 0; h < n; h++) ck_assert_uint_eq(found[h], expected[h]);
     }
 }
 

@@ -49,8 +49,8 @@ typedef struct methods {
          &(e).allocator_names,                                                                                        \
          "A",                                                                                                         \
          "allocator to compare with, repeatable: uniform, pyramid, ada (the default three),\nada-original, "          \
-         "ada-global, headkv=FILE, duo=FILE, and in eval oracle; parameters follow\nas :name=value; none: only the "  \
-         "tables"},                                                                                                   \
+         "ada-global, lava, cake, headkv=FILE, duo=FILE, and in eval oracle; parameters\nfollow as :name=value; "     \
+         "none: only the tables"},                                                                                    \
         {"sink",    0,   CLI_COUNT,                                                                                   \
          &(e).sink, "N", "first tokens that are always kept (default: as the table or the metric says)"},             \
     {                                                                                                                 \

@@ -109,6 +109,8 @@ static const struct {
     {"ada", {PURPLE, MARK_DIAMOND, 4}},
     {"ada-original", {PURPLE, MARK_DIAMOND, 2}},
     {"ada-global", {PURPLE, MARK_DIAMOND, 8}},
+    {"lava", {ORANGE, MARK_UP, 2}},
+    {"cake", {WINE, MARK_RING, 6}},
     {"lukv", {SKY, MARK_RING, 6}},
     {"mean_ratio", {SKY, MARK_RING, 6}},
     // Ways to make one table of many questions; the first is the default.
