@@ -1,5 +1,6 @@
 #include "sha256.h"
 #include "file_io.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -67,8 +68,8 @@ kvb_status sha256_descriptor_hex(int file, const char *name, char out[65], kvb_e
 {
     enum { STEP = 1 << 20 };
     sha256_state *s = NULL;
-    unsigned char *block = malloc(STEP);
-    kvb_status status = block ? sha256_begin(&s, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for a block", name);
+    unsigned char *block = need(STEP, 1, "bytes of a file");
+    kvb_status status = sha256_begin(&s, err);
     off_t at = 0;
     for (ssize_t n = 1; status == KVB_OK && n != 0;) {
         n = pread(file, block, STEP, at);

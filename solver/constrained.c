@@ -421,7 +421,7 @@ static double row_loss(const solving *s, uint32_t row)
     return sum;
 }
 
-static void close_bounds(const solving *s, constrained_rows *out)
+static void close_bounds(const solving *s, solved_rows *out)
 {
     const constrained_instance *x = &s->x;
 #pragma omp parallel for schedule(dynamic) if (is_large(s) && s->n_rows > 1)
@@ -441,7 +441,7 @@ static void close_bounds(const solving *s, constrained_rows *out)
 }
 
 // Units back to tokens, in the caller's order.
-static void close_keep(const solving *s, constrained_rows *out)
+static void close_keep(const solving *s, solved_rows *out)
 {
     const constrained_instance *x = &s->x;
     uint32_t n = out->n_heads;
@@ -453,31 +453,6 @@ static void close_keep(const solving *s, constrained_rows *out)
         }
 }
 
-void constrained_rows_free(constrained_rows *rows)
-{
-    free(rows->keep);
-    free(rows->greedy);
-    free(rows->loss);
-    free(rows->bound);
-    free(rows->lambda);
-    free(rows->saturated);
-    free(rows->proved);
-    *rows = (constrained_rows){0};
-}
-
-static constrained_rows make_rows(uint32_t n_rows, uint32_t n_heads)
-{
-    return (constrained_rows){.n_rows = n_rows,
-                              .n_heads = n_heads,
-                              .keep = need((size_t)n_rows * n_heads, sizeof(uint32_t), "budgets"),
-                              .greedy = need(n_rows, sizeof(double), "losses"),
-                              .loss = need(n_rows, sizeof(double), "losses"),
-                              .bound = need(n_rows, sizeof(double), "losses"),
-                              .lambda = need(n_rows, sizeof(double), "multipliers"),
-                              .saturated = need(n_rows, 1, "ratios"),
-                              .proved = need(n_rows, 1, "ratios")};
-}
-
 static kvb_status check_ratios(const double *ratios, uint32_t n_rows, kvb_error *err)
 {
     for (uint32_t i = 0; i < n_rows; i++)
@@ -487,16 +462,16 @@ static kvb_status check_ratios(const double *ratios, uint32_t n_rows, kvb_error 
     return KVB_OK;
 }
 
-kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
+kvb_status constrained_solve(solved_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err)
 {
     solving s = {.n_rows = n_rows, .ratios = ratios};
-    *out = (constrained_rows){0};
+    *out = (solved_rows){0};
     kvb_status status = check_ratios(ratios, n_rows, err);
     if (status == KVB_OK) status = constrained_instance_make(&s.x, limits, curves, err);
     if (status == KVB_OK) status = make_budgets(&s, err);
     if (status == KVB_OK) {
-        *out = make_rows(n_rows, shape_heads(&curves->shape));
+        *out = solved_rows_make(n_rows, shape_heads(&curves->shape));
         if (s.levels) level_rows(&s);
         else sweep_rows(&s);
         for (uint32_t row = 0; row < n_rows; row++) out->greedy[row] = row_loss(&s, row);
@@ -524,12 +499,12 @@ static kvb_status project_row(const kvb_limits *limits, loss_curves *curves, dou
         for (uint32_t b = 1; b <= tokens; b++) gain[b - 1] = (b > last ? steep : slope) + 2 * (ideal - b) + 1;
     }
     loss_curves_sum(curves);
-    constrained_rows rows;
+    solved_rows rows;
     kvb_status status = constrained_solve(&rows, curves, limits, &ratio, 1, false, err);
     if (status != KVB_OK) return status;
     for (uint32_t h = 0; h < n; h++) prune_ratio[h] = 1 - (double)rows.keep[h] / tokens;
     *saturated |= rows.saturated[0];
-    constrained_rows_free(&rows);
+    solved_rows_free(&rows);
     return KVB_OK;
 }
 

@@ -19,24 +19,10 @@
 #include "solver/constraints.h"
 #include "solver/exact.h"
 
-// Of R ratios; losses are absolute, not divided by the curves' total.
-typedef struct constrained_rows {
-    uint32_t n_rows, n_heads;
-    uint32_t *keep;     // [R, L, G] tokens that stay, T at the most
-    double *greedy;     // [R] greedy's loss
-    double *loss;       // [R] of keep: greedy's, or the optimum
-    double *bound;      // [R] D, 0 .. loss
-    double *lambda;     // [R] mean over the groups, per token
-    uint8_t *saturated; // [R] 1: lower limits or floors exceed the ratio's budget
-    uint8_t *proved;    // [R] with exact, 1: keep is optimal under the constraints
-    uint64_t work;      // relaxations of the exact solution
-} constrained_rows;
-
 // ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors:
 // KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED.
-kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
+kvb_status constrained_solve(solved_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err);
-void constrained_rows_free(constrained_rows *rows);
 
 // Replaces every row of prune ratios [R, L, G], averages of many problems, say, by the allowed whole-page budgets of T
 // tokens with the least sum of squared differences from (1 - r) T, and the row's full budget. Squares become a problem

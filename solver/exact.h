@@ -71,19 +71,23 @@ void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer
 #define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
 #define EXACT_MAX_BYTES (256ull << 20) // of states per thread
 
-// Of R ratios; losses are absolute, not divided by the curves' total.
-typedef struct exact_result {
-    uint32_t n_rows, n_heads, n_groups;
-    uint32_t *keep;  // [R, N] tokens that stay; a row sums to greedy's row, in every group
-    double *greedy;  // [R] greedy's loss
-    double *optimum; // [R] the least loss there is, that of keep
-    double *bound;   // [R] D(lambda), 0 .. optimum
-    uint8_t *proved; // [R] 0: a limit was met, and `optimum` is greedy's loss in at least one group
-    uint64_t work;   // relaxations in all
-} exact_result;
+// Of R ratios, also of constrained_solve(); losses are absolute, not divided by the curves' total.
+typedef struct solved_rows {
+    uint32_t n_rows, n_heads;
+    uint32_t *keep;     // [R, N] tokens that stay, T at the most
+    double *greedy;     // [R] greedy's loss
+    double *loss;       // [R] of keep: the least there is, or greedy's where that was not asked for
+    double *bound;      // [R] D(lambda), 0 .. loss
+    double *lambda;     // [R] under constraints: mean over the groups, per token
+    uint8_t *saturated; // [R] under constraints, 1: lower limits or floors exceed the ratio's budget
+    uint8_t *proved;    // [R] 1: keep is optimal; 0: a limit was met in a group, whose budgets are greedy's
+    uint64_t work;      // relaxations in all
+} solved_rows;
+
+solved_rows solved_rows_make(uint32_t n_rows, uint32_t n_heads); // all zero
+void solved_rows_free(solved_rows *x);                           // leaves it zero
 
 // The optimum of every row; a row's budget in each group is what greedy's row keeps there. `greedy` is what
 // greedy_sweep() made of these curves, with any hull. KVB_ARGUMENT: budgets that do not belong to the curves. On
 // failure *x is zero.
-kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, kvb_error *err);
-void exact_free(exact_result *x);
+kvb_status exact_solve(solved_rows *x, const loss_curves *c, const allocation *greedy, kvb_error *err);

@@ -30,7 +30,7 @@ void problem_free(problem *p)
 static kvb_status solve_limited(problem *p, const loss_curves *curves, kvb_error *err)
 {
     allocation *a = &p->allocation;
-    constrained_rows rows;
+    solved_rows rows;
     kvb_status status = constrained_solve(&rows, curves, p->options.limits, p->options.ratios, a->n_rows, false, err);
     if (status) return status;
     double scale = curves->total > 0 ? 1 / curves->total : 0;
@@ -42,7 +42,7 @@ static kvb_status solve_limited(problem *p, const loss_curves *curves, kvb_error
         p->loss[r] = rows.loss[r] * scale;
         p->bound[r] = rows.bound[r] * scale;
     }
-    constrained_rows_free(&rows);
+    solved_rows_free(&rows);
     return KVB_OK;
 }
 

@@ -67,7 +67,7 @@ static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *er
         return kvb_fail(
             err, KVB_MISMATCH,
             "%s: has no curves of output errors of %s for all of these questions, with gains of the layers; "
-            "profile with --curves, or add them (kvbudget profile --add --curves)",
+            "profile with --curves, or add a metric that is new with them (kvbudget profile --add -m METRIC --curves)",
             p->from->path, p->metric);
     if (o->loss == LOSS_OUTPUT && !own)
         return kvb_fail(

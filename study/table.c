@@ -50,11 +50,13 @@ kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_erro
 
 // ---- The optimum in place of greedy's budgets: `weight` times losses that are shares of the problem's total ---------
 
-static kvb_status improve_limited(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
+static kvb_status improve(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
     allocation *a = &p->allocation;
-    constrained_rows x;
-    kvb_status status = constrained_solve(&x, c, t->options.limits, t->options.ratios, ROWS, true, err);
+    const study_options *o = &t->options;
+    solved_rows x;
+    kvb_status status =
+        o->limits ? constrained_solve(&x, c, o->limits, o->ratios, ROWS, true, err) : exact_solve(&x, c, a, err);
     if (status != KVB_OK) return status;
     double scale = c->total > 0 ? 1 / c->total : 0;
     for (int r = 0; r < ROWS; r++) {
@@ -65,27 +67,7 @@ static kvb_status improve_limited(study_table *t, problem *p, const loss_curves 
         p->bound[r] = scale * x.bound[r];
     }
     memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);
-    constrained_rows_free(&x);
-    return KVB_OK;
-}
-
-static kvb_status improve(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
-{
-    if (t->options.limits) return improve_limited(t, p, c, weight, err);
-    allocation *a = &p->allocation;
-    exact_result x;
-    kvb_status status = exact_solve(&x, c, a, err);
-    if (status != KVB_OK) return status;
-    double scale = c->total > 0 ? 1 / c->total : 0;
-    for (int r = 0; r < ROWS; r++) {
-        t->greedy[r] += weight * scale * x.greedy[r];
-        t->optimum[r] += weight * scale * x.optimum[r];
-        t->unproved[r] |= !x.proved[r];
-        p->loss[r] = scale * x.optimum[r];
-        p->bound[r] = scale * x.bound[r];
-    }
-    memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);
-    exact_free(&x);
+    solved_rows_free(&x);
     return KVB_OK;
 }
 

@@ -17,51 +17,31 @@ void validation_free(validation *v)
 
 // ---- One problem ----------------------------------------------------------------------------------------------------
 
-static kvb_status validate_limited(validation *v, const loss_curves *c, double weight, kvb_error *err)
+// Greedy and the optimum. p: memory of the curves' shape.
+static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
     const study_options *o = &v->options;
-    double start = study_seconds();
-    constrained_rows x;
-    kvb_status status = constrained_solve(&x, c, o->limits, o->ratios, o->n_rows, true, err);
-    if (status != KVB_OK) return status;
-    v->exact_seconds += study_seconds() - start;
+    double start = study_seconds(), middle = start;
+    solved_rows x = {0};
+    kvb_status status = KVB_OK;
+    if (o->limits) {
+        status = constrained_solve(&x, c, o->limits, o->ratios, o->n_rows, true, err);
+    } else {
+        status = problem_solve_curves(p, c, err);
+        middle = study_seconds();
+        if (status == KVB_OK) status = exact_solve(&x, c, &p->allocation, err);
+    }
+    v->greedy_seconds += middle - start;
+    v->exact_seconds += study_seconds() - middle;
     v->work += x.work;
     v->n_problems++;
-    for (uint32_t r = 0; r < o->n_rows; r++) {
+    for (uint32_t r = 0; r < x.n_rows && status == KVB_OK; r++) {
         v->greedy[r] += weight * x.greedy[r];
         v->optimum[r] += weight * x.loss[r];
         v->bound[r] += weight * x.bound[r];
         v->unproved[r] += !x.proved[r];
     }
-    constrained_rows_free(&x);
-    return KVB_OK;
-}
-
-static void add_exact(validation *v, const exact_result *x, double weight)
-{
-    for (int r = 0; r < ROWS; r++) {
-        v->greedy[r] += weight * x->greedy[r];
-        v->optimum[r] += weight * x->optimum[r];
-        v->bound[r] += weight * x->bound[r];
-        v->unproved[r] += !x->proved[r];
-    }
-}
-
-// Greedy and the optimum. p: memory of the curves' shape.
-static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
-{
-    if (v->options.limits) return validate_limited(v, c, weight, err);
-    double start = study_seconds(), middle;
-    exact_result x = {0};
-    kvb_status status = problem_solve_curves(p, c, err);
-    middle = study_seconds();
-    if (status == KVB_OK) status = exact_solve(&x, c, &p->allocation, err);
-    v->greedy_seconds += middle - start;
-    v->exact_seconds += study_seconds() - middle;
-    v->work += x.work;
-    v->n_problems++;
-    if (status == KVB_OK) add_exact(v, &x, weight);
-    exact_free(&x);
+    solved_rows_free(&x);
     return status;
 }
 

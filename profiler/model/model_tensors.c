@@ -91,14 +91,13 @@ typedef struct tensor_walk {
 } tensor_walk;
 
 // Errors name file and tensor: KVB_FORMAT (missing, another shape), KVB_UNSUPPORTED (a type that cannot be read).
-static void check_shape(tensor_walk *k, weight_tensor *t, uint64_t rows, uint64_t columns, bool may_be_fp8)
+static void check_shape(tensor_walk *k, const weight_tensor *t, uint64_t rows, uint64_t columns)
 {
     kvb_error inner = {0};
     if (t->rows != rows || t->columns != columns || t->n_dims > 2)
         KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file, t->name,
                    (unsigned long long)t->rows, (unsigned long long)t->columns, (unsigned long long)rows,
                    (unsigned long long)columns);
-    else if (t->type == STORED_F8_E4M3 && may_be_fp8) k->status = weights_find_scales(k->w, t, k->err);
     else if (dequant_rows(t->type, t->data, 0, NULL, &inner) != KVB_OK)
         KEEP_ERROR(k, inner.status, "%s: tensor %s: type %s cannot be read", t->file, t->name, t->type_name);
 }
@@ -106,7 +105,7 @@ static void check_shape(tensor_walk *k, weight_tensor *t, uint64_t rows, uint64_
 static void find_tensor(tensor_walk *k, weight_tensor *out, const char *name, uint64_t rows, uint64_t columns)
 {
     if (k->status != KVB_OK) return;
-    if (weights_find(k->w, name, out)) check_shape(k, out, rows, columns, true);
+    if (weights_find(k->w, name, out)) check_shape(k, out, rows, columns);
     else
         KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(k->w), name,
                    (unsigned long long)rows, (unsigned long long)columns);
@@ -142,7 +141,7 @@ static bool find_head(tensor_walk *k, weight_tensor *out)
     if (k->status != KVB_OK) return false;
     if (!weights_has_tensors(k->w)) return said ? says_tied != 0 : k->m->family->ties;
     bool tied = !weights_find(k->w, name, out) || (said && says_tied != 0);
-    if (!tied) check_shape(k, out, c->vocabulary, c->width, true);
+    if (!tied) check_shape(k, out, c->vocabulary, c->width);
     else if (said && says_tied == 0)
         KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(k->w), name,
                    c->vocabulary, c->width);
@@ -152,13 +151,8 @@ static bool find_head(tensor_walk *k, weight_tensor *out)
 // Rows first .. first+rows-1 of a tensor that was found.
 static stored_matrix rows_of_tensor(const weight_tensor *t, uint32_t first, uint32_t rows)
 {
-    stored_matrix w = {.type = t->type,
-                       .data = t->data + first * t->row_bytes,
-                       .out = rows,
-                       .in = (uint32_t)t->columns,
-                       .scales = t->scales};
-    w.scales.first = first;
-    return w;
+    return (stored_matrix){
+        .type = t->type, .data = t->data + first * t->row_bytes, .out = rows, .in = (uint32_t)t->columns};
 }
 
 // ---- What a matrix takes ----
@@ -182,10 +176,10 @@ static void count_matrix(model *m, uint32_t group, const stored_matrix *w, bool 
 {
     const backend *b = m->device->b;
     weight_room *to = &m->rooms[group];
-    uint32_t values, bytes;
+    uint32_t values = 1, bytes = 0;
     unsigned own = model_hold(m, group, rows) & ~(unsigned)HOLD_IN_PLACE;
     uint64_t held = b->matrix_bytes(m->device, w, own);
-    stored_type_block(w->type, &values, &bytes);
+    gguf_tensor_type_block(w->type, &values, &bytes);
     to->held += held;
     to->in_place += maps ? b->matrix_bytes(m->device, w, own | HOLD_IN_PLACE) : held;
     to->file += maps ? (uint64_t)w->out * w->in / values * bytes : 0;
@@ -232,7 +226,7 @@ static void find_stack(tensor_walk *k, weight_tensor *out, uint32_t layer, const
     }
     weight_tensor flat = *out;
     flat.n_dims = 2;
-    check_shape(k, &flat, n * rows, columns, false);
+    check_shape(k, &flat, n * rows, columns);
 }
 
 // The matrix `which` of expert e; of EXPERTS_STACKED the tensor holds all experts'. Returns where its rows begin.
@@ -393,7 +387,7 @@ static void claim_experts(tensor_walk *k, uint32_t layer)
     const model_config *c = &k->m->config;
     weight_tensor t, biases[MATRICES];
     oss_tensors oss;
-    uint32_t plain = weights_layer_type(k->w), types[MATRICES] = {plain, plain, plain};
+    uint32_t plain = weights_default_type(k->w), types[MATRICES] = {plain, plain, plain};
     bool transposed = layout_of(k) == EXPERTS_TRANSPOSED, has = weights_has_tensors(k->w);
     if (transposed) {
         oss.is_blocks = weights_experts_are_mxfp4(k->w);
@@ -459,7 +453,7 @@ static void claim_layer(tensor_walk *k, uint32_t layer)
     for (int i = 0; k->status == KVB_OK && i < N_MATRICES; i++) {
         const tensor_entry *e = &matrices[i];
         if (!entry_in_layer(e, c, layer)) continue;
-        t.type = e->role == TENSOR_ROUTER ? weights_default_type(k->w) : weights_layer_type(k->w);
+        t.type = weights_default_type(k->w);
         if (has) find_entry(k, &t, e, layer);
         const stored_matrix stored = {.type = t.type, .out = e->rows, .in = e->columns};
         if (k->status == KVB_OK) count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);

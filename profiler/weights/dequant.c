@@ -271,16 +271,6 @@ SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
     for (size_t i = 0; i < n; i++) to[i] = float_of_bits((uint32_t)from[2 * i] << 16 | (uint32_t)from[2 * i + 1] << 24);
 }
 
-SIMD_CLONES void dequant_e4m3(const void *src, size_t n, float *to)
-{
-    const uint8_t *from = src;
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) {
-        uint32_t magnitude = from[i] & 0x7f, bits = bits_of_float(float_of_bits(magnitude << 20) * 0x1p120f);
-        to[i] = float_of_bits(bits | (magnitude == 0x7f ? 0x7fc00000u : 0) | (uint32_t)(from[i] & 0x80) << 24);
-    }
-}
-
 #define TYPE_NAME(name, number, values, bytes) " " #name
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "F32 tensors are copied as they are stored: little-endian");
@@ -342,13 +332,6 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in)
     return (stored_matrix){.type = GGUF_TENSOR_F32, .data = w, .out = out, .in = in};
 }
 
-void stored_type_block(uint32_t type, uint32_t *values, uint32_t *bytes)
-{
-    *values = 1, *bytes = 0;
-    if (type == STORED_F8_E4M3) *bytes = 1;
-    else gguf_tensor_type_block(type, values, bytes);
-}
-
 // The row of the file that row `row` is.
 static uint32_t row_in_file(const stored_matrix *w, uint32_t row)
 {
@@ -360,8 +343,8 @@ static uint32_t row_in_file(const stored_matrix *w, uint32_t row)
 
 static const uint8_t *row_data(const stored_matrix *w, uint32_t row)
 {
-    uint32_t values, bytes;
-    stored_type_block(w->type, &values, &bytes);
+    uint32_t values = 1, bytes = 0;
+    gguf_tensor_type_block(w->type, &values, &bytes);
     return (const uint8_t *)w->data + (size_t)row_in_file(w, row) * (w->in / values) * bytes;
 }
 
@@ -372,37 +355,14 @@ static bool all_finite(const float *x, size_t n)
     return finite;
 }
 
-// Columns first .. first+n-1 of a row, times its scales.
-static bool apply_scales(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to)
-{
-    const stored_scales *s = &w->scales;
-    uint32_t values, bytes;
-    kvb_error err;
-    stored_type_block(s->type, &values, &bytes);
-    size_t across = ((size_t)w->in + s->columns - 1) / s->columns,
-           begin = (s->first + (size_t)row_in_file(w, row)) / s->rows * across;
-    for (size_t i = 0; i < n;) {
-        size_t block = (first + i) / s->columns, end = (block + 1) * s->columns - first;
-        float scale;
-        if (dequant_rows(s->type, s->data + (begin + block) * bytes, 1, &scale, &err) != KVB_OK) return false;
-        for (; i < end && i < n; i++) to[i] *= scale;
-    }
-    return true;
-}
-
 // Columns first .. first+n-1 of a row, whole blocks. False when one is not finite.
 static bool read_values(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to)
 {
-    uint32_t values, bytes;
+    uint32_t values = 1, bytes = 0;
     kvb_error err;
-    stored_type_block(w->type, &values, &bytes);
+    gguf_tensor_type_block(w->type, &values, &bytes);
     const uint8_t *from = row_data(w, row) + (size_t)(first / values) * bytes;
-    bool ok = true;
-    if (w->type == STORED_F8_E4M3) {
-        dequant_e4m3(from, n, to);
-        ok = !w->scales.data || apply_scales(w, row, first, n, to);
-    } else ok = dequant_rows(w->type, from, n, to, &err) == KVB_OK;
-    return ok && all_finite(to, n);
+    return dequant_rows(w->type, from, n, to, &err) == KVB_OK && all_finite(to, n);
 }
 
 bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to)
@@ -416,8 +376,8 @@ bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t
 {
     enum { MOST = 1024, LARGEST_BLOCK = 256 };
     float blocks[MOST + 2 * LARGEST_BLOCK];
-    uint32_t values, bytes;
-    stored_type_block(w->type, &values, &bytes);
+    uint32_t values = 1, bytes = 0;
+    gguf_tensor_type_block(w->type, &values, &bytes);
     if (first == 0 && n == w->in) return stored_rows(w, row, 1, to);
     uint32_t begin = first / values * values, end = (first + n + values - 1) / values * values;
     bool ok = read_values(w, row, begin, end - begin, blocks);

@@ -22,7 +22,4 @@ unsigned dequant_step_bits(uint32_t type);
 // block.
 void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *wholes, float *steps, float *bases);
 
-// FP8 E4M3 as torch's float8_e4m3fn (no infinities; NaN is all ones): n values at src to dst. Exact.
-void dequant_e4m3(const void *src, size_t n, float *to);
-
 float half_to_float(uint16_t half); // IEEE binary16, denormals and NaN payloads kept

@@ -5,31 +5,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// FP8 E4M3, one byte per value, as folders of Hugging Face have it: a number beyond those of gguf_tensor_type, which no
-// GGUF file may use.
-enum { STORED_F8_E4M3 = 1 << 16 };
-
-// What the values of FP8 are multiplied by: one number per block of rows x columns of the tensor, those at its edges
-// smaller, row after row of blocks.
-typedef struct stored_scales {
-    uint32_t type; // F32, F16 or BF16
-    const unsigned char *data;
-    uint32_t rows, columns; // of a block
-    uint32_t first;         // the tensor's row that is row 0 of the matrix
-} stored_scales;
-
 typedef struct stored_matrix {
-    uint32_t type;    // a gguf_tensor_type that dequant_rows can read, or STORED_F8_E4M3
+    uint32_t type;    // a gguf_tensor_type that dequant_rows can read
     const void *data; // rows back to back, whole blocks each
     uint32_t out, in;
-    uint32_t paired;      // rows of a head that RoPE turns in pairs: neighbours in the file, half as many as turn apart
-                          // here; 0: rows stand as they are
-    uint32_t turned;      // of these, how many turn: the first ones
-    stored_scales scales; // of FP8; data NULL: none, its values stand as they are
+    uint32_t paired; // rows of a head that RoPE turns in pairs: neighbours in the file, half as many as turn apart
+                     // here; 0: rows stand as they are
+    uint32_t turned; // of these, how many turn: the first ones
 } stored_matrix;
-
-// Values and bytes per block of a type.
-void stored_type_block(uint32_t type, uint32_t *values, uint32_t *bytes);
 
 stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
 

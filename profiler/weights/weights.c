@@ -84,11 +84,6 @@ uint32_t weights_default_type(const weights *w)
     return GGUF_TENSOR_BF16;
 }
 
-uint32_t weights_layer_type(const weights *w)
-{
-    return w->is_fp8 ? (uint32_t)STORED_F8_E4M3 : weights_default_type(w);
-}
-
 bool weights_experts_are_mxfp4(const weights *w)
 {
     return w->is_mxfp4;

@@ -95,13 +95,12 @@ typedef enum weight_key {
 typedef struct weight_tensor {
     char name[128];         // in the file
     const char *file;       // for messages
-    uint32_t type;          // a gguf_tensor_type, STORED_F8_E4M3, or a number that none has
+    uint32_t type;          // a gguf_tensor_type, or a number that none has
     char type_name[16];     // for messages
     uint32_t n_dims;        // beyond two: those are part of rows
     uint64_t rows, columns; // a vector has one row
     const unsigned char *data;
     size_t row_bytes;
-    stored_scales scales; // of FP8, after weights_find_scales
 } weight_tensor;
 
 typedef struct weights weights;
@@ -139,8 +138,6 @@ void weights_close(weights *w); // NULL is fine
 bool weights_has_tensors(const weights *w);
 // A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
 uint32_t weights_default_type(const weights *w);
-// The same of the layers' matrices but routers: STORED_F8_E4M3 where the config says that they are quantised so.
-uint32_t weights_layer_type(const weights *w);
 bool weights_experts_are_mxfp4(const weights *w); // says the config
 
 const char *weights_name(const weights *w); // the path, for messages
@@ -159,10 +156,6 @@ kvb_status weights_list(const weights *w, weight_key key, double *out, size_t ma
 
 // The tensor of that name ("" : none of this role in this container); false where the source has none. Claims it.
 bool weights_find(weights *w, const char *name, weight_tensor *out);
-// The scales of an FP8 tensor, NAME_scale_inv or NAME_scale, one per block that the config names, per row or for all of
-// it. KVB_FORMAT: missing, or not of that shape; KVB_UNSUPPORTED: of a type that cannot be read; KVB_NUMERIC: one is
-// not finite. Claims them.
-kvb_status weights_find_scales(weights *w, weight_tensor *t, kvb_error *err);
 // A tensor that nobody has asked for and that a text model needs; NULL: there is none.
 const char *weights_unclaimed(const weights *w);
 

@@ -31,9 +31,7 @@ struct weights {
     char architecture[64];
     const weights_kind *kind;
     void *source;       // the kind's own
-    bool is_fp8;        // says the config: of its layers
-    bool is_mxfp4;      // of its experts
-    uint32_t block[2];  // rows and columns that share a scale; 0: the scales' shape says it
+    bool is_mxfp4;      // says the config: of its experts
     weight_name *names; // of all tensors, sorted
     size_t n_names, max_names;
     weight_file *files; // [n_files] in the order in which they are hashed

@@ -46,7 +46,45 @@ expect 0 'losses in nats' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --cur
 expect 0 'solve for them' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
 says 'it compares ratio by ratio' 'Taken: own budgets at [0-9]+ ratios, uniform at [0-9]+, published at [0-9]+'
 check 'the table keeps the invariants' table nats.safetensors $L $G keydiff
+while read -r name options; do # every way to solve knows this loss
+    # shellcheck disable=SC2086
+    expect 0 "losses in nats: $name" solve nats.h5 --metric keydiff --loss output $options --json --quiet
+    # shellcheck disable=SC2016
+    json "losses in nats: $name, predicted KL that grows with the ratio" out \
+        '(lambda x: x == sorted(x) and x[-1] > 0 and all(v >= 0 for v in x))([r.get("table_loss", r.get("loss"))
+        for r in j["rows"] if r.get("allocator", r.get("aggregate", "")) in ("", "mean_loss", "mean_ratio", "worst",
+        "cvar:0.5")][-3:])'
+done <<'WAYS'
+the_average --alone
+worst --aggregate worst --alone
+cvar --aggregate cvar:0.5 --alone
+exact --exact --ratios 0.3,0.5,0.8
+floors --floor 0.2@0 --ratios 0.3,0.5,0.8
+pages --block 16 --ratios 0.3,0.5,0.8
+layers --scope layer --alone
+holdout --holdout
+WAYS
+expect 0 'gains and losses of layers' inspect nats.h5 --json
+json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
+    all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"
+expect 0 'their picture' plot nats.h5 -o layers.svg
+check 'has gains, losses of layers and of all' charts layers.svg 3
+fails 'a picture without curves' 'profile with --curves' plot run.h5 -o no.svg
+misused 'a picture of two records' 'a record is drawn alone' plot run.h5 nats.h5 -o no.svg
+expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
+if grep -q 'id="layers"' nats.html && grep -q 'predicts a KL of' nats.html; then ok 'shows which layers matter'; else
+    not_ok 'shows which layers matter'
+fi
+expect 0 'solve without curves' solve run.h5 --metric keydiff
+says 'says what is minimised and what there is beyond' 'importance .*profile --curves' err
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
+
+cp nats.h5 grown.h5
+expect 0 'a metric is added without curves' profile tiny.gguf --add -o grown.h5 --metric knorm
+says 'says what that costs' 'has curves, and what is added gets none: give --curves' err
+fails 'solve says how they are added' 'profile --add -m METRIC --curves' solve grown.h5 --metric knorm --loss output
+expect 0 'a new one with them' profile tiny.gguf --add -o grown.h5 --metric tova --curves --quiet
+expect 0 'both can be solved' solve grown.h5 --metric knorm --metric tova --loss output --quiet
 
 # ---- budgets
 expect 0 'budgets' budgets keydiff.safetensors --ratio 0.5 --tokens 1000

@@ -37,12 +37,11 @@ LAG = 64  # partitions of LagKV: several in a short context
 CUTS = ("-m", "keydiff", "-m", "snapkv:kvpress:window=16", "-a", "uniform", "-a", "ada", "-r", "0.5,0.9")
 # What the container cannot say: which layers are without experts, which do not turn if it is not every fourth, and
 # windows of the llama architecture, whose files Mistral's are.
-NOT_IN_GGUF = {"qwen3-moe", "qwen3-moe-fp8", "smollm3", "mistral-window"}
+NOT_IN_GGUF = {"qwen3-moe", "smollm3", "mistral-window"}
 FIXTURES = (
     "llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3",
     "gpt-oss", "qwen3-moe", "mixtral", "olmoe", "glm4", "exaone4", "cohere", "cohere2",
     "ministral3", "cohere-norm", "olmoe-clip", "gpt-oss-mxfp4", "seed-oss",
-    "llama-fp8", "qwen3-moe-fp8",
 )  # fmt: skip
 
 
@@ -130,8 +129,6 @@ def compare(a, name, folder):
         print(f"{name:16s} {shape}", flush=True)
     m = family_models.make(name, shape)
     family_models.save(m, folder)
-    if name in family_models.READ_BY_TRANSFORMERS and not shape:  # which need not be whole blocks
-        m = family_models.read_quantised(folder, name)
     one, good = Comparison(a, folder, m), True
     models = {"folder": folder}
     if name not in NOT_IN_GGUF and gguf_models.write(m, folder / "model.gguf"):

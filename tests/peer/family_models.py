@@ -8,7 +8,6 @@ reach past.
 import copy
 import json
 
-import numpy as np
 import safetensors.torch
 import torch
 import transformers
@@ -28,7 +27,7 @@ COMMON = dict(
 )
 TINY = dict(hidden_size=32, intermediate_size=16, vocab_size=61)
 # Seeds with which no row of a fixture stands so close between two experts that bfloat16 takes another.
-FAR_FROM_TIES = {"mixtral": 17, "gpt-oss": 5, "qwen3-moe-fp8": 17}
+FAR_FROM_TIES = {"mixtral": 17, "gpt-oss": 5}
 
 
 def small(model_type, heads, kv_heads, head_dim=None, **settings):
@@ -60,7 +59,6 @@ MODELS = {
     "llama": small("llama", 4, 4, 16),
     "llama-bias": small("llama", 6, 2, 24, attention_bias=True, mlp_bias=True),
     "llama3": small("llama", 8, 1, 16, **LLAMA3),
-    "llama-fp8": small("llama", 6, 2, 24),
     "llama-linear": small("llama", 4, 1, 16, **rope("linear", factor=4.0)),
     "llama-yarn": small("llama", 5, 1, 24, **rope("yarn", factor=8.0, original_max_position_embeddings=64)),
     "llama-dynamic": small("llama", 4, 2, 16, **rope("dynamic", factor=4.0), max_position_embeddings=256),
@@ -69,14 +67,9 @@ MODELS = {
     "ministral3": small(
         "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
     ),
-    "ministral3-fp8": small(
-        "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
-    ),
     "qwen2": small("qwen2", 4, 2),
     "qwen2-window": small("qwen2", 4, 2, use_sliding_window=True, max_window_layers=2, **WINDOWS),
     "qwen3": small("qwen3", 7, 1, 24),
-    "qwen3-fp8": small("qwen3", 4, 2, 16),
-    "qwen3-moe-fp8": small("qwen3_moe", 4, 1, 16, mlp_only_layers=[1], **(QWEN3_MOE | dict(num_hidden_layers=3))),
     "phi3": small("phi3", 4, 2, sliding_window=None),
     "phi3-longrope": small("phi3", 4, 1, sliding_window=None, original_max_position_embeddings=64, **LONGROPE),
     "phi4-mini": small("phi3", 4, 2, sliding_window=None, **rope("default", partial_rotary_factor=0.75)),
@@ -156,42 +149,6 @@ def draw_shape(name, rng):
     return drawn
 
 
-# Of these transformers multiplies the scales itself, on any machine: they are of quant_method fp8, in whole blocks.
-READ_BY_TRANSFORMERS = {"ministral3-fp8", "qwen3-fp8"}
-# Quantised models: config, rows and columns that share a scale (None: all of them), the scales' name and type.
-FP8 = {
-    "llama-fp8": (
-        {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
-            "ignore": ["lm_head"],
-        },
-        (1, None),
-        "weight_scale",
-        torch.bfloat16,
-    ),
-    "ministral3-fp8": (
-        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
-        (None, None),
-        "weight_scale_inv",
-        torch.float32,
-    ),
-    "qwen3-fp8": (
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]},
-        (16, 32),
-        "weight_scale_inv",
-        torch.float32,
-    ),
-    "qwen3-moe-fp8": (
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 20]},
-        (24, 20),
-        "weight_scale_inv",
-        torch.float32,
-    ),
-}
-
-
 def make(name, changes=None, dtype=torch.float32, seed=1):
     """The model in float32, its numbers rounded to dtype: what is saved is what is compared."""
     model_type, settings = MODELS[name]
@@ -212,56 +169,7 @@ def make(name, changes=None, dtype=torch.float32, seed=1):
     m.packed, m.quantisation = {}, None
     if name.endswith("mxfp4"):
         m.packed, m.quantisation = pack_experts(m), {"quant_method": "mxfp4", "modules_to_not_convert": []}
-    elif name.endswith("fp8"):
-        m.packed, m.quantisation = quantise(m, *FP8[name])
     return m
-
-
-def quantise(m, config, block, scale_name, scale_type):
-    """FP8 E4M3 as it is published: {name: tensor} and the config of it. The model takes what torch makes of both, in
-    float32."""
-    packed = {}
-    for name, w in m.named_parameters():
-        if not name.endswith("_proj.weight") and "experts" not in name:
-            continue
-        for path, one in matrices_of(name, w):
-            rows, columns = (size or full for size, full in zip(block, one.shape))
-            down, across = -(-one.shape[0] // rows), -(-one.shape[1] // columns)
-            stored, scales = torch.empty_like(one, dtype=torch.float8_e4m3fn), torch.empty(down, across)
-            for i in range(down):
-                for k in range(across):
-                    here = np.s_[i * rows : (i + 1) * rows, k * columns : (k + 1) * columns]
-                    scales[i, k] = (one[here].abs().max() / 448).to(scale_type)
-                    stored[here] = (one[here] / scales[i, k]).to(torch.float8_e4m3fn)
-                    one[here] = stored[here].to(torch.float32) * scales[i, k]
-            if block == (None, None):
-                scales = scales[0, 0]
-                packed[path.replace("weight", "activation_scale")] = torch.tensor(0.5)  # changes nothing here
-            packed |= {path: stored, path.replace("weight", scale_name): scales.to(scale_type)}
-    return packed, config
-
-
-def read_quantised(folder, name):
-    """The FP8 model of a folder as transformers itself reads it, in float32."""
-    how = transformers.FineGrainedFP8Config(weight_block_size=FP8[name][0]["weight_block_size"], dequantize=True)
-    m = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=how, dtype=torch.float32, attn_implementation="eager"
-    )
-    return m.eval()
-
-
-def matrices_of(name, w):
-    """The matrices of a parameter, by their names in a published folder: transformers stacks experts."""
-    with torch.no_grad():
-        if w.dim() == 2:
-            return [(name, w.data)]
-        stem, what = name.rsplit(".", 1)
-        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[what]
-        return [
-            (f"{stem}.{e}.{part}.weight", rows)
-            for e in range(len(w))
-            for part, rows in zip(parts, w.data[e].chunk(len(parts)))
-        ]
 
 
 def pack_experts(m):

@@ -118,7 +118,7 @@ static int loose; // rows whose stored bound is not the best there is
 static int check_case(const loss_curves *c, const kvb_limits *m, const double *ratios, int round)
 {
     kvb_error err = {0};
-    constrained_rows greedy, exact;
+    solved_rows greedy, exact;
     uint32_t groups = m->ranks * (m->by_layer ? m->n_layers : 1), layers = m->by_layer ? 1 : m->n_layers, better = 0;
     judged j[8];
     for (uint32_t g = 0; g < groups; g++) j[g] = judge_group(m, c, g);
@@ -169,8 +169,8 @@ static int check_case(const loss_curves *c, const kvb_limits *m, const double *r
         ck_assert(greedy.loss[r] == exact.greedy[r]);
         better += optimum < greedy.loss[r] - tolerance;
     }
-    constrained_rows_free(&greedy);
-    constrained_rows_free(&exact);
+    solved_rows_free(&greedy);
+    solved_rows_free(&exact);
     for (uint32_t g = 0; g < groups; g++) free(j[g].best);
     return (int)better;
 }

@@ -48,7 +48,7 @@ static double dual(const loss_curves *c, uint32_t first, uint32_t n, double lamb
 
 typedef struct solved_case {
     problem p;
-    exact_result x;
+    solved_rows x;
     double tolerance;
 } solved_case;
 
@@ -62,20 +62,20 @@ static void solve_case(solved_case *s, case_kind kind, const cache_shape *shape,
 
 static void free_case(solved_case *s)
 {
-    exact_free(&s->x);
+    solved_rows_free(&s->x);
     problem_free(&s->p);
 }
 
 static void check_budgets(const solved_case *s, int r)
 {
-    const exact_result *x = &s->x;
+    const solved_rows *x = &s->x;
     const loss_curves *c = &s->p.curves;
     const uint32_t *keep = x->keep + (size_t)r * x->n_heads, *greedy = s->p.allocation.keep + (size_t)r * x->n_heads;
-    uint32_t n = x->n_heads / x->n_groups;
+    uint32_t n = x->n_heads / s->p.allocation.n_groups;
     for (uint32_t h = 0; h < x->n_heads; h++) ck_assert(keep[h] >= c->floor && keep[h] <= c->shape.n_tokens);
-    for (uint32_t g = 0; g < x->n_groups; g++)
+    for (uint32_t g = 0; g < s->p.allocation.n_groups; g++)
         ck_assert_uint_eq(case_total(keep + g * n, n), case_total(greedy + g * n, n));
-    ck_assert(fabs(certificate_loss(c, 0, x->n_heads, keep) - x->optimum[r]) <= s->tolerance);
+    ck_assert(fabs(certificate_loss(c, 0, x->n_heads, keep) - x->loss[r]) <= s->tolerance);
 }
 
 // The certificate's bound is D at greedy's multipliers, and any other multiplier's is weaker.
@@ -93,17 +93,17 @@ static void check_bound(const solved_case *s, int r)
         size += 2e-12 * lambda * n * c->shape.n_tokens;
     }
     ck_assert(fabs(fmax(bound, 0) - s->p.bound[r] * c->total) <= size);
-    ck_assert(weaker <= s->x.optimum[r] + size);
+    ck_assert(weaker <= s->x.loss[r] + size);
 }
 
 // bound <= checker's <= optimum <= greedy at every ratio; optimum = the dynamic program's.
 static int check_rows(const solved_case *s, case_kind kind, bool feasible)
 {
-    const exact_result *x = &s->x;
-    uint32_t n = x->n_heads / x->n_groups;
+    const solved_rows *x = &s->x;
+    uint32_t n = x->n_heads / s->p.allocation.n_groups;
     int better = 0;
     double optimum[TABLE_ROWS] = {0}, proved[TABLE_ROWS], near[TABLE_ROWS];
-    for (uint32_t g = 0; g < x->n_groups; g++) {
+    for (uint32_t g = 0; g < s->p.allocation.n_groups; g++) {
         double *judge = optima(&s->p.curves, g * n, n, NULL, NULL);
         for (int r = 0; r < TABLE_ROWS; r++)
             optimum[r] += judge[case_total(s->p.allocation.keep + (size_t)r * x->n_heads + g * n, n)];
@@ -111,19 +111,19 @@ static int check_rows(const solved_case *s, case_kind kind, bool feasible)
     }
     // From about where it is, or from far away.
     for (int r = 0; r < TABLE_ROWS; r++) near[r] = s->p.lambda[r] * s->p.curves.total * (kind % 2 ? 1 : 1e-9);
-    checker_rows(&s->p.curves, x->n_groups > 1, TABLE_ROWS, s->p.options.ratios, near, proved);
+    checker_rows(&s->p.curves, s->p.allocation.n_groups > 1, TABLE_ROWS, s->p.options.ratios, near, proved);
     for (int r = 0; r < TABLE_ROWS; r++) {
         ck_assert_uint_eq(x->proved[r], 1);
         check_budgets(s, r);
-        ck_assert_msg(fabs(x->optimum[r] - optimum[r]) <= s->tolerance, "kind %d row %d: %.17g, DP %.17g", kind, r,
-                      x->optimum[r], optimum[r]);
-        ck_assert(x->bound[r] <= x->optimum[r] && x->optimum[r] <= x->greedy[r] + s->tolerance);
-        ck_assert(proved[r] >= x->bound[r] - 10 * s->tolerance && proved[r] <= x->optimum[r] + 10 * s->tolerance);
+        ck_assert_msg(fabs(x->loss[r] - optimum[r]) <= s->tolerance, "kind %d row %d: %.17g, DP %.17g", kind, r,
+                      x->loss[r], optimum[r]);
+        ck_assert(x->bound[r] <= x->loss[r] && x->loss[r] <= x->greedy[r] + s->tolerance);
+        ck_assert(proved[r] >= x->bound[r] - 10 * s->tolerance && proved[r] <= x->loss[r] + 10 * s->tolerance);
         if (feasible && r % 7 == 0) check_bound(s, r);
         if (feasible) ck_assert(fabs(x->bound[r] - s->p.bound[r] * s->p.curves.total) <= s->tolerance);
         if (kind == CASE_PERFECT || kind == CASE_ZERO || kind == CASE_CONSTANT)
             ck_assert(x->greedy[r] - x->bound[r] <= s->tolerance);
-        better += x->optimum[r] < x->greedy[r] - 1e-6 * s->p.curves.total;
+        better += x->loss[r] < x->greedy[r] - 1e-6 * s->p.curves.total;
     }
     return better;
 }
@@ -175,7 +175,7 @@ UNIT_TEST(known_gap)
     const double ratios[2] = {0.625, 0.8125}; // 10 and 13 of 16 tokens go
     double proved[2];
     problem p;
-    exact_result x;
+    solved_rows x;
     kvb_error err = {0};
     problem_init(&p, &(cache_shape){1, 2, 8, 0, 0}, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, 2, NULL});
     memcpy(p.curves.gain, gains, sizeof gains);
@@ -183,17 +183,17 @@ UNIT_TEST(known_gap)
     must(problem_solve(&p, &err), &err);
     must(exact_solve(&x, &p.curves, &p.allocation, &err), &err);
     ck_assert_double_eq(x.greedy[0], 68);
-    ck_assert_double_eq(x.optimum[0], 68);
+    ck_assert_double_eq(x.loss[0], 68);
     ck_assert(p.allocation.keep[0] == 3 && p.allocation.keep[1] == 3);
     ck_assert(p.allocation.keep[2] == 2 && p.allocation.keep[3] == 1);
     ck_assert_double_eq(x.greedy[1], 119);
-    ck_assert_double_eq(x.optimum[1], 110);
+    ck_assert_double_eq(x.loss[1], 110);
     ck_assert_double_eq(x.bound[1], 109);
     ck_assert_uint_eq(x.keep[2] + x.keep[3], 3);
     ck_assert_double_eq(loss_at(&p.curves, 0, x.keep[2]) + loss_at(&p.curves, 1, x.keep[3]), 110);
     checker_rows(&p.curves, false, 2, ratios, NULL, proved);
     ck_assert_double_eq_tol(proved[1], 109, 1e-9);
-    exact_free(&x);
+    solved_rows_free(&x);
     problem_free(&p);
 }
 
@@ -238,7 +238,7 @@ UNIT_TEST(threads_do_not_matter)
     cache_shape shape = {10, 3, 1200, 4, 32};
     solved_case s = {0};
     solve_case(&s, CASE_HEAVY, &shape, SCOPE_LAYER, HULL_FEASIBLE);
-    exact_result again;
+    solved_rows again;
     kvb_error err = {0};
     omp_set_num_threads(before == 1 ? 3 : 1);
     must(exact_solve(&again, &s.p.curves, &s.p.allocation, &err), &err);
@@ -246,7 +246,7 @@ UNIT_TEST(threads_do_not_matter)
     ck_assert_mem_eq(again.keep, s.x.keep, sizeof *again.keep * TABLE_ROWS * 30);
     ck_assert_mem_eq(again.bound, s.x.bound, sizeof *again.bound * TABLE_ROWS);
     ck_assert_uint_eq(again.work, s.x.work);
-    exact_free(&again);
+    solved_rows_free(&again);
     free_case(&s);
 }
 
@@ -281,7 +281,7 @@ UNIT_TEST(wrong_arguments_are_refused)
     case_seed("wrong");
     cache_shape shape = {1, 2, 400, 1, 1}, other = {1, 3, 400, 1, 1};
     problem p;
-    exact_result x;
+    solved_rows x;
     loss_curves c;
     kvb_error err = {0};
     double loss[2], bound[2];
@@ -316,8 +316,8 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
     double ratios[TABLE_ROWS], bound[TABLE_ROWS];
     metric_order order;
     problem p;
-    exact_result x;
-    constrained_rows rows;
+    solved_rows x;
+    solved_rows rows;
     kvb_limits limits;
     table_ratios(ratios);
     must(metric_order_make(&order, shape, scores, &err), &err);
@@ -331,15 +331,19 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
     checker_rows(&p.curves, false, TABLE_ROWS, ratios, NULL, bound);
     for (int r = 0; r < TABLE_ROWS; r++) {
         ck_assert(isfinite(p.loss[r]) && isfinite(p.bound[r]) && isfinite(p.lambda[r]) && p.bound[r] <= p.loss[r]);
-        ck_assert(x.proved[r] && x.optimum[r] <= x.greedy[r] && rows.proved[r]);
-        ck_assert(bound[r] <= x.optimum[r] + 1e-12 * p.curves.total);
+        ck_assert(x.proved[r] && x.loss[r] <= x.greedy[r] && rows.proved[r]);
+        ck_assert(bound[r] <= x.loss[r] + 1e-12 * p.curves.total);
         ck_assert(isfinite(rows.loss[r]) && isfinite(rows.bound[r]) && rows.bound[r] <= rows.loss[r]);
         must(constrained_check(&limits, shape->n_tokens, rows.keep + (size_t)r * rows.n_heads, &err), &err);
-        losses[r] = x.optimum[r];
+        losses[r] = x.loss[r];
     }
-    constrained_rows_free(&rows);
+    solved_rows_free(&rows);
+    rows = solved_rows_make(2, 3);
+    ck_assert(rows.n_rows == 2 && rows.keep[5] == 0 && rows.loss[1] == 0 && rows.proved[1] == 0);
+    solved_rows_free(&rows);
+    ck_assert_ptr_null(rows.keep);
     kvb_limits_free(&limits);
-    exact_free(&x);
+    solved_rows_free(&x);
     problem_free(&p);
     metric_order_free(&order);
 }

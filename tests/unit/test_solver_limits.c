@@ -45,7 +45,7 @@ static bool make_table(const kvb_limits *m, const cache_shape *s, bool exact, do
 {
     kvb_error err = {0};
     loss_curves c;
-    constrained_rows rows;
+    solved_rows rows;
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
     case_curves(&c, (case_kind)case_below(CASE_KINDS), s);
@@ -54,7 +54,7 @@ static bool make_table(const kvb_limits *m, const cache_shape *s, bool exact, do
         prune[i] = 1 - (double)rows.keep[i] / s->n_tokens;
     for (int r = 0; status == KVB_OK && r < TABLE_ROWS; r++) // the written table itself
         must(constrained_check(m, s->n_tokens, rows.keep + (size_t)r * rows.n_heads, &err), &err);
-    if (status == KVB_OK) constrained_rows_free(&rows);
+    if (status == KVB_OK) solved_rows_free(&rows);
     else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
     loss_curves_free(&c);
     return status == KVB_OK;
@@ -228,7 +228,7 @@ UNIT_TEST(contradictions)
     kvb_error err = {0};
     cache_shape s = {2, 2, 100, 2, 2};
     loss_curves c;
-    constrained_rows rows;
+    solved_rows rows;
     double ratios[] = {0.5, 0.9};
     kvb_limits m;
     case_seed("contradictions");
@@ -237,7 +237,7 @@ UNIT_TEST(contradictions)
     for (int h = 0; h < 4; h++) m.least[h] = 0.25;
     must(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), &err);
     ck_assert(!rows.saturated[0] && rows.saturated[1]);
-    constrained_rows_free(&rows);
+    solved_rows_free(&rows);
     must(constrained_require(&c, &m, ratios, 1, &err), &err);
     ck_assert_int_eq(constrained_require(&c, &m, ratios, 2, &err), KVB_ARGUMENT);
     ck_assert_msg(strstr(err.message, "ratio 0.9") && strstr(err.message, "at least 100") &&
@@ -306,7 +306,7 @@ UNIT_TEST(unequal_lengths)
         uint32_t n = shape_heads(&s[0]), keep[16];
         const double ratios[] = {0.1, 0.3, 0.5};
         double proved[3], prune[3 * 16], loss[3] = {0};
-        constrained_rows rows;
+        solved_rows rows;
         kvb_status status = kvb_limits_check(&m, &err);
         if (status == KVB_OK) status = constrained_solve(&rows, &mean.curves, &m, ratios, 3, round % 3 == 0, &err);
         if (status == KVB_OK) {
@@ -325,7 +325,7 @@ UNIT_TEST(unequal_lengths)
             for (int k = 0; k < 3; k++) must(constrained_loss_add(loss, &pair[k], &m, 3, prune, keep, &err), &err);
             // Lengths are read between, and rounded, so that the mean curves are right to about a page of every head.
             for (int r = 0; r < 3; r++) ck_assert(fabs(loss[r] / 3 - rows.loss[r]) < 0.05 + 0.002 * m.block);
-            constrained_rows_free(&rows);
+            solved_rows_free(&rows);
         } else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
         for (int k = 0; k < 3; k++) loss_curves_free(&pair[k]);
         loss_mean_free(&mean);

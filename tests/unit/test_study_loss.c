@@ -1,5 +1,6 @@
 // Tables that minimise what eviction does to the model's output: curves and gains written by hand, the budgets that
 // follow from them, and rivals that lose less on texts that a table has not seen.
+#include "study/layer_losses.h"
 #include "study/output_loss.h"
 #include "study/table.h"
 #include "study/versus.h"
@@ -86,6 +87,28 @@ UNIT_TEST(test_curves_are_lines_between_the_levels)
     ck_assert_double_eq_tol(loss_at(&c, 1, T), 0, 1e-6); // all tokens lose nothing
     loss_curves_free(&c);
     selection_close(&s);
+}
+
+// Half of the tokens, and what the heads' own shares leave: straight lines, times the gain.
+UNIT_TEST(test_layers_have_gains_and_losses)
+{
+    layer_losses l;
+    const double even[2] = {0.5, 0.75}, pruned[2] = {0, 0.5};
+    const char *path = make("layers.h5", STEEP, STEEP, 0);
+    double g = cbrt(2.0 * 4 * 6);
+    help_ok(layer_losses_read(&l, path, "keydiff", even, NULL, 2, err));
+    ck_assert_uint_eq(l.n_layers, 1);
+    ck_near(l.layer[0], 0);
+    ck_near(l.gain[0], g);
+    ck_assert_double_eq_tol(l.loss[0], g * 9 * 0.5, 1e-5);
+    ck_assert_double_eq_tol(l.loss[1], g * 9 * 0.75, 1e-5);
+    layer_losses_free(&l);
+    help_ok(layer_losses_read(&l, path, "keydiff", NULL, pruned, 1, err));
+    ck_assert_double_eq_tol(l.loss[0], g * 0.5, 1e-5);
+    layer_losses_free(&l);
+    help_fails(layer_losses_read(&l, make("half.h5", STEEP, NULL, 0), "keydiff", even, NULL, 2, err), KVB_MISMATCH,
+               "has no curves");
+    layer_losses_free(&l);
 }
 
 // The head whose output matters eight times as much keeps what it can; the prediction is in nats, and what the table

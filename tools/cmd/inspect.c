@@ -11,6 +11,7 @@
 #include "runtime/json.h"
 #include "runtime/text.h"
 #include "study/interval.h"
+#include "study/layer_losses.h"
 #include "tools/cli.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_files.h"
@@ -26,6 +27,28 @@ static void add_question(cJSON *list, const record_question_info *q)
     cJSON *one = cJSON_CreateObject();
     cJSON_AddItemToArray(list, one);
     json_put(one, "number %u n_queries %u n_suffix %u n_answer %u", q->number, q->n_queries, q->n_suffix, q->n_answer);
+}
+
+// Where a metric has curves: each layer's gain, and what it is predicted to lose with even budgets at 80 %, in nats.
+static void add_layers(cJSON *doc, const char *path, const record_context_info *c)
+{
+    const double ratio = 0.8;
+    cJSON *layers = NULL;
+    for (uint32_t m = 0; m < c->n_metrics; m++) {
+        layer_losses found;
+        if (layer_losses_read(&found, path, c->metrics[m], &ratio, NULL, 1, NULL) == KVB_OK) {
+            bool first = !layers;
+            if (first) layers = cJSON_AddArrayToObject(doc, "predicted_loss_at_80_percent");
+            for (uint32_t l = 0; l < found.n_layers; l++) {
+                if (first) cJSON_AddItemToArray(layers, cJSON_CreateObject());
+                cJSON *one = cJSON_GetArrayItem(layers, (int)l);
+                if (first) cJSON_AddNumberToObject(one, "layer", found.layer[l]);
+                if (first) cJSON_AddNumberToObject(one, "gain", found.gain[l]);
+                cJSON_AddNumberToObject(one, c->metrics[m], found.loss[l]);
+            }
+        }
+        layer_losses_free(&found);
+    }
 }
 
 static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
@@ -47,6 +70,7 @@ static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
         cJSON *questions = cJSON_AddArrayToObject(one, "questions");
         for (uint32_t q = 0; q < c->n_questions; q++) add_question(questions, &c->questions[q]);
     }
+    if (record_context_count(r) > 0) add_layers(doc, path, record_context(r, 0));
     record_close(r);
     return KVB_OK;
 }
@@ -258,7 +282,8 @@ const cli_command cmd_inspect = {
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
-        "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
+        "metrics, questions, and where it has curves the gain and predicted loss of each layer;\n"
+        "for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
         "keeps); for a learned ranking its features and how much they weigh;\n"
         "for a .npy its type, shape and range; for "

@@ -1,5 +1,6 @@
 // kvbudget logits: next-token logits of every position of a text, to hold the forward pass against other engines.
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "profiler/model/forward.h"
 #include "runtime/fail.h"
@@ -32,23 +33,16 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const opened_model *from, c
     if (status != KVB_OK) return status;
     if (are_ids(path)) {
         status = npy_parse(&array, view.data, view.size, path, err);
-        *ids = status == KVB_OK ? malloc((array.count + 1) * sizeof **ids) : NULL;
-        if (status == KVB_OK && !*ids)
-            status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, array.count);
+        *ids = need(status == KVB_OK ? array.count : 0, sizeof **ids, "token ids");
         if (status == KVB_OK) status = npy_to_i32(&array, *ids, path, err);
         *n = status == KVB_OK ? array.count : 0;
     } else {
         status = model_text_encode(&from->text, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
         if (status == KVB_OK && o->bos) {
-            int32_t *with = malloc((*n + 1) * sizeof *with);
-            if (!with) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, *n);
-            if (with) {
-                with[0] = from->text.special.bos;
-                memcpy(with + 1, *ids, *n * sizeof *with);
-                free(*ids);
-                *ids = with;
-                ++*n;
-            }
+            *ids = need_more(*ids, *n + 1, sizeof **ids, "token ids");
+            memmove(*ids + 1, *ids, *n * sizeof **ids);
+            (*ids)[0] = from->text.special.bos;
+            ++*n;
         }
     }
     if (status == KVB_OK) status = file_check(&view, path, err);
@@ -75,9 +69,10 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
         forward_plan plan = {(uint32_t)n, 1, 1, false, false};
         status = forward_open(&f, m, &plan, err);
     }
-    if (status == KVB_OK && !(logits = malloc(n * m->config.vocabulary * sizeof *logits)))
-        status = kvb_fail(err, KVB_MEMORY, "no memory for %zu x %u logits", n, m->config.vocabulary);
-    if (status == KVB_OK) status = forward_prefill(f, ids, (uint32_t)n, NULL, NULL, logits, err);
+    if (status == KVB_OK) {
+        logits = need(n * m->config.vocabulary, sizeof *logits, "logits");
+        status = forward_prefill(f, ids, (uint32_t)n, NULL, NULL, logits, err);
+    }
     if (status == KVB_OK)
         status = npy_write(o->output, NPY_F32, 2, (const uint64_t[]){n, m->config.vocabulary}, logits, err);
     free(logits);

@@ -1,4 +1,5 @@
 #include "tools/cmd/methods.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <stdlib.h>
@@ -19,8 +20,7 @@ int methods_read_ratios(methods *e)
 {
     size_t room = sizeof DEFAULT_RATIOS / sizeof *DEFAULT_RATIOS;
     for (size_t i = 0; i < e->ratio_names.count; i++) room += strlen(e->ratio_names.items[i]);
-    e->ratios = calloc(room, sizeof *e->ratios);
-    if (!e->ratios) return cli_failed(e->self, &(kvb_error){KVB_MEMORY, "no memory for the ratios"});
+    e->ratios = need(room, sizeof *e->ratios, "ratios");
     for (size_t i = 0; i < e->ratio_names.count; i++)
         for (const char *p = e->ratio_names.items[i]; *p; p += *p == ',') {
             char *end;
@@ -69,8 +69,7 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
            n_named = e->allocator_names.count ? e->allocator_names.count : n_default;
     const model_config *c = &e->m->config;
     const allocator_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, &c->bounded};
-    e->allocators = calloc(n_named + n, sizeof *e->allocators);
-    if (!e->allocators) return kvb_fail(err, KVB_MEMORY, "no memory for the allocators");
+    e->allocators = need(n_named + n, sizeof *e->allocators, "allocators");
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n_named && status == KVB_OK; i++) {
         const char *text = e->allocator_names.count ? e->allocator_names.items[i] : DEFAULT_ALLOCATORS[i];
@@ -198,9 +197,9 @@ static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
 {
     metric usual;
     size_t room = e->metric_names.count + e->policy_names.count + e->n_allocators + scorer_count + 1;
-    bool *seen = calloc(room, sizeof *seen), tables = false;
-    e->items = calloc(room, sizeof *e->items);
-    kvb_status status = seen && e->items ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the metrics");
+    bool *seen = need(room, sizeof *seen, "metrics"), tables = false;
+    e->items = need(room, sizeof *e->items, "metrics");
+    kvb_status status = KVB_OK;
     for (size_t i = 0; i < e->metric_names.count && !is_none(&e->metric_names) && status == KVB_OK; i++)
         status = add_named(e, e->metric_names.items[i], err);
     for (size_t i = 0; i < e->n_allocators && status == KVB_OK; i++) {
@@ -227,8 +226,7 @@ static bool serves(methods *e, const allocator *a, const method *to)
 
 static kvb_status join_columns(methods *e, kvb_error *err)
 {
-    e->columns = calloc(e->n_items * e->n_allocators + 1, sizeof *e->columns);
-    if (!e->columns) return kvb_fail(err, KVB_MEMORY, "no memory for the columns");
+    e->columns = need(e->n_items * e->n_allocators, sizeof *e->columns, "columns");
     for (size_t m = 0; m < e->n_items; m++)
         for (size_t a = 0; a < e->n_allocators; a++) {
             if (!serves(e, &e->allocators[a], &e->items[m])) continue;

@@ -260,6 +260,11 @@ static int open_base(profile_command *p)
 
 static int check_base(const profile_command *p)
 {
+    if (!p->curves && !p->quiet && record_context(p->base, 0) && record_has_curves(p->base, 0, 0, NULL))
+        fprintf(stderr,
+                "warning: %s has curves, and what is added gets none: give --curves too, or solve --loss output will "
+                "refuse its metrics (they get curves later only along with a metric that is new)\n",
+                p->output);
     if (cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "query_statistics_sha256") && !p->statistics)
         return cli_usage_error(p->self, "%s was made with stored query statistics: give them with --query-statistics",
                                p->output);

@@ -105,7 +105,13 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     study_table *t = need(1, sizeof *t, "a table");
     kvb_status status = study_table_open(t, from, metric, o, out->budgets != NULL, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
-    if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
+    if (status == KVB_OK && metric == from->metrics[0]) {
+        warn_of_pairs(&t->pairs);
+        if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric))
+            fprintf(stderr,
+                    "minimised is the importance that is evicted; the record has no curves of what eviction does "
+                    "to the output (profile --curves), which --loss output minimises\n");
+    }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !l->words.alone)
         status = take_best(t, out, err);

@@ -5,6 +5,7 @@
 #include "formats/table_export.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
+#include "study/layer_losses.h"
 #include "tools/report/heatmap.h"
 #include "tools/report/html.h"
 #include "tools/report/results_chart.h"
@@ -321,12 +322,25 @@ static void put_advice(FILE *out)
           out);
 }
 
+// Whether what the table loses is counted in nats (docs/objective.md).
+static bool in_nats(const page_table *t)
+{
+    const char *loss = kvb_table_metadata(t->file, "loss");
+    return loss && strcmp(loss, "output") == 0;
+}
+
 static void put_untried(page_writer *w, const page_table *t)
 {
     kvb_row row = row_near(t->file, HEADLINE);
     fputs("<p class=\"badge\">not tried yet</p>\n", w->out);
     double even = find_uniform_loss(w->p, t, row.ratio);
-    if (t->knows_losses) {
+    if (t->knows_losses && in_nats(t)) {
+        fprintf(w->out,
+                "<p>From the texts that it was made from, it predicts a KL of <b>%.3g</b> nats at %.4g&nbsp;%% pruned",
+                row.table_loss, 100 * row.ratio);
+        if (!isnan(even)) fprintf(w->out, ", of an even split %.3g", even);
+        fputs(". Nobody has measured it.</p>\n", w->out);
+    } else if (t->knows_losses) {
         fprintf(w->out,
                 "<p>On the texts that it was made from, %.4g&nbsp;%% pruned loses <b>%.3g&nbsp;%%</b> of what later "
                 "tokens looked at",
@@ -438,12 +452,13 @@ static void put_number(FILE *out, const svg_chart *c, const svg_series *s, size_
 static bool is_shown(const svg_chart *c, size_t i)
 {
     enum { FEW = 20 };
-    return c->n <= FEW || lround(100 * c->x[i]) % 10 == 0 || i + 1 == c->n;
+    return c->x_name || c->n <= FEW || lround(100 * c->x[i]) % 10 == 0 || i + 1 == c->n;
 }
 
 static void put_chart_numbers(FILE *out, const svg_chart *c)
 {
-    fputs("<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>per cent pruned</th>", out);
+    fputs("<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>", out);
+    fprintf(out, "%s</th>", c->x_name ? c->x_name : "per cent pruned");
     for (size_t s = 0; s < c->n_series; s++) {
         fputs("<th>", out);
         html_put(out, c->series[s].name);
@@ -452,7 +467,7 @@ static void put_chart_numbers(FILE *out, const svg_chart *c)
     fputs("</tr></thead><tbody>\n", out);
     for (size_t i = 0; i < c->n; i++) {
         if (!is_shown(c, i)) continue;
-        fprintf(out, "<tr><th>%.4g</th>", 100 * c->x[i]);
+        fprintf(out, "<tr><th>%.4g</th>", c->x_name ? c->x[i] : 100 * c->x[i]);
         for (size_t s = 0; s < c->n_series; s++) put_number(out, c, &c->series[s], i);
         fputs("</tr>\n", out);
     }
@@ -512,13 +527,94 @@ static void put_losses_of(page_writer *w, const page_table *t)
     }
     const svg_series series[] = {
         {.name = "this table", .y = table}, {.name = "lower bound", .y = bound}, {.name = "even split", .y = uniform}};
-    snprintf(title, sizeof title, "%.150s: what is lost", kvb_table_info(t->file)->metric);
+    snprintf(title, sizeof title, "%.150s: what is lost%s", kvb_table_info(t->file)->metric,
+             in_nats(t) ? ", nats as predicted" : "");
     put_chart(w, &(svg_chart){.title = title,
                               .x = ratio,
                               .n = n,
                               .n_series = knows_uniform ? 3 : 2,
                               .series = series,
-                              .y_unit = SVG_SHARES});
+                              .logarithmic = in_nats(t),
+                              .y_unit = in_nats(t) ? SVG_NUMBERS : SVG_SHARES});
+}
+
+// The KL that a table promises and the one that was found on texts that it has not seen.
+static void put_predicted(page_writer *w)
+{
+    bool any = false;
+    for (size_t i = 0; i < w->p->n_tables; i++) {
+        const page_table *t = &w->p->tables[i];
+        worth all[WORTH_MAX];
+        double ratio[WORTH_MAX], predicted[WORTH_MAX], kl[WORTH_MAX], low[WORTH_MAX], high[WORTH_MAX];
+        char title[CHART_TITLE_SIZE];
+        size_t found = in_nats(t) ? find_worth(w->p, t, all, WORTH_MAX) : 0, n = 0;
+        for (size_t k = 0; k < found; k++) {
+            kvb_row row = row_near(t->file, all[k].ratio);
+            if (fabs(row.ratio - all[k].ratio) > 1e-9) continue;
+            ratio[n] = row.ratio, predicted[n] = row.table_loss;
+            kl[n] = all[k].kl.value, low[n] = all[k].kl.low, high[n++] = all[k].kl.high;
+        }
+        if (n == 0) continue;
+        if (!any)
+            fputs("<section id=\"predicted\"><h2>Predicted and measured</h2>\n<p>KL to the full cache, nats per token: "
+                  "what the table predicts from the texts that it was made from, and what evicting did to texts that "
+                  "it has not seen.</p>\n<div class=\"charts\">\n",
+                  w->out);
+        any = true;
+        const svg_series series[] = {{.name = "predicted", .y = predicted},
+                                     {.name = "measured", .y = kl, .low = low, .high = high}};
+        snprintf(title, sizeof title, "%.150s: KL, predicted and measured", kvb_table_info(t->file)->metric);
+        put_chart(
+            w, &(svg_chart){.title = title, .x = ratio, .n = n, .n_series = 2, .series = series, .logarithmic = true});
+    }
+    if (any) fputs("</div></section>\n", w->out);
+}
+
+// Which layers matter, where a table's record has curves.
+static void put_layers_of(page_writer *w, const page_table *t, bool *any)
+{
+    const kvb_info *info = kvb_table_info(t->file);
+    kvb_row row = row_near(t->file, HEADLINE);
+    size_t heads = (size_t)info->n_layers * info->n_kv_heads;
+    double *pruned = need(2 * heads, sizeof *pruned, "shares");
+    char title[CHART_TITLE_SIZE];
+    layer_losses found;
+    for (size_t h = 0; h < heads; h++) {
+        pruned[h] = row.ratio;
+        pruned[heads + h] = row.prune_ratio[h];
+    }
+    if (layer_losses_read(&found, t->from->path, info->metric, NULL, pruned, 2, NULL) == KVB_OK) {
+        const svg_series gain = {.name = "gain", .y = found.gain},
+                         loss[] = {{.name = "this table", .y = found.loss + found.n_layers},
+                                   {.name = "even split", .y = found.loss}};
+        svg_chart chart = {.title = "gain of each layer: nats per squared movement of its output",
+                           .x = found.layer,
+                           .x_name = "layer",
+                           .n = found.n_layers,
+                           .n_series = 1,
+                           .series = &gain,
+                           .logarithmic = true};
+        if (!*any)
+            fputs("<section id=\"layers\"><h2>Which layers matter</h2>\n<p>What a movement of a layer's attention does "
+                  "to the model's predictions, and what each layer is predicted to lose.</p>\n<div class=\"charts\">\n",
+                  w->out);
+        if (!*any) put_chart(w, &chart);
+        *any = true;
+        snprintf(title, sizeof title, "%.150s: nats lost at %.4g %% pruned, layer by layer", info->metric,
+                 100 * row.ratio);
+        chart.title = title, chart.series = loss, chart.n_series = 2;
+        put_chart(w, &chart);
+    }
+    layer_losses_free(&found);
+    free(pruned);
+}
+
+static void put_layers(page_writer *w)
+{
+    bool any = false;
+    for (size_t i = 0; i < w->p->n_tables; i++)
+        if (w->p->tables[i].from) put_layers_of(w, &w->p->tables[i], &any);
+    if (any) fputs("</div></section>\n", w->out);
 }
 
 static void put_losses(page_writer *w)
@@ -959,7 +1055,9 @@ static void put_page(const page *p, FILE *out)
                 "<em>uniform</em> is the even split, <em>pyramid</em> gives lower layers more, <em>ada</em> lets the "
                 "heads of a layer compete by score. Shaded: 95&nbsp;% intervals.</p>\n<div class=\"charts\">\n",
                 false);
+    put_predicted(&w);
     put_maps(&w);
+    put_layers(&w);
     put_losses(&w);
     put_results(&w,
                 "<section id=\"holdout\"><h2>On calibration texts that were left out</h2>\n"
