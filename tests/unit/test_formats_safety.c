@@ -336,4 +336,5 @@ UNIT_TEST(chunk_of_zeros)
     record_close(r);
 }
 
-UNIT_MAIN_EACH("formats_safety", help_setup, help_teardown)
+UNIT_MAIN_WITH("formats_safety",
+               (tcase_add_checked_fixture(unit_case(), help_setup, help_teardown), tcase_set_timeout(unit_case(), 120)))
