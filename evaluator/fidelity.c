@@ -39,7 +39,9 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 {
     kv_cache *full = NULL;
     memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
-    kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
+    layer_observer taking;
+    if (f->refit) taking = refitter_observer(f->refit, also);
+    kvb_status status = session_prefill(f->s, ids, n_tokens, f->refit ? &taking : also, progress, err);
     if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
     if (status == KVB_OK) full = session_cache(f->s, NULL, f->n_next);
     if (status == KVB_OK)
@@ -105,13 +107,16 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
 }
 
-static void measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out)
+static kvb_status measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out,
+                               kvb_error *err)
 {
     *out = fidelity_cell_open(f->n_next);
     *cache = session_cache(f->s, kept, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
+    kvb_status status = f->refit ? refitter_apply(f->refit, f->s, kept, *cache, err) : KVB_OK;
     kv_cache_compact(*cache, f->n_next); // room for the continuation
+    return status;
 }
 
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
@@ -122,12 +127,14 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     kv_cache **caches = need(n, sizeof *caches, "cells");
     uint32_t *n_rows = need(n, sizeof *n_rows, "cells");
     int32_t *ids = need(rows, sizeof *ids, "token ids");
-    for (uint32_t i = 0; i < n; i++) {
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         n_rows[i] = f->n_next;
         memcpy(ids + (size_t)i * f->n_next, f->full.next, f->n_next * sizeof *ids);
-        measure_cell(f, &kept[i], &caches[i], &out[i]);
+        status = measure_cell(f, &kept[i], &caches[i], &out[i], err);
     }
-    kvb_status status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
+    if (status == KVB_OK)
+        status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         measure_logits(f, f->cell_logits + (size_t)i * f->n_next * vocabulary, &out[i]);
         out[i].seconds = (meter_now() - start) / n;

@@ -6,10 +6,12 @@
 #pragma once
 #include "evaluator/policy_run.h"
 #include "evaluator/predictions.h"
+#include "evaluator/refitter.h"
 
 // One text: its context, prefilled, and what the full cache says about its continuation.
 typedef struct fidelity {
     session *s;        // borrowed
+    refitter *refit;   // borrowed; NULL, as after fidelity_open: caches stay as they were cut. Policies know none
     uint32_t n_next;   // n, teacher-forced rows
     uint32_t batch;    // cells that are decoded together
     float *importance; // I [L, G, T] over the continuation: the oracle in hindsight

@@ -25,6 +25,7 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window, statistics);
+    if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", s->o.refit);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
 
@@ -115,6 +116,7 @@ static cJSON *describe_cell(const sweep *s, const sweep_cell *c)
     cJSON *line = cJSON_CreateObject();
     json_put(line, "key %s text %s metric %s allocator %s ratio %g sink %u window %u", c->key, s->texts[c->text].name,
              method_name(m), column->how->label, c->ratio, m->sink, m->window);
+    if (s->o.refit) json_put(line, "refit %u", s->o.refit);
     return line;
 }
 
@@ -169,6 +171,7 @@ typedef struct sweep_run_state {
     sweep *s;
     session *session;
     fidelity *f;
+    refitter *refit; // NULL: none
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
@@ -341,9 +344,12 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
                              method_needs_attention(&s->methods)};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
+        if (status == KVB_OK && s->o.refit) r.f->refit = r.refit = refitter_open(s->m, s->o.n_tokens, s->o.refit);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
     }
     if (r.session) s->score_seconds = r.session->score_seconds;
+    if (r.refit) s->refit_seconds = refitter_seconds(r.refit);
+    refitter_close(r.refit);
     fidelity_close(r.f);
     session_close(r.session);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);

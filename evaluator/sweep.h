@@ -26,6 +26,7 @@ typedef struct sweep_options {
     uint32_t batch;            // cells decoded together
     const char *log;           // results so far, one JSON object per line; NULL: none
     const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
+    uint32_t refit;            // caches are refitted with so many reference queries a KV head; 0: not
 } sweep_options;
 
 typedef struct sweep {
@@ -37,9 +38,9 @@ typedef struct sweep {
     method_list methods;
     sweep_cell *cells; // text-major: [texts, columns, ratios]; owned
     size_t n_cells;
-    log_file *log;                                       // NULL: none; owned
-    double prefill_seconds, score_seconds, cell_seconds; // of this run
-    size_t n_measured;                                   // cells of this run
+    log_file *log;                                                      // NULL: none; owned
+    double prefill_seconds, score_seconds, cell_seconds, refit_seconds; // of this run
+    size_t n_measured;                                                  // cells of this run
 } sweep;
 
 // Lists the cells and takes from the log what it has, unless kept positions are wanted. Everything given lives as long

@@ -91,7 +91,8 @@ static void add_tile(float *c, size_t ldc, float sums[TILE_ROWS][TILE_COLUMNS], 
 }
 
 // C [m,n] = A [m,k] B [k,n]; with `upper` only tiles that reach the diagonal or lie above it.
-static void multiply(float *c, size_t ldc, strided a, strided b, size_t m, size_t n, size_t k, int upper, float *panel)
+__attribute__((noinline)) static void multiply(float *c, size_t ldc, strided a, strided b, size_t m, size_t n, size_t k,
+                                               int upper, float *panel)
 {
     for (size_t at = 0; at < k; at += TILE_TERMS) {
         size_t terms = k - at < TILE_TERMS ? k - at : TILE_TERMS;

@@ -58,6 +58,23 @@ void rope_frequencies(float *out, const rope_rule *rule, uint32_t dim, uint64_t 
     }
 }
 
+static double size_at(rope_size size, uint32_t position)
+{
+    return size.growth > 0 ? size.attention * (1 + size.growth * log1p(floor(position / size.original)))
+                           : size.attention;
+}
+
+void rope_turn(float *x, const float *frequency, uint32_t dim, uint32_t position, rope_size size)
+{
+    double by = size_at(size, position);
+    for (uint32_t p = 0; p < dim / 2; p++) {
+        float angle = (float)position * frequency[p], a = x[p], b = x[p + dim / 2];
+        float c = (float)(cos(angle) * by), s = (float)(sin(angle) * by);
+        x[p] = a * c - b * s;
+        x[p + dim / 2] = a * s + b * c;
+    }
+}
+
 bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
 {
     uint32_t half = dim / 2;
@@ -65,8 +82,7 @@ bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t d
     if (!angles) return false;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < positions; i++) {
-        double by = size.attention;
-        if (size.growth > 0) by *= 1 + size.growth * log1p(floor(i / size.original));
+        double by = size_at(size, i);
         for (uint32_t p = 0; p < half; p++) {
             float angle = (float)i * frequency[p];
             angles[((size_t)i * half + p) * 2] = (float)(cos(angle) * by);

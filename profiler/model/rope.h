@@ -34,6 +34,10 @@ typedef struct rope_size {
     double attention, growth, original; // as in rope_rule; growth 0: the same at all positions
 } rope_size;
 
+// Turns one head's vector x to a position, in place: pairs (i, i + dim/2) of its first dim numbers, by the angles that
+// a rope_table has. dim 0: nothing.
+void rope_turn(float *x, const float *frequency, uint32_t dim, uint32_t position, rope_size size);
+
 // The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it. {NULL}
 // when memory is short.
 dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);

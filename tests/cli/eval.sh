@@ -62,6 +62,23 @@ says 'and what to do' 'Profile texts of this kind and length and solve again, or
 expect 0 'eval of it on two texts' eval tiny.gguf loses.safetensors text0.txt text1.txt $SIZE -r 0.1 -a uniform -q
 says 'two texts do not tell' 'on these texts, or too few were judged to tell\.'
 
+# ---- a table in nats: the KL that it predicts beside the one that is measured
+expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --new-tokens 8 --ignore-eos \
+    --metric keydiff
+expect 0 'solve in nats' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
+# shellcheck disable=SC2086
+expect 0 'eval in nats' eval tiny.gguf nats.safetensors text0.txt text1.txt $SIZE -r 0.5,0.8 -a uniform -o nats -q
+expect 0 'report in nats' report nats.safetensors --results nats.json -o nats.html
+holds 'the page has both' <<'PYTHON_END'
+import json, re
+page = open("nats.html").read()
+part = page[page.index('id="predicted"'):].split("</section>")[0]
+cells = [re.findall(r"<td>([^<]*)", row) for row in part.split("<tr>")[2:]]
+kl = [r["kl"] for r in json.load(open("nats.json"))["rows"] if r["allocator"] == "kvbudget-output"]
+assert len(cells) == 2 and [float(c[1]) for c in cells] == [float(f"{x:.3g}") for x in kl], (cells, kl)
+assert all(float(c[0]) > 0 for c in cells)
+PYTHON_END
+
 # ---- going on
 cp worth.cells all
 head -n 20 all >worth.cells
@@ -201,4 +218,23 @@ misused 'an unknown backend' "there is no 'gpu9'" eval tiny.gguf text0.txt --bac
 # shellcheck disable=SC2086
 fails 'two tables of one name' 'give tables names' eval tiny.gguf keydiff.safetensors keydiff.safetensors text0.txt \
     $SIZE
+# ---- refitted caches: cells of their own, so that a log serves both
+# shellcheck disable=SC2086
+expect 0 'eval without --refit' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 -a uniform -o bare -q
+cp bare.cells refitted.cells
+# shellcheck disable=SC2086
+expect 0 'eval --refit goes on from a log of bare caches' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 \
+    -a uniform --refit -o refitted
+says 'and measures all runs again' '^4 runs in .*; refitting ' err
+json 'the CSV and the JSON tell refitted from bare' refitted.json 'all(r["refit"] > 0 for r in j["rows"])'
+json 'and bare from refitted' bare.json 'all(r["refit"] == 0 for r in j["rows"])'
+holds 'what is cut changes, and what is whole does not' <<'EOP'
+import json
+bare, refitted = (json.load(open(f"{name}.json"))["rows"] for name in ("bare", "refitted"))
+for a, b in zip(bare, refitted):
+    assert a["cache_bytes"] == b["cache_bytes"] and a["loss"] == b["loss"], (a, b)
+    assert (a["kl"] == b["kl"]) == (a["ratio"] == 0), (a, b)
+EOP
+# shellcheck disable=SC2086
+misused 'policies are not refitted' 'policies evict at every step' eval tiny.gguf text0.txt $SIZE -p tova --refit
 end

@@ -182,7 +182,7 @@ static void field_open(field *f, const char *log)
     f->columns[6] = (method_column){2, &f->allocators[0]};
     f->columns[7] = (method_column){2, &f->allocators[3]};
     f->s = (sweep){.m = f->m,
-                   .o = {T, N, 3, log, NULL},
+                   .o = {T, N, 3, log, NULL, 0},
                    .texts = f->texts,
                    .n_texts = TEXTS,
                    .methods = {f->methods, 3, f->columns, N_COLUMNS}};

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { REFERENCE_QUERIES = 384 }; // of a KV head; docs/refit.md has what fewer and more give
+
 static bool show_progress(void *bar, double done, double total)
 {
     progress_update(bar, done, total, "runs");
@@ -20,6 +22,9 @@ static int check_options(eval_command *e)
 {
     if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
+    if (e->refit && e->with.policy_names.count)
+        return cli_usage_error(e->self, "--refit: policies evict at every step and leave no time to refit; run them "
+                                        "without it");
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
@@ -39,6 +44,7 @@ static void print_rate(const sweep *s)
             "for all of them, scorers %.1f s of it",
             s->n_measured, plural(s->n_measured, "run", "runs"), seconds, (double)s->n_measured / seconds,
             s->cell_seconds / (double)s->n_measured, s->prefill_seconds, s->score_seconds);
+    if (s->o.refit) fprintf(stderr, "; refitting %.1f s", s->refit_seconds);
     if (n_resumed) fprintf(stderr, "; %zu more from %s", n_resumed, s->o.log);
     fprintf(stderr, "\n");
 }
@@ -79,13 +85,13 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
 static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 {
     char *log = e->out.name ? need_text("%s.cells", e->out.name) : NULL;
-    sweep s = {
-        .m = e->in.m,
-        .statistics = e->in.opened.statistics,
-        .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log, e->out.kept},
-        .texts = e->in.texts,
-        .n_texts = (uint32_t)e->in.n_texts,
-        .methods = methods_list(&e->with)};
+    sweep s = {.m = e->in.m,
+               .statistics = e->in.opened.statistics,
+               .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
+                     e->out.kept, e->refit ? REFERENCE_QUERIES : 0},
+               .texts = e->in.texts,
+               .n_texts = (uint32_t)e->in.n_texts,
+               .methods = methods_list(&e->with)};
     sweep_summary *rows = NULL;
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = measure(e, &s, err);
@@ -108,6 +114,9 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         METHODS_OPTIONS(e.with),
         {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
+        {"refit", 0, CLI_FLAG, &e.refit, NULL,
+         "after the cut, change keys and values of what is kept so that outputs come near the full\ncache's; not with "
+         "policies (docs/refit.md)"},
         {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
          "write the kept positions of every run, as JSON lines; measures all runs again"},
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,

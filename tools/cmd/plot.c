@@ -243,7 +243,8 @@ static void draw_layers(const metric_losses *m, size_t n, double ratio, const do
                        .n = m[0].at_ratio.n_layers,
                        .n_series = 1,
                        .series = &gain,
-                       .logarithmic = true};
+                       .logarithmic = true,
+                       .y_unit = SVG_NUMBERS};
     svg_begin(out, WIDTH + 2 * SVG_MARGIN, TOP + 3 * (HEIGHT + SVG_MARGIN), "Which layers matter",
               "Heads of all layers keep equally many tokens; the sum over the layers predicts the KL.");
     svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);

@@ -158,6 +158,7 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     results_interval(o, "nll", r->nll);
     json_put(o, "full_nll %g loss %g looked %g cache_bytes %g cache_allocated %g seconds %g", r->full_nll, r->loss,
              r->looked, r->bytes, r->allocated, r->seconds); // NaN becomes null
+    json_put(o, "refit %u", e->s->o.refit);
     cJSON_AddNumberToObject(about, "row", (double)cell);
     add_texts(e, about, cell);
 }

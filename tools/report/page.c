@@ -564,8 +564,13 @@ static void put_predicted(page_writer *w)
         const svg_series series[] = {{.name = "predicted", .y = predicted},
                                      {.name = "measured", .y = kl, .low = low, .high = high}};
         snprintf(title, sizeof title, "%.150s: KL, predicted and measured", kvb_table_info(t->file)->metric);
-        put_chart(
-            w, &(svg_chart){.title = title, .x = ratio, .n = n, .n_series = 2, .series = series, .logarithmic = true});
+        put_chart(w, &(svg_chart){.title = title,
+                                  .x = ratio,
+                                  .n = n,
+                                  .n_series = 2,
+                                  .series = series,
+                                  .logarithmic = true,
+                                  .y_unit = SVG_NUMBERS});
     }
     if (any) fputs("</div></section>\n", w->out);
 }
@@ -593,7 +598,8 @@ static void put_layers_of(page_writer *w, const page_table *t, bool *any)
                            .n = found.n_layers,
                            .n_series = 1,
                            .series = &gain,
-                           .logarithmic = true};
+                           .logarithmic = true,
+                           .y_unit = SVG_NUMBERS};
         if (!*any)
             fputs("<section id=\"layers\"><h2>Which layers matter</h2>\n<p>What a movement of a layer's attention does "
                   "to the model's predictions, and what each layer is predicted to lose.</p>\n<div class=\"charts\">\n",

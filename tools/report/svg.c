@@ -305,7 +305,7 @@ static void put_x_axis(FILE *out, const axes *a, const svg_chart *chart)
     }
     double ticks[TICKS_MAX];
     int n = chart->n > FEW
-                ? list_ticks(ticks, a->x_least, a->x_most, a->x_name ? 2 * nice_step(a->x_most - a->x_least) : 0.1)
+                ? list_ticks(ticks, a->x_least, a->x_most, a->x_name ? fmax(1, nice_step(a->x_most - a->x_least)) : 0.1)
                 : 0;
     for (int i = 0; i < n; i++) put_x_tick(out, a, ticks[i], true);
     svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", a->x_name ? a->x_name : "per cent pruned");

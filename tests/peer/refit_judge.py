@@ -1,0 +1,82 @@
+"""Judges kvb_refit() by PyTorch in float64: the formulas of docs/refit.md, with a solver of its own for the weights.
+
+    python tests/peer/refit_judge.py build/libkvbudget.so
+"""
+import ctypes
+import sys
+
+import numpy
+import torch
+
+
+class Head(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_uint32) for n in ("n_tokens", "head_dim", "n_kept", "n_queries")] + [
+        (n, ctypes.c_void_p) for n in ("k", "v", "positions", "queries")]
+
+
+class Result(ctypes.Structure):
+    _fields_ = [("changed", ctypes.c_int), ("judged", ctypes.c_int)] + [
+        (n, ctypes.c_double) for n in ("lam", "before", "after")]
+
+
+def library_refit(lib, K, V, Q, kept):
+    arrays = [numpy.ascontiguousarray(x, numpy.float32) for x in (K, V, Q)]
+    positions = numpy.ascontiguousarray(kept, numpy.uint32)
+    k, v = (numpy.zeros((len(kept), K.shape[1]), numpy.float32) for _ in range(2))
+    head = Head(len(K), K.shape[1], len(kept), len(Q), arrays[0].ctypes.data, arrays[1].ctypes.data,
+                positions.ctypes.data, arrays[2].ctypes.data)
+    size, out = ctypes.c_size_t(), Result()
+    assert lib.kvb_refit_bytes(ctypes.byref(head), ctypes.byref(size), None) == 0
+    work = ctypes.create_string_buffer(size.value)
+    status = lib.kvb_refit(ctypes.byref(head), work, size, k.ctypes.data_as(ctypes.c_void_p),
+                           v.ctypes.data_as(ctypes.c_void_p), None, ctypes.byref(out), None)
+    assert status == 0, status
+    return torch.from_numpy(k).double(), torch.from_numpy(v).double(), out
+
+
+def torch_refit(K, V, Q, kept):
+    """The least left-out error, and that of the bare head, both over the outputs' variance."""
+    K, V, Q = (torch.from_numpy(x).double() for x in (K, V, Q))
+    full = (Q @ K.T).softmax(-1)
+    O, S = full @ V, torch.from_numpy(kept.astype("int64"))
+    out = torch.arange(len(Q)) % 4 == 3
+    A, variance = full[~out][:, S], (O - O.mean(0)).pow(2).mean()
+    w = z = torch.ones(len(S), dtype=torch.float64)
+    rate, t = 1 / torch.linalg.eigvalsh(A.T @ A)[-1], 1.0
+    for _ in range(120):
+        to = (z - rate * (A.T @ (A @ z - 1))).clamp(min=1e-6)
+        t2 = (1 + (1 + 4 * t * t) ** 0.5) / 2
+        w, z, t = to, to + (t - 1) / t2 * (to - w), t2
+    M = Q.T @ Q
+    u = torch.linalg.solve(M + 1e-2 * M.diagonal().mean() * torch.eye(len(M)), Q.sum(0))
+    errors = []
+    for keys in (K[S], K[S] + w.log().clamp(-3, 3)[:, None] * u):
+        P = (Q @ keys.T).softmax(-1)
+        X, R = P[~out].T @ P[~out], P[~out].T @ (O - P @ V[S])[~out]
+        values = [V[S]] + [V[S] + torch.linalg.solve(X + lam * X.diagonal().mean() * torch.eye(len(X)), R)
+                           for lam in (0.01, 0.1, 1, 10)]
+        errors += [float((P @ v - O)[out].pow(2).mean() / variance) for v in values]
+    return errors[0], min(errors), (Q, O, out, variance)
+
+
+def main():
+    lib = ctypes.CDLL(sys.argv[1])
+    rng = numpy.random.default_rng(3)
+    worst = 0.0
+    for T, d, t, n in ((700, 64, 90, 256), (900, 128, 300, 200), (400, 32, 20, 300), (1200, 64, 500, 120)):
+        K, V, Q = (rng.standard_normal((m, d)).astype("float32") for m in (T, T, n))
+        Q = ((Q + rng.standard_normal(d) * 0.7) / d**0.5 * 1.5).astype("float32")
+        kept = numpy.sort(rng.choice(T, t, replace=False))
+        k, v, found = library_refit(lib, K, V, Q, kept)
+        bare, least, (Q64, O, out, variance) = torch_refit(K, V, Q, kept)
+        given = float(((Q64 @ k.T).softmax(-1) @ v - O)[out].pow(2).mean() / variance)
+        off = max(abs(found.before / bare - 1), abs(found.after / least - 1), abs(found.after / given - 1))
+        print(f"T {T} d {d} t {t} n {n}: {found.before:.4f} -> {found.after:.4f}, PyTorch {bare:.4f} -> {least:.4f}, "
+              f"changed {found.changed} lambda {found.lam:g}, off by {off:.2e}")
+        worst = max(worst, off)
+    print("PASS" if worst < 1e-2 else "FAIL")
+    return worst >= 1e-2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

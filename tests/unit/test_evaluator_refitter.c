@@ -1,0 +1,86 @@
+// Refitting cut caches of the tiny model: the bits do not depend on threads, outputs come nearer to the full cache's,
+// heads that keep most stay as they are; and queries turn as the model's own do.
+#include "evaluator/refitter.h"
+#include "test_profiler_cases.h"
+#include <omp.h>
+
+enum { L = 2, G = 2, H = 4, D = 16, T = 96, HEADS = L * G };
+
+typedef struct turned {
+    const model *m;
+    double worst;
+} turned;
+
+static kvb_status turn_queries(void *context, const layer_view *view, kvb_error *err)
+{
+    turned *t = context;
+    const rope_rule *rule = &t->m->config.rope;
+    (void)err;
+    for (uint32_t i = 0; i < T * H; i++) {
+        float q[D];
+        memcpy(q, view->q_raw + (size_t)i * D, sizeof q);
+        rope_turn(q, view->rope_frequency, view->rope_dim, i / H,
+                  (rope_size){rule->attention, rule->growth, rule->original});
+        for (int c = 0; c < D; c++) t->worst = fmax(t->worst, fabs((double)q[c] - view->q[(size_t)i * D + c]));
+    }
+    return KVB_OK;
+}
+
+static kv_cache *cut_and_refit(refitter *r, const session *s, const kept_set *kept, int threads)
+{
+    kv_cache *cache = session_cache(s, kept, 3);
+    omp_set_num_threads(threads);
+    help_ok(refitter_apply(r, s, kept, cache, err));
+    return cache;
+}
+
+START_TEST(refits_what_was_cut)
+{
+    static const uint32_t KEEP[HEADS] = {12, 80, 30, 1};
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    metric keydiff;
+    session *s;
+    int32_t ids[T];
+    kept_set kept;
+    help_ok(metric_parse(&keydiff, "keydiff", err));
+    session_plan plan = {T, 8, 16, &keydiff, 1, NULL, false, false};
+    help_ok(session_open(&s, m, &plan, err));
+    for (int i = 0; i < T; i++) ids[i] = 3 + i * i % 250;
+    refitter *r = refitter_open(m, T, 64);
+    turned t = {m, 0};
+    layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q, NULL, NULL},
+                   observer = refitter_observer(r, &turning);
+    help_ok(session_prefill(s, ids, T, &observer, NULL, err));
+    ck_assert_double_le(t.worst, 1e-5);
+    help_ok(session_select(s, s->scores[0], KEEP, 4, 1, &kept, err));
+    kv_cache *bare = session_cache(s, &kept, 3), *one = cut_and_refit(r, s, &kept, 1),
+             *two = cut_and_refit(r, s, &kept, 3);
+    int n_changed = 0;
+    for (uint32_t h = 0; h < HEADS; h++) {
+        kv_span a = kv_cache_span(bare, h / G, h % G), b = kv_cache_span(one, h / G, h % G),
+                c = kv_cache_span(two, h / G, h % G);
+        size_t bytes = (size_t)a.count * D * sizeof(float);
+        ck_assert(memcmp(b.k, c.k, bytes) == 0 && memcmp(b.v, c.v, bytes) == 0);
+        bool same = memcmp(a.k, b.k, bytes) == 0 && memcmp(a.v, b.v, bytes) == 0;
+        if (KEEP[h] > T / 2) ck_assert(same);
+        n_changed += !same;
+    }
+    ck_assert_int_ge(n_changed, 1);
+    ck_assert(refitter_seconds(r) > 0);
+    kv_cache_close(bare);
+    kv_cache_close(one);
+    kv_cache_close(two);
+    kept_set_free(&kept);
+    refitter_close(r);
+    refitter_close(NULL);
+    session_close(s);
+    model_free(m);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
+    tcase_add_test(tc, refits_what_was_cut);
+}
+UNIT_MAIN("evaluator: refitter", fill)
