@@ -93,7 +93,7 @@ UNIT_TEST(json_to_stdout)
 
 #ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space
 // A lack of memory in cJSON says what was asked for, and ends the program with status 1.
-UNIT_TEST(json_without_memory)
+START_TEST(json_without_memory)
 {
     char *large = malloc(64 << 20);
     memset(large, 'x', (64 << 20) - 1);
@@ -103,6 +103,7 @@ UNIT_TEST(json_without_memory)
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
     cJSON_CreateString(large);
 }
+END_TEST
 #endif
 
 int main(void)
