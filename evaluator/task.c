@@ -890,7 +890,8 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
 
 // ---- As calibration data ----
 
-char *task_answer_text(const task_question *q)
+// The answer that is expected: the gold strings joined by ", " behind a blank; malloc'd.
+static char *join_gold(const task_question *q)
 {
     char *joined = need_text("%s%s", q->n_gold ? " " : "", q->n_gold ? q->gold[0] : "");
     for (size_t i = 1; i < q->n_gold; i++) {
@@ -909,7 +910,7 @@ kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint6
           *golds = cJSON_AddArrayToObject(line, "gold");
     for (size_t i = 0; i < s->n_questions; i++) {
         const task_question *q = &s->questions[i];
-        char *answer = task_answer_text(q);
+        char *answer = join_gold(q);
         cJSON_AddItemToArray(questions, cJSON_CreateString(q->text));
         cJSON_AddItemToArray(answers, cJSON_CreateString(answer));
         cJSON_AddItemToArray(golds, cJSON_CreateStringArray((const char *const *)q->gold, (int)q->n_gold));

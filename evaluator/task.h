@@ -106,8 +106,6 @@ double task_score(task_rule rule, const char *answer, char *const *gold, size_t 
 // that counts is over.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
-// The answer that is expected: the gold strings joined by ", " behind a blank; malloc'd.
-char *task_answer_text(const task_question *q);
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be
 // profiled too, and in addition "gold" (list per question), "task", "seed" and "n_tokens".
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *sample, uint64_t seed, kvb_error *err);

@@ -13,8 +13,9 @@ static const size_t BYTES = 1u << 30; // of caches that are open together; one i
 
 // ---- Answers of the model ----
 
-kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
-                            const task_sample *sample, kvb_error *err)
+// Token ids of a sample's context, BOS first where texts begin with it. *ids is malloc'd.
+static kvb_status sample_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
+                                     const task_sample *sample, kvb_error *err)
 {
     int32_t *own = NULL;
     size_t n_text = 0, bos = model_text_begins_with_bos(text);
@@ -508,7 +509,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     kvb_status status = hash_sample(sample, hash, err);
     if (status == KVB_OK) status = list_missing(&b, hash, err);
     if (status == KVB_OK && b.n) {
-        status = task_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
+        status = sample_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
         if (status == KVB_OK) status = count_positions(&b.extra, s->text, s->t, sample, err);
         if (status == KVB_OK) status = open_session(&b, &metrics, err);
         if (status == KVB_OK) status = open_policies(&b, err);

@@ -9,9 +9,6 @@
 #include "profiler/text/model_text.h"
 #include "study/interval.h"
 
-// Token ids of a sample's context, with BOS in front where the model wants it. malloc'd.
-kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
-                            const task_sample *sample, kvb_error *err);
 // One question that is answered over one cache.
 typedef struct task_turn {
     const task_question *question;

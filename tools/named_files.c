@@ -166,7 +166,6 @@ static const struct {
     [FILE_TABLE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
     [FILE_METADATA] = {"an array's metadata", .begins = "{", .mentions = "kvbudget-"},
     [FILE_CSV] = {"CSV", .columns = ','},
-    [FILE_HEAD_SCORES] = {"head scores", .columns = '\t'},
     [FILE_LINES] = {"lines of JSON", .begins = "{\""},
     [FILE_JSON] = {"a JSON object", .begins = "{"},
     [FILE_PICTURE] = {"a picture", .mentions = "<svg"},

@@ -16,7 +16,6 @@ typedef enum file_kind {
     FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it
     FILE_METADATA,    // that .json
     FILE_CSV,
-    FILE_HEAD_SCORES,   // numbers with tabs between
     FILE_LINES,         // JSON, an object a line
     FILE_JSON,          // one object
     FILE_PICTURE,       // SVG

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from . import metrics, scorers
+from . import metrics, refit, scorers
 from ._library import KVBudgetError, count, one_of
 from .attention import watched_by
 from .hooks import Around, inputs_of, join, not_watched, padding_of
@@ -77,6 +77,8 @@ class Run:
     track        go on watching queries, so that run.recut(cache) can be called (recut_every does)
     slack        free rows per head after a cut: 32, or recut_every; more slack, fewer copies and more memory
     kernel       how attention over a cut cache is computed (attention.py)
+    refit        at the first cut, change the kept keys and values so that attention over them gives what the full
+                 cache gave (refit.py); later cuts take rows away and do not refit again
     options      of :meth:`Table.keep`: rounding, lookup, block, and strict, which keeps sinks and window in every head:
                  by default with recut_every, and in all later cuts of a cache
 
@@ -99,6 +101,7 @@ class Run:
         track: bool = False,
         slack: int | None = None,
         kernel: Literal["auto", "segments", "flex", "varlen"] = "auto",
+        refit: bool = False,
         **options: Any,
     ):
         self.model, self.ratio = model, ratio
@@ -118,7 +121,7 @@ class Run:
         if recut_every is not None and metric.once:
             raise KVBudgetError(f"recut_every: {metric.name} {metric.once}")
         self.layers = attention_layers(model)
-        self._when, self._kernel, self._options = when, kernel, options
+        self._when, self._kernel, self._options, self._refit = when, kernel, options, refit
         self._slack = min(recut_every or 32, MOST_SLACK) if slack is None else slack
         self._recut_every, self._recut_cap = recut_every, recut_cap
         self._track = (track or recut_every is not None) and metric.needs_queries
@@ -373,7 +376,10 @@ class Run:
                 turned = tuple(x[min(b, x.shape[0] - 1), skip:n] if x.dim() == 3 else x[skip:n] for x in now.rope)
             if skip < n:
                 seen.skip(start + skip - seen.padding)
-                self.metric.observe(seen, now.layer, metrics.Step(query[b, :, skip:], now.hidden[b, skip:n], turned))
+                step = metrics.Step(query[b, :, skip:], now.hidden[b, skip:n], turned)
+                if self._refit and not isinstance(now.cache.layers[now.layer.index], RaggedLayer):
+                    seen.references = refit.gather(seen.references, now.layer, step, seen.n_tokens)
+                self.metric.observe(seen, now.layer, step)
 
     # ---- Cutting ----
 
@@ -416,6 +422,9 @@ class Run:
             kept += self._choose(layer, keys[b, :, s.padding :], values[b, :, s.padding :], s, state)
         del state.observed[layer.index]
         state.sizes[layer.index] = self._put(cache, layer, kept, seen)  # the full layer is freed: the peak is one layer
+        if self._refit:
+            ragged: Any = cache.layers[layer.index]
+            state.refitted[layer.index] = refit.refit(layer, keys, values, ragged)
 
     def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> Size:
         full: Any = cache.layers[layer.index]
@@ -446,6 +455,8 @@ class Run:
         if self.metric.needs_queries and any(s.n_tokens != ragged.seen - s.padding for s in ragged.observed):
             raise KVBudgetError(f"recut: {name} ranks by queries, which were not watched; give track=True to compress")
         self._begin_cut(state, ragged.observed, ragged.seen, cap, True)
+        if self._refit:
+            state.warnings["later cuts do not refit again; what was refitted at the first one stays so"] = None
         ragged.recut(partial(self._choose_again, ragged, layer, state))
 
     def _choose_again(self, ragged: RaggedLayer, layer: AttentionLayer, state: State, s: int) -> Tensor:

@@ -32,12 +32,15 @@ class Seen:
     square: Tensor | None = None  # [Hq, d, d], sums of products of what deviates from the mean
     step: "Step | None" = None  # all tokens, for scorers that want them at once
     parts: list["Seen"] = field(default_factory=list)  # what each feature of a learned ranking has seen
+    references: Any = None  # refit.References, until the cache is cut
 
     def crop(self, n: int) -> None:
         """The tokens from the n-th on were taken back. Their part in the moments stays."""
         if n < self.n_tokens and self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - (self.n_tokens - n), 0)]
         self.n_tokens = min(n, self.n_tokens)
+        if self.references is not None:
+            self.references = self.references.before(self.n_tokens)
         for part in self.parts:
             part.crop(n)
 

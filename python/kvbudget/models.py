@@ -97,18 +97,40 @@ class AttentionLayer:
         The model's own function turns the unit vectors, whatever layout of pairs it uses, and if it rotates only a part
         of a head; the mean is of whole matrices, as kvpress takes it, so that the sums round alike.
         """
-        rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
-        if self.rotary is None or rotate is None or not _rotates(self.module):
+        if self.rotary is None or self._rotate is None or not _rotates(self.module):
             return None
-        places = torch.arange(first, first + count, device=like.device)[None]
-        cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
         d = self.module.head_dim
         part = getattr(self.module, "rotary_ndims", d)  # Phi and StableLM hand the function that part of a head alone
-        cos, sin = (x[0].float()[:, None].expand(count, part, -1) for x in (cos, sin))
+        places = torch.arange(first, first + count, device=like.device)
+        cos, sin = (x.float()[:, None].expand(count, part, -1) for x in self.angles(like, places))
         mean: Tensor = torch.eye(d, dtype=like.dtype, device=like.device)
         unit = torch.eye(part, device=like.device).expand(count, 1, part, part)
-        mean[:part, :part] = rotate(unit, unit, cos, sin)[0][:, 0].transpose(1, 2).contiguous().mean(0)
+        mean[:part, :part] = self._rotate(unit, unit, cos, sin)[0][:, 0].transpose(1, 2).contiguous().mean(0)
         return mean
+
+    @property
+    def _rotate(self) -> Any:
+        return getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
+
+    def angles(self, like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [n, ...] of positions [n], by the model's own rotary embedding."""
+        assert self.rotary is not None
+        cos, sin = self.rotary(like, places[None], **_layer_type(self.rotary, self.module))
+        return cos[0], sin[0]
+
+    def turns(self) -> bool:
+        """Are queries turned by their positions? Raises where they are and cannot be turned back."""
+        if self.rotary is None or not _rotates(self.module):
+            return False
+        if self._rotate is None:
+            raise KVBudgetError(f"{self.name}: has a rotary embedding without apply_rotary_pos_emb", "UNSUPPORTED")
+        return True
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[H, n, d] turned by angles [n, ...]; with minus the sines, turned back. Scaled as the angles are."""
+        part = getattr(self.module, "rotary_ndims", x.shape[-1])
+        turned = self._rotate(x[None, ..., :part], x[None, ..., :part], cos[None], sin[None])[0][0]
+        return torch.cat([turned, x[..., part:]], -1)
 
     def output_weights(self) -> Tensor:
         """W_O by query head, [Hq, dv, D]; before a norm W_O diag(w), the contribution up to the norm's scale."""

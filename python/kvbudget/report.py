@@ -26,6 +26,7 @@ class Report:
     tokens: tuple[int, ...]  # length of each sequence at the latest cut
     layers_cut: int
     layers_left: int  # without a budget: sliding windows
+    heads_refitted: int  # KV heads, in all sequences, whose rows were refitted at the first cut
     warnings: tuple[str, ...]  # of the latest cut
 
 
@@ -41,6 +42,7 @@ class State:
     tokens: tuple[int, ...] = ()
     sizes: dict[int, Size] = field(default_factory=dict)  # by layer that is cut
     left: set[int] = field(default_factory=set)
+    refitted: dict[int, int] = field(default_factory=dict)  # by layer: heads
     warnings: dict[str, None] = field(default_factory=dict)  # an ordered set
 
     def report(self, requested_ratio: float) -> Report:
@@ -59,6 +61,7 @@ class State:
             tokens=self.tokens,
             layers_cut=len(sizes),
             layers_left=len(self.left),
+            heads_refitted=sum(self.refitted.values()),
             warnings=(*self.warnings, *[windows] * bool(self.left and sizes)),
         )
 

@@ -20,8 +20,6 @@ fails 'a file inside the model folder' 'stands in model, which is read' profile 
     --force < <(mkdir model; echo '{}' >model/config.json)
 fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gguf calib.jsonl \
     --metric learned=rank.safetensors -o rank.safetensors --force
-fails 'head scores that are read' 'is to be read' task tiny.gguf -k niah_single -t 200 -c 1 --answer \
-    -a headkv=heads.tsv:k=1 --head-scores heads.tsv < <(printf '1\t2\n' >heads.tsv)
 fails 'the array and its metadata' 'would write the same file' solve run.h5 --metric keydiff --npy a.npy -o a.json
 fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
     -o both --dump-kept both.csv

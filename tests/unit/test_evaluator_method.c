@@ -1,6 +1,4 @@
-// What a run compares: names, metrics and columns of methods, what they select; and scores of retrieval heads, from the
-// attention to an answer to the file and back.
-#include "evaluator/head_scores.h"
+// What a run compares: names, metrics and columns of methods, what they select.
 #include "evaluator/method.h"
 #include "test_profiler_cases.h"
 
@@ -116,67 +114,6 @@ UNIT_TEST(a_policy_runs)
     help_fails(method_policy(&run, b.m, &b.list, &b.columns[3], 0.5, T, 4, err), KVB_ARGUMENT, "needs scores");
     ck_assert_ptr_null(run);
     bed_close(&b);
-}
-
-// ---- Retrieval heads ----
-
-// A sample of one question over `context`; texts live as long as the sample.
-static task_sample sample_of(char *context, char *question, char *gold)
-{
-    task_sample s = {.id = "s", .context = context, .n_questions = 1};
-    s.questions[0] = (task_question){.text = question, .gold = {gold}, .n_gold = 1};
-    return s;
-}
-
-// Scores are mean attention: within 0 and 1, the same when a sample is added twice, and what the file gives back. A
-// longer passage that holds the answer twice gets at least the attention of both.
-UNIT_TEST(retrieval_scores)
-{
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    model_text text = case_text(m);
-    task t;
-    help_ok(task_parse(&t, "niah_single", err));
-    retrieval r;
-    char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
-         question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
-    const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
-    int32_t *ids;
-    uint32_t n;
-    help_ok(task_context_ids(&ids, &n, m, &text, &good, err));
-    ck_assert(n > 4 && n <= strlen(context) + 1 && ids[n - 1] >= 0);
-    free(ids);
-    r = retrieval_open(m, &text);
-    help_fails(retrieval_add(&r, &bad, err), KVB_ARGUMENT, "does not stand in its context");
-    ck_assert_uint_eq(r.n, 0);
-    help_ok(retrieval_add(&r, &good, err));
-    ck_assert_uint_eq(r.n, 1);
-    double once[L * H], all = 0;
-    memcpy(once, r.sums, sizeof once);
-    for (int i = 0; i < L * H; i++) {
-        ck_assert_msg(once[i] > 0 && once[i] < 1, "head %d: %g", i, once[i]);
-        all += once[i];
-    }
-    help_ok(retrieval_add(&r, &good, err));
-    float read[L * H];
-    help_ok(retrieval_write(&r, help_path("heads.tsv"), err));
-    help_ok(head_scores_read(help_path("heads.tsv"), L, H, G, true, read, err));
-    for (int i = 0; i < L * H; i++) ck_assert_double_eq_tol((double)read[i], once[i], 1e-6);
-    ck_assert_uint_eq(r.n, 2);
-    retrieval_close(&r);
-    ck_assert_ptr_null(r.sums);
-    // The whole context as the answer: every head looks at it more than at four of its letters.
-    const task_sample whole = sample_of(context, question, context);
-    double most = 0;
-    r = retrieval_open(m, &text);
-    help_ok(retrieval_add(&r, &whole, err));
-    for (int i = 0; i < L * H; i++) {
-        ck_assert_msg(r.sums[i] > 0 && r.sums[i] < 1, "head %d: %g", i, r.sums[i]);
-        most += r.sums[i];
-    }
-    ck_assert(most > all);
-    retrieval_close(&r);
-    model_text_close(&text);
-    model_free(m);
 }
 
 UNIT_MAIN_EACH("evaluator: methods", case_tiny_setup, help_teardown)

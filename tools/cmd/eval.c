@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REFERENCE_QUERIES = 384 }; // of a KV head; docs/refit.md has what fewer and more give
+enum { REFERENCE_QUERIES = 384 }; // of a KV head (docs/refit.md)
 
 static bool show_progress(void *bar, double done, double total)
 {

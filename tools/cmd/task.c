@@ -1,5 +1,5 @@
 // kvbudget task: makes tasks with known answers, and finds out which of them the model solves with its full cache.
-#include "evaluator/head_scores.h"
+#include "evaluator/task_study.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
@@ -26,7 +26,7 @@ typedef struct task_command {
     bool answer, chat, special;
     // What to write:
     struct {
-        const char *samples, *results, *head_scores, *csv;
+        const char *samples, *results, *csv;
         bool verbose, quiet, json;
     } out;
     // Opened:
@@ -36,7 +36,6 @@ typedef struct task_command {
     calib_file texts;
     task_report report;
     char *log_path; // NULL: none
-    retrieval heads;
 } task_command;
 
 static kvb_status read_haystack(task_command *c, kvb_error *err)
@@ -69,7 +68,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
     task_listener listener = {show_answer, &c->report};
     kvb_status status = KVB_OK;
     progress bar;
-    progress_begin(&bar, t->spec, c->out.quiet || !(c->answer || c->out.head_scores));
+    progress_begin(&bar, t->spec, c->out.quiet || !c->answer);
     for (uint32_t i = 0; status == KVB_OK && i < study->n_samples; i++) {
         task_sample s;
         status = task_make(&s, t, &source, c->tokens, i, err);
@@ -78,7 +77,6 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
         if (status == KVB_OK && c->answer)
             status = task_study_answer(study, i, &s, c->out.verbose ? &listener : NULL, err);
-        if (status == KVB_OK && c->out.head_scores) status = retrieval_add(&c->heads, &s, err);
         task_sample_free(&s);
         progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
@@ -118,7 +116,6 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
 static void close_command(task_command *c)
 {
     results_free(&c->report.found);
-    retrieval_close(&c->heads);
     cli_list_free(&c->tasks);
     methods_free(&c->with);
     calib_free(&c->texts);
@@ -157,13 +154,11 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .quiet = c->out.quiet};
     if (status == KVB_OK) task_report_open(&c->report);
     if (c->out.results) c->log_path = need_text("%s.cells", c->out.results);
-    if (status == KVB_OK && c->out.head_scores) c->heads = retrieval_open(c->opened.m, &c->opened.text);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
         status = run_task(c, c->tasks.items[i], samples.stream, err);
     if (status == KVB_OK && samples.stream) status = atomic_file_commit(&samples, err);
     atomic_file_abandon(&samples);
-    if (status == KVB_OK && c->out.head_scores) status = retrieval_write(&c->heads, c->out.head_scores, err);
     if (status == KVB_OK) status = results_give(&c->report.found, c->out.json, c->out.csv, err);
     if (status == KVB_OK && c->out.results) status = compared_write(&c->report.found, c->out.results, err);
     if (status == KVB_OK && c->out.results && !c->out.quiet)
@@ -208,9 +203,7 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     if (c->count == 0 || c->count > 1 << 20) return cli_usage_error(self, "--count: expected 1 to 1048576 samples");
     if (c->out.verbose && c->out.json)
         return cli_usage_error(self, "--verbose prints answers, --json nothing but JSON: give one");
-    if (compares || c->out.results || c->out.verbose || c->out.json || c->out.csv ||
-        (!c->out.samples && !c->out.head_scores))
-        c->answer = true;
+    if (compares || c->out.results || c->out.verbose || c->out.json || c->out.csv || !c->out.samples) c->answer = true;
     c->device = device_find(self, c->backend_name, c->compute);
     return c->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -236,10 +229,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"output", 0, CLI_WRITES(FILE_LINES), &c.out.samples, "FILE.jsonl",
          "write the samples as calibration data; they are answered only with --answer or when\nthere is something to "
          "compare"},
-        {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output or --head-scores"},
-        {"head-scores", 0, CLI_WRITES(FILE_HEAD_SCORES), &c.out.head_scores, "FILE.tsv",
-         "write how much attention each query head gives to what the right answers repeat, for\nthe allocators "
-         "headkv=FILE.tsv and duo=FILE.tsv; only for needles and pairs"},
+        {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output"},
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
         {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of filler sentences"},
         {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
@@ -298,7 +288,6 @@ const cli_command cmd_task = {
         "  kvbudget task model.gguf --task niah_single --tokens 1000 --metric none --policy morphkv --policy quest \\\n"
         "    --allocator uniform --ratio 0.8\n"
         "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 --output needles.jsonl\n"
-        "  kvbudget task model.gguf --task niah_single --tokens 1000 --head-scores heads.tsv\n"
         "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
     .run = run,
 };

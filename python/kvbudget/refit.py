@@ -1,0 +1,214 @@
+"""Refitting a cut cache: once, after the prefill, each head's kept keys and values are changed so that attention over
+them gives what the full cache gave. The cache keeps its shape, and decoding costs nothing more.
+
+It is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
+
+    w = argmin over w >= 0 of |p w - 1|^2, p the kept tokens' shares of the full attention      beta = log w in [-3, 3]
+    k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1             so that q.u is near 1 for the head's queries
+    V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                      P the attention over the kept tokens
+
+(the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out of the fit, and the best on these
+queries is taken of all combinations of changed keys, changed values and four lambdas; bare, where nothing helps.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+
+
+import torch
+from torch import Tensor
+
+from .metrics import Seen, Step
+from .models import AttentionLayer
+from .ragged import RaggedLayer
+
+FIRST, STRIDE = 6, 3  # the first positions are sinks, whose queries are outliers
+MOST_ROWS = 2048  # query rows per KV head; longer contexts have every 6th position, every 12th, ...
+AHEAD = 256  # references stand at the T-th to the (T + 255)-th position
+MOST_NUMBERS = 1 << 24  # of attention that are held at a time: 64 MiB
+LAMBDAS = (0.01, 0.1, 1.0, 10.0)
+
+
+@dataclass(frozen=True)
+class References:
+    """A sequence's own queries at every stride-th position, turned back to position 0: [Hq, m, d]."""
+
+    rows: Tensor
+    stride: int = STRIDE
+    last: tuple[Tensor, Tensor] | None = None  # what the last token was turned by
+
+    def before(self, n: int) -> "References":
+        """Without those from the n-th token on."""
+        return replace(self, rows=self.rows[:, : max(-(-(n - FIRST) // self.stride), 0)])
+
+
+def gather(known: References | None, layer: AttentionLayer, step: Step, first: int) -> References:
+    """Takes the next tokens' queries in; the first of them is the sequence's token ``first``."""
+    stride = known.stride if known else STRIDE
+    begin = max(FIRST - first, (FIRST - first) % stride)
+    q = step.query[:, begin::stride].float()
+    last: tuple[Tensor, Tensor] | None = None
+    if layer.turns() and step.rope is not None:
+        cos, sin = (x[begin::stride].float() for x in step.rope)
+        last = step.rope[0][-1].float(), step.rope[1][-1].float()
+        if q.shape[1]:
+            q = layer.turn(q, cos, -sin) / (cos * cos + sin * sin).mean()  # YaRN's angles are scaled
+    rows = torch.cat([known.rows, q], 1) if known else q
+    while rows.shape[1] > max(MOST_ROWS * layer.n_kv_heads // layer.n_heads, 4):
+        rows, stride = rows[:, ::2], stride * 2
+    return References(rows.clone(), stride, last)
+
+
+def _queries(layer: AttentionLayer, seen: Seen, total: int) -> Tensor:
+    """[G, n, d] for q.k: references at pseudo-random positions behind the context, the same in every run."""
+    known: References = seen.references
+    rows, device = known.rows, known.rows.device
+    if known.last is not None and rows.shape[1]:
+        rotary = replace(layer, rotary=copy.deepcopy(layer.rotary))  # dynamic ones remember the longest text
+        ends = sorted({total - seen.padding, total})  # whether the model counted padding, the last token tells
+        at = torch.tensor(ends, device=device) - 1
+        off = (rotary.angles(rows, at)[0].float() - known.last[0]).abs().flatten(1).amax(1)
+        ahead = (torch.arange(rows.shape[1], device=device) * 2654435761 % 2**32) >> 24
+        rows = layer.turn(rows, *(x.float() for x in rotary.angles(rows, ends[int(off.argmin())] + ahead % AHEAD)))
+    return rows.reshape(layer.n_kv_heads, -1, rows.shape[-1]) / math.sqrt(rows.shape[-1])
+
+
+@torch.no_grad()
+def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer) -> int:
+    """Refits the rows of a layer that was just cut from keys and values [B, G, T, d], and forgets the references.
+    How many heads were changed."""
+    changed = 0
+    for b, seen in enumerate(cut.observed):
+        queries = _queries(layer, seen, keys.shape[2])
+        for h in range(cut.n_heads):
+            k, v, places = cut.segment(b * cut.n_heads + h)
+            sinks = None if layer.sinks is None else layer.sinks.float().view(cut.n_heads, -1)[h]
+            head = Head(keys[b, h, seen.padding :], values[b, h, seen.padding :], queries[h], layer.softcap, sinks)
+            found = head.fit(places.long() - seen.padding)
+            if found is not None:
+                k.copy_(found[0])
+                v.copy_(found[1])
+                changed += 1
+        seen.references = None
+    return changed
+
+
+class Head:
+    """One KV head's full attention for its reference queries, and what it can be refitted to.
+
+    keys [T, d], values [T, dv], in whose type the results are held and judged; queries [n, d], already scaled;
+    softcap, sinks [query heads of the group] as the model's attention has them
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, queries: Tensor, softcap: float | None = None, sinks: Tensor | None = None
+    ):
+        self.keys, self.values, self.softcap = keys, values, softcap
+        left = torch.arange(len(queries), device=queries.device) % 4 == 3
+        self.n_fit = int((~left).sum())
+        order = torch.cat([(~left).nonzero()[:, 0], left.nonzero()[:, 0]])  # those to fit to first
+        self.queries = queries[order]
+        self.sinks = None if sinks is None else sinks.repeat_interleave(len(queries) // len(sinks))[order, None]
+        self.error_before = self.error_after = math.nan  # on the left-out queries, in units of the outputs' variance
+
+    def _attend(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time."""
+        keys, values, outputs, masses = self.keys.float(), self.values.float(), [], []
+        step = max(1, MOST_NUMBERS // len(keys))
+        for at in range(0, len(self.queries), step):
+            logits = self._logits(self.queries[at : at + step], keys)
+            sinks = [] if self.sinks is None else [self.sinks[at : at + step]]
+            mass = torch.cat([logits, *sinks], 1).logsumexp(-1, keepdim=True)
+            outputs.append((logits - mass).exp() @ values)
+            masses.append(mass)
+        return torch.cat(outputs), torch.cat(masses)
+
+    def _logits(self, queries: Tensor, keys: Tensor) -> Tensor:
+        logits = queries @ keys.T
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def fit(self, kept: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The best keys and values of the tokens ``kept``; None: bare ones, also of a head that keeps more than half
+        or whose numbers are not finite."""
+        if len(kept) > len(self.keys) // 2 or len(self.queries) < 4:
+            return None
+        full, mass = self._attend()
+        scale = float((full - full.mean(0)).pow(2).mean()) + 1e-30
+        keys, values = self.keys[kept], self.values[kept]
+        sink = 0.0 if self.sinks is None else (self.sinks - mass).exp()
+
+        def shares(keys: Tensor) -> Tensor:
+            """Of the full mass, [n, t]."""
+            return (self._logits(self.queries, keys.float()) - mass).exp()
+
+        best: tuple[Tensor, Tensor] | None = None
+        self.error_before = self.error_after = math.inf
+        for shifted in (False, True):
+            if shifted:
+                u, beta = self._direction(), self._bias(shares(keys), 1 - sink)
+                if u is None or beta is None or len(kept) < 2:
+                    break
+                keys = (keys.float() + beta[:, None] * u).to(keys.dtype)
+            weights = shares(keys)
+            p = weights / (weights.sum(-1, keepdim=True) + sink).clamp(min=1e-30)
+            missing = full - p @ values.float()
+            for change in (None, *self._changes(p[: self.n_fit], missing[: self.n_fit])):
+                v = values if change is None else (values.float() + change).to(values.dtype)
+                error = float((full - p @ v.float())[self.n_fit :].pow(2).mean()) / scale
+                if not (shifted or change is not None):
+                    self.error_before = self.error_after = error
+                    if not math.isfinite(error):
+                        return None
+                elif error < self.error_after and bool(v.isfinite().all() and keys.isfinite().all()):
+                    self.error_after, best = error, (keys, v)
+        return best
+
+    def _direction(self) -> Tensor | None:
+        """u with q.u near 1 for the head's queries."""
+        square = (self.queries.T @ self.queries).double()
+        square.diagonal().add_(0.01 * square.diagonal().mean())
+        factor, failed = torch.linalg.cholesky_ex(square)
+        return None if failed else torch.cholesky_solve(self.queries.double().sum(0)[:, None], factor)[:, 0].float()
+
+    def _bias(self, shares: Tensor, target: Tensor | float) -> Tensor | None:
+        """beta [t], by accelerated projected gradient (Beck and Teboulle 2009) from w = 1."""
+        a = shares[: self.n_fit]
+        y = torch.broadcast_to(torch.as_tensor(target, device=a.device), (len(shares), 1))[: self.n_fit, 0].float()
+        n, t = a.shape
+        gram = a.T @ a if t <= n else None
+        right = a.T @ y
+
+        def product(x: Tensor) -> Tensor:
+            return gram @ x if gram is not None else a.T @ (a @ x)
+
+        x = a.new_ones(t)
+        for _ in range(20):  # the largest eigenvalue, by power iteration: a has no negative number
+            x = product(x)
+            norm = x.norm()
+            x = x / norm
+        rate = 1 / (1.02 * norm)
+        w = z = a.new_ones(t)
+        momentum = 1.0
+        for _ in range(120):
+            to = (z - rate * (product(z) - right)).clamp(min=1e-6)
+            following = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
+            z, w = to + (momentum - 1) / following * (to - w), to
+            momentum = following
+        beta = w.log().clamp(-3, 3)
+        return beta if bool(beta.isfinite().all()) else None
+
+    def _changes(self, p: Tensor, missing: Tensor) -> list[Tensor]:
+        """(P'P + lambda I)^-1 P' missing = P' (P P' + lambda I)^-1 missing, the smaller system, for each lambda."""
+        n, t = p.shape
+        few = t <= n
+        gram, right = ((p.T @ p, p.T @ missing) if few else (p @ p.T, missing))
+        mean, found = gram.trace() / t, []
+        for ridge in LAMBDAS:
+            factor, failed = torch.linalg.cholesky_ex(
+                gram.double() + ridge * mean.double() * torch.eye(len(gram), dtype=torch.float64, device=p.device)
+            )
+            if not failed:
+                solved = torch.cholesky_solve(right.double(), factor).float()
+                found.append(solved if few else p.T @ solved)
+        return found
