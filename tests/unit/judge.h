@@ -91,10 +91,10 @@ dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t 
 dev run_importance(backend_device *on, const decode_case *c);
 
 // The tests of each file.
-void judge_rows(TCase *tc);
-void judge_weights(TCase *tc);
-void judge_attention(TCase *tc);
-void judge_sums(TCase *tc);
-void judge_bits(TCase *tc);
-void judge_shapes(TCase *tc);
-void judge_rules(TCase *tc);
+TCase *judge_rows(void);
+TCase *judge_weights(void);
+TCase *judge_attention(void);
+TCase *judge_sums(void);
+TCase *judge_bits(void);
+TCase *judge_shapes(void);
+TCase *judge_rules(void);

@@ -2,7 +2,7 @@
 #include "judge.h"
 
 // Importance as a sum, by the backends that find it.
-START_TEST(test_summed_importance)
+UNIT_TEST(test_summed_importance)
 {
     dev y;
     for (int i = 0; i < N_SHAPES && JUDGED.sums_importance; i++)
@@ -16,10 +16,9 @@ START_TEST(test_summed_importance)
         }
     check_judged();
 }
-END_TEST
 
 // Distances from a centre: those of values that were moved by it, whatever backend finds them.
-START_TEST(test_weights_around_a_centre)
+UNIT_TEST(test_weights_around_a_centre)
 {
     for (int i = 0; i < N_SHAPES && JUDGED.sums_importance; i++) {
         attention_shape s = SHAPES[i];
@@ -43,10 +42,9 @@ START_TEST(test_weights_around_a_centre)
     }
     check_judged();
 }
-END_TEST
 
 // The weights of a layer sum to one.
-START_TEST(test_value_weights)
+UNIT_TEST(test_value_weights)
 {
     for (int i = 0; i < N_SHAPES; i++)
         for (int t = 0; t < N_TOKENS; t++) {
@@ -68,11 +66,8 @@ START_TEST(test_value_weights)
         }
     check_judged();
 }
-END_TEST
 
-void judge_attention(TCase *tc)
+TCase *judge_attention(void)
 {
-    tcase_add_test(tc, test_value_weights);
-    tcase_add_test(tc, test_summed_importance);
-    tcase_add_test(tc, test_weights_around_a_centre);
+    return unit_case();
 }

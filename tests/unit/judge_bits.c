@@ -35,7 +35,7 @@ static void set_threads(int i)
 #endif
 }
 
-START_TEST(test_bits_over_threads)
+UNIT_TEST(test_bits_over_threads)
 {
     static const char *const names[N_RESULTS] = {"attend_rows", "attend_prefix", "value_weights", "column_sums"};
     attention_shape s = SHAPES[0];
@@ -58,9 +58,8 @@ START_TEST(test_bits_over_threads)
     decode_case_free(&c);
     check_judged();
 }
-END_TEST
 
-START_TEST(test_bits_over_batches)
+UNIT_TEST(test_bits_over_batches)
 {
 #ifdef EMULATED
     enum { IN = 576, OUT = 96, ROWS = 150 };
@@ -100,10 +99,8 @@ START_TEST(test_bits_over_batches)
     check_judged();
     free(x), free(w);
 }
-END_TEST
 
-void judge_bits(TCase *tc)
+TCase *judge_bits(void)
 {
-    tcase_add_test(tc, test_bits_over_threads);
-    tcase_add_test(tc, test_bits_over_batches);
+    return unit_case();
 }

@@ -50,7 +50,7 @@ static void judge_norms(uint32_t n, uint32_t width, const float *x, const float 
     });
 }
 
-START_TEST(test_row_operations)
+UNIT_TEST(test_row_operations)
 {
     static const uint32_t rows[] = {1, 3, 16, 31, 70}, widths[] = {8, 64, 576, 1000};
     dev y;
@@ -95,9 +95,8 @@ START_TEST(test_row_operations)
             free(x), free(weight), free(other);
         }
 }
-END_TEST
 
-START_TEST(test_glu_extremes)
+UNIT_TEST(test_glu_extremes)
 {
     const float gate[] = {0, -0.0f, 88, -88, 1000, -1000, 1e30f, -1e30f}, up[] = {1, 1, 1, 1, 2, 2, 1, 1};
     dev g = put(judged, gate, 8), u = put(judged, up, 8);
@@ -108,9 +107,8 @@ START_TEST(test_glu_extremes)
     free(got);
     JUDGED.release(judged, g), JUDGED.release(judged, u);
 }
-END_TEST
 
-START_TEST(test_gather_rope_store)
+UNIT_TEST(test_gather_rope_store)
 {
     enum { N = 21, HEADS = 3, D = 16, POSITIONS = 40, WIDTH = HEADS * D };
     int32_t ids[N];
@@ -156,10 +154,9 @@ START_TEST(test_gather_rope_store)
     });
     free(table), free(angles), free(x);
 }
-END_TEST
 
 // The same tokens from the same logits, greedily and drawn, at every size of a part; -1 where a row is no numbers.
-START_TEST(test_sample)
+UNIT_TEST(test_sample)
 {
     enum { ROWS = 7 };
     static const uint32_t sizes[] = {1, 2, 255, 256, 257, 1000, 5003};
@@ -189,12 +186,8 @@ START_TEST(test_sample)
         }
     check_judged();
 }
-END_TEST
 
-void judge_rows(TCase *tc)
+TCase *judge_rows(void)
 {
-    tcase_add_test(tc, test_row_operations);
-    tcase_add_test(tc, test_glu_extremes);
-    tcase_add_test(tc, test_gather_rope_store);
-    tcase_add_test(tc, test_sample);
+    return unit_case();
 }

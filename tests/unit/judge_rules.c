@@ -71,7 +71,7 @@ static void judge_rows_rule(attention_shape plain, int shape, const rule *r, uin
     decode_case_free(&c);
 }
 
-START_TEST(test_attention_rules)
+UNIT_TEST(test_attention_rules)
 {
     static const uint32_t tokens[N_RULE_TOKENS] = {3, 17, LONG, LONGER};
     for (int shape = 0; shape < N_RULE_SHAPES; shape++)
@@ -87,10 +87,9 @@ START_TEST(test_attention_rules)
             }
     check_judged();
 }
-END_TEST
 
 // A sink takes weight: values of one, of keys all alike, come out as the share that is left.
-START_TEST(test_sink_share)
+UNIT_TEST(test_sink_share)
 {
     enum { T = 3, D = 16 };
     float k[T * D] = {0}, v[T * D], q[D] = {0}, sink = logf(5);
@@ -107,10 +106,8 @@ START_TEST(test_sink_share)
     JUDGED.release(judged, dq), JUDGED.release(judged, s.sinks), context_release(judged, &kv);
     check_judged();
 }
-END_TEST
 
-void judge_rules(TCase *tc)
+TCase *judge_rules(void)
 {
-    tcase_add_test(tc, test_attention_rules);
-    tcase_add_test(tc, test_sink_share);
+    return unit_case();
 }

@@ -148,7 +148,7 @@ static void judge_shape(attention_shape s, uint32_t T, uint32_t salt)
 }
 
 // The shapes that the other judges share, with each of their lengths and with every number of rows at a time.
-START_TEST(test_shared_shapes)
+UNIT_TEST(test_shared_shapes)
 {
     for (uint32_t i = 0; i < N_SHAPES; i++)
         for (uint32_t t = 0; t < N_TOKENS; t++) {
@@ -158,10 +158,9 @@ START_TEST(test_shared_shapes)
         }
     check_judged();
 }
-END_TEST
 
 // Each group with each head size, the lengths in turn: with one KV head, with four, with two.
-START_TEST(test_groups_and_head_sizes)
+UNIT_TEST(test_groups_and_head_sizes)
 {
     static const uint32_t kv_heads[] = {1, 4, 2};
     uint32_t at = 0;
@@ -175,10 +174,9 @@ START_TEST(test_groups_and_head_sizes)
             judge_shape(s, LENGTHS[length], at);
         }
 }
-END_TEST
 
 // Each length with each group, of small heads.
-START_TEST(test_lengths)
+UNIT_TEST(test_lengths)
 {
     for (uint32_t i = 0, at = 0; i < N_LENGTHS; i++)
         for (uint32_t j = 0; j < 2; j++, at++) {
@@ -187,7 +185,6 @@ START_TEST(test_lengths)
             if (cost_of(s, LENGTHS[i]) <= 8.0 * MOST && at % EVERY == 0) judge_shape(s, LENGTHS[i], at);
         }
 }
-END_TEST
 
 static uint64_t setting(const char *name, uint64_t otherwise)
 {
@@ -196,7 +193,7 @@ static uint64_t setting(const char *name, uint64_t otherwise)
 }
 
 // The last tile of keys holds 1 to 4 times 64: a product of so few terms may have other parts than one of whole tiles.
-START_TEST(test_last_tiles)
+UNIT_TEST(test_last_tiles)
 {
     static const uint32_t tokens[] = {50, 100, 190, 250, 356};
     uint32_t every = judges_all() ? 1 : LAST_EVERY, turn = (uint32_t)(setting("KVB_SEED", 20261122) % every);
@@ -207,14 +204,13 @@ START_TEST(test_last_tiles)
             if (cost_of(s, tokens[j]) <= 4.0 * MOST) judge_shape(s, tokens[j], 10 * i + j);
         }
 }
-END_TEST
 
 static uint32_t draw(uint32_t least, uint32_t most)
 {
     return least + (uint32_t)((uniform() + 1) / 2 * (float)(most - least + 1)) % (most - least + 1);
 }
 
-START_TEST(test_random_shapes)
+UNIT_TEST(test_random_shapes)
 {
     uint64_t seed = setting("KVB_SEED", 20261122), draws = setting("KVB_DRAWS", DRAWS);
     printf("random shapes: KVB_SEED=%llu KVB_DRAWS=%llu\n", (unsigned long long)seed, (unsigned long long)draws);
@@ -229,13 +225,8 @@ START_TEST(test_random_shapes)
         judge_shape(s, T, draw(0, 1000));
     }
 }
-END_TEST
 
-void judge_shapes(TCase *tc)
+TCase *judge_shapes(void)
 {
-    tcase_add_test(tc, test_shared_shapes);
-    tcase_add_test(tc, test_groups_and_head_sizes);
-    tcase_add_test(tc, test_lengths);
-    tcase_add_test(tc, test_last_tiles);
-    tcase_add_test(tc, test_random_shapes);
+    return unit_case();
 }

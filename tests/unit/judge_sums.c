@@ -1,7 +1,7 @@
 // Sums that scorers need: column sums of attention.
 #include "judge.h"
 
-START_TEST(test_column_sums)
+UNIT_TEST(test_column_sums)
 {
     dev y;
     static const uint32_t lengths[] = {1, 15, 257, LONG, 1100}; // less than, at and over one tile of rows and of keys
@@ -36,12 +36,8 @@ START_TEST(test_column_sums)
         }
     check_judged();
 }
-END_TEST
 
-void judge_sums(TCase *tc)
+TCase *judge_sums(void)
 {
-#ifdef EMULATED // slowly; with two parts the rest is the same code as with f32
-    if (strcmp(JUDGED.compute, "bf16x3") == 0) return;
-#endif
-    tcase_add_test(tc, test_column_sums);
+    return unit_case();
 }

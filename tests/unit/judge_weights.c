@@ -3,7 +3,7 @@
 #include "profiler/backend/packed.h"
 #include "profiler/weights/gguf.h"
 
-START_TEST(test_matmul)
+UNIT_TEST(test_matmul)
 {
     static const uint32_t rows[] = {1, 2, 15, 16, 30, 100};
     dev y;
@@ -25,10 +25,9 @@ START_TEST(test_matmul)
             }
     check_judged();
 }
-END_TEST
 
 // Several products of one input are bit by bit what they are one by one.
-START_TEST(test_project)
+UNIT_TEST(test_project)
 {
     enum { IN = 200 };
     static const uint32_t rows[] = {1, 30, 100}, outs[BACKEND_PROJECTIONS] = {333, 64, 130};
@@ -57,7 +56,6 @@ START_TEST(test_project)
     }
     check_judged();
 }
-END_TEST
 
 // A matrix of random bytes as a model file would store it; the halves among them are small numbers, with few digits
 // where `coarse`.
@@ -91,7 +89,7 @@ static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, boo
 }
 
 // Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.
-START_TEST(test_matrix_load)
+UNIT_TEST(test_matrix_load)
 {
     enum { IN = 256, OUT = STORED_ROWS, T = 17 };
     static const uint32_t rows[] = {1, 30, 100};
@@ -147,7 +145,6 @@ START_TEST(test_matrix_load)
     }
     check_judged();
 }
-END_TEST
 
 // y = x W^T for `rows` rows of x, of a matrix that is held so; to be freed.
 static float *product_of(const stored_matrix *w, unsigned hold, const float *x, uint32_t rows)
@@ -170,7 +167,7 @@ static bool rounds_ties_otherwise(uint32_t type)
 
 // However a matrix is held, products and rows have the same bits; rounding gives those of the rounded matrix; what is
 // read in place takes no more memory than what is held.
-START_TEST(test_matrix_hold)
+UNIT_TEST(test_matrix_hold)
 {
     enum { IN = 256, OUT = STORED_ROWS, MOST = 100 };
     static const uint32_t types[] = {GGUF_TENSOR_F32,  GGUF_TENSOR_F16,  GGUF_TENSOR_BF16,
@@ -205,11 +202,10 @@ START_TEST(test_matrix_hold)
         }
     check_judged();
 }
-END_TEST
 
 // A matrix that takes little memory when it is held takes none when it is read in place, and what is wrong in it then
 // fails the product.
-START_TEST(test_matrix_in_place)
+UNIT_TEST(test_matrix_in_place)
 {
     enum { IN = 64, OUT = 40 };
     float *values = random_floats(OUT * IN, 1), *x = random_floats(IN, 1);
@@ -233,10 +229,9 @@ START_TEST(test_matrix_in_place)
     }
     free(values), free(x);
 }
-END_TEST
 
 // Part of a row is what stands there in the whole row, whatever blocks the type has.
-START_TEST(test_stored_slice)
+UNIT_TEST(test_stored_slice)
 {
     static const uint32_t types[] = {GGUF_TENSOR_F32, GGUF_TENSOR_BF16, GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q6_K};
     enum { IN = 768 };
@@ -252,14 +247,8 @@ START_TEST(test_stored_slice)
         free((void *)(uintptr_t)w.data);
     }
 }
-END_TEST
 
-void judge_weights(TCase *tc)
+TCase *judge_weights(void)
 {
-    tcase_add_test(tc, test_matrix_hold);
-    tcase_add_test(tc, test_matrix_in_place);
-    tcase_add_test(tc, test_stored_slice);
-    tcase_add_test(tc, test_matmul);
-    tcase_add_test(tc, test_project);
-    tcase_add_test(tc, test_matrix_load);
+    return unit_case();
 }

@@ -41,7 +41,7 @@ static void write_text(const char *path, const char *text)
     help_ok(atomic_write(path, text, strlen(text), err));
 }
 
-START_TEST(totals)
+UNIT_TEST(totals)
 {
     const char *const names[] = {
         "uniform", "pyramid", "pyramid:beta=5:window=2", "ada", "ada:alpha=0.5", "ada-original", "ada-global", "oracle",
@@ -57,9 +57,8 @@ START_TEST(totals)
         }
     }
 }
-END_TEST
 
-START_TEST(who_gets_more)
+UNIT_TEST(who_gets_more)
 {
     allocate("uniform", 0.5, some_scores());
     for (int h = 0; h < HEADS; h++) ck_assert_uint_eq(keep[h], T / 2);
@@ -73,9 +72,8 @@ START_TEST(who_gets_more)
     allocate("oracle", 0.5, some_scores());
     ck_assert(keep[5] > keep[0] && keep[4] > keep[1]);
 }
-END_TEST
 
-START_TEST(names_and_errors)
+UNIT_TEST(names_and_errors)
 {
     allocator a;
     const char *const wrong[] = {"unifrom",
@@ -108,9 +106,8 @@ START_TEST(names_and_errors)
     help_fails(allocator_open_table(&a, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
     allocator_free(&a);
 }
-END_TEST
 
-START_TEST(files_of_head_scores)
+UNIT_TEST(files_of_head_scores)
 {
     const float per_query[L * H] = {1, 3, 0, 0, 2, 2, 4, 8, 5, 5, 1, 1}, per_kv[L * G] = {2, 0, 2, 6, 5, 1};
     float got[L * H];
@@ -139,9 +136,8 @@ START_TEST(files_of_head_scores)
                    wrong[i].says);
     }
 }
-END_TEST
 
-START_TEST(methods_with_head_scores)
+UNIT_TEST(methods_with_head_scores)
 {
     char name[300];
     write_text(help_path("h.tsv"), "9 9 1 1\n1 1 1 1\n1 1 5 5\n");
@@ -157,7 +153,6 @@ START_TEST(methods_with_head_scores)
     }
     ck_assert(full == 0 || keep[0] == T);
 }
-END_TEST
 
 // The formulas as the papers have them, in double: one layer's attention of the last W queries a[h][w][j].
 typedef struct plain_layer {
@@ -212,7 +207,7 @@ static plain_layer plain_attention(const layer_view *v, uint32_t W)
 }
 
 #define ck_near(found, expected) ck_assert_double_le(fabs((found) - (expected)), 2e-5 * fabs(expected))
-START_TEST(attention_of_the_last_queries)
+UNIT_TEST(attention_of_the_last_queries)
 {
     enum { TOKENS = 120, D = 8 };
     static float q[TOKENS * H * D], k[G * TOKENS * D], v[G * TOKENS * D];
@@ -247,11 +242,10 @@ START_TEST(attention_of_the_last_queries)
     }
     window_attention_free(&found);
 }
-END_TEST
 
 // CAKE: budgets in proportion to the preference, what is beyond a whole layer to the others in equal parts. LAVa: the
 // layer's best scores over all heads.
-START_TEST(layers_by_attention)
+UNIT_TEST(layers_by_attention)
 {
     const float *scores = some_scores();
     for (int n = 0; n < 4; n++) {
@@ -279,10 +273,9 @@ START_TEST(layers_by_attention)
         }
     }
 }
-END_TEST
 
 // A bounded layer keeps all, and the others' budgets are those of a model without it.
-START_TEST(bounded_layers)
+UNIT_TEST(bounded_layers)
 {
     static const char *const names[] = {"uniform", "pyramid", "ada", "oracle"};
     layer_set middle = {{0}};
@@ -304,19 +297,5 @@ START_TEST(bounded_layers)
     }
     free(two);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, bounded_layers);
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, totals);
-    tcase_add_test(tc, who_gets_more);
-    tcase_add_test(tc, attention_of_the_last_queries);
-    tcase_add_test(tc, layers_by_attention);
-    tcase_add_test(tc, names_and_errors);
-    tcase_add_test(tc, files_of_head_scores);
-    tcase_add_test(tc, methods_with_head_scores);
-}
-
-UNIT_MAIN("evaluator: allocators", fill)
+UNIT_MAIN_EACH("evaluator: allocators", help_setup, help_teardown)

@@ -24,7 +24,7 @@ static void by_hand(double out[D], const float *q, const float *k, const float *
 }
 
 // The entries stand in a base and in the head's own memory; some positions were evicted before.
-START_TEST(rules_against_the_formula)
+UNIT_TEST(rules_against_the_formula)
 {
     static const float sinks[GROUP] = {0.7f, -1.5f};
     static const attend_rule rules[] = {{0, 40, 0, NULL}, {4, 40, 0, NULL},  {9, 40, 0, NULL},
@@ -60,12 +60,5 @@ START_TEST(rules_against_the_formula)
     attend_release(&s);
     free(k), free(v), free(q);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, rules_against_the_formula);
-}
-
-UNIT_MAIN("evaluator attention", fill)
+UNIT_MAIN_EACH("evaluator attention", help_setup, help_teardown)

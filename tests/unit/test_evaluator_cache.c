@@ -37,7 +37,7 @@ static void expect_entries(const kv_cache *c, uint32_t l, uint32_t g, const uint
     }
 }
 
-START_TEST(cache_evicts_and_shrinks)
+UNIT_TEST(cache_evicts_and_shrinks)
 {
     const uint32_t rooms[L * G] = {5, 9, 1, 3};
     kv_cache *c = filled_cache(rooms);
@@ -66,7 +66,6 @@ START_TEST(cache_evicts_and_shrinks)
     kv_cache_close(copy);
     kv_cache_close(c);
 }
-END_TEST
 
 static void expect_same(const kv_cache *a, const kv_cache *b)
 {
@@ -81,7 +80,7 @@ static void expect_same(const kv_cache *a, const kv_cache *b)
     }
 }
 
-START_TEST(a_refilled_cache_is_a_new_one)
+UNIT_TEST(a_refilled_cache_is_a_new_one)
 {
     enum { TOKENS = 6, EXTRA = 2 };
     float k[L * G * TOKENS * D], v[L * G * TOKENS * D];
@@ -103,7 +102,6 @@ START_TEST(a_refilled_cache_is_a_new_one)
     }
     kv_cache_close(again);
 }
-END_TEST
 
 // ---- decoding ----
 
@@ -151,7 +149,7 @@ static void select_some(bed *b, kept_set *kept)
     help_ok(session_select(b->s, b->s->scores[0], keep, 4, 8, kept, err));
 }
 
-START_TEST(full_cache_is_the_forward_pass)
+UNIT_TEST(full_cache_is_the_forward_pass)
 {
     bed b;
     bed_open(&b);
@@ -175,7 +173,6 @@ START_TEST(full_cache_is_the_forward_pass)
     kept_set_free(&all);
     bed_close(&b);
 }
-END_TEST
 
 // A hook that lets a row see the kept entries of the context, and all after it.
 static uint32_t choose_kept(void *context, const decode_view *view, uint32_t g, kv_span span, const float *q,
@@ -189,7 +186,7 @@ static uint32_t choose_kept(void *context, const decode_view *view, uint32_t g, 
     return n;
 }
 
-START_TEST(evicting_is_not_looking)
+UNIT_TEST(evicting_is_not_looking)
 {
     bed b;
     bed_open(&b);
@@ -212,9 +209,8 @@ START_TEST(evicting_is_not_looking)
     kept_set_free(&kept);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(a_batch_is_its_sequences)
+UNIT_TEST(a_batch_is_its_sequences)
 {
     bed b;
     bed_open(&b);
@@ -238,7 +234,6 @@ START_TEST(a_batch_is_its_sequences)
     kept_set_free(&kept);
     bed_close(&b);
 }
-END_TEST
 
 // ---- hooks ----
 
@@ -270,7 +265,7 @@ static kvb_status drop_third(void *context, const decode_view *view, kvb_error *
     return KVB_OK;
 }
 
-START_TEST(hooks_see_and_evict)
+UNIT_TEST(hooks_see_and_evict)
 {
     bed b;
     bed_open(&b);
@@ -292,9 +287,8 @@ START_TEST(hooks_see_and_evict)
     kv_cache_close(c);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(errors)
+UNIT_TEST(errors)
 {
     bed b;
     bed_open(&b);
@@ -315,7 +309,6 @@ START_TEST(errors)
     kv_cache_close(c);
     bed_close(&b);
 }
-END_TEST
 
 static kvb_status count_layers(void *context, const decode_view *view, kvb_error *err)
 {
@@ -324,7 +317,7 @@ static kvb_status count_layers(void *context, const decode_view *view, kvb_error
 }
 
 // Questions behind a shared base find what they find behind copies of it, and leave it as it was.
-START_TEST(a_base_is_shared)
+UNIT_TEST(a_base_is_shared)
 {
     static bed b;
     kept_set kept;
@@ -366,19 +359,5 @@ START_TEST(a_base_is_shared)
     free(want), free(got);
     bed_close(&b);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, cache_evicts_and_shrinks);
-    tcase_add_test(tc, a_refilled_cache_is_a_new_one);
-    tcase_add_test(tc, full_cache_is_the_forward_pass);
-    tcase_add_test(tc, evicting_is_not_looking);
-    tcase_add_test(tc, a_batch_is_its_sequences);
-    tcase_add_test(tc, hooks_see_and_evict);
-    tcase_add_test(tc, errors);
-    tcase_add_test(tc, a_base_is_shared);
-}
-
-UNIT_MAIN("evaluator: cache and decoder", fill)
+UNIT_MAIN_EACH("evaluator: cache and decoder", case_tiny_setup, help_teardown)

@@ -49,7 +49,7 @@ static void judge(const model *m, const metric *by, const int32_t *ids, damage_v
     session_close(s);
 }
 
-START_TEST(damage_is_what_fidelity_measures)
+UNIT_TEST(damage_is_what_fidelity_measures)
 {
     metric by;
     int32_t ids[TEXTS][T + N];
@@ -91,10 +91,9 @@ START_TEST(damage_is_what_fidelity_measures)
     damage_close(d);
     model_free(m);
 }
-END_TEST
 
 // Heads cut alone, from their own layer on: what the whole pass finds of the same cuts, in any batch.
-START_TEST(a_head_alone_is_one_cut)
+UNIT_TEST(a_head_alone_is_one_cut)
 {
     enum { LEVELS = 3 };
     static const uint32_t KEEP[LEVELS][HEADS] = {{60, 70, 50, 40}, {30, T, 22, 35}, {9, 14, 5, T}};
@@ -128,7 +127,6 @@ START_TEST(a_head_alone_is_one_cut)
     ck_assert(memcmp(one, again, sizeof one) == 0);
     model_free(m);
 }
-END_TEST
 
 static bool stop_at_once(void *context, double done, double total)
 {
@@ -136,7 +134,7 @@ static bool stop_at_once(void *context, double done, double total)
     return done < total / 2;
 }
 
-START_TEST(heads_alone_can_be_stopped)
+UNIT_TEST(heads_alone_can_be_stopped)
 {
     metric by;
     int32_t ids[TEXTS][T + N];
@@ -160,9 +158,8 @@ START_TEST(heads_alone_can_be_stopped)
     damage_close(d);
     model_free(m);
 }
-END_TEST
 
-START_TEST(contexts_are_put_aside_and_taken_back)
+UNIT_TEST(contexts_are_put_aside_and_taken_back)
 {
     metric by;
     session *s;
@@ -186,9 +183,8 @@ START_TEST(contexts_are_put_aside_and_taken_back)
     session_close(s);
     model_free(m);
 }
-END_TEST
 
-START_TEST(rows_are_judged_by_the_definition)
+UNIT_TEST(rows_are_judged_by_the_definition)
 {
     predictions full;
     const float logits[2][3] = {{0, 1, 2}, {3, 0, 0}}, other[3] = {2, 1, 0};
@@ -205,9 +201,8 @@ START_TEST(rows_are_judged_by_the_definition)
     ck_assert(same.kl == 0 && same.agree && isnan(same.nll));
     predictions_close(&full);
 }
-END_TEST
 
-START_TEST(what_was_measured_is_remembered)
+UNIT_TEST(what_was_measured_is_remembered)
 {
     log_file *log;
     kvb_error err = {0};
@@ -246,9 +241,8 @@ START_TEST(what_was_measured_is_remembered)
     }
     ck_assert(log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
 }
-END_TEST
 
-START_TEST(impossible_plans_are_refused)
+UNIT_TEST(impossible_plans_are_refused)
 {
     metric by;
     damage *d;
@@ -265,18 +259,5 @@ START_TEST(impossible_plans_are_refused)
     }
     model_free(m);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, damage_is_what_fidelity_measures);
-    tcase_add_test(tc, a_head_alone_is_one_cut);
-    tcase_add_test(tc, heads_alone_can_be_stopped);
-    tcase_add_test(tc, contexts_are_put_aside_and_taken_back);
-    tcase_add_test(tc, rows_are_judged_by_the_definition);
-    tcase_add_test(tc, what_was_measured_is_remembered);
-    tcase_add_test(tc, impossible_plans_are_refused);
-}
-
-UNIT_MAIN("evaluator/damage", fill)
+UNIT_MAIN_ONCE("evaluator/damage", case_tiny_setup, help_teardown)

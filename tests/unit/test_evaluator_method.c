@@ -43,7 +43,7 @@ static void bed_close(bed *b)
     model_free(b->m);
 }
 
-START_TEST(names_and_metrics)
+UNIT_TEST(names_and_metrics)
 {
     bed b;
     bed_open(&b);
@@ -57,7 +57,6 @@ START_TEST(names_and_metrics)
     free(metrics);
     bed_close(&b);
 }
-END_TEST
 
 static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
 {
@@ -67,7 +66,7 @@ static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
 }
 
 // Uniform budgets are the same for all heads and pick what session_select picks; sinks and window are kept.
-START_TEST(a_metric_selects)
+UNIT_TEST(a_metric_selects)
 {
     bed b;
     bed_open(&b);
@@ -85,10 +84,9 @@ START_TEST(a_metric_selects)
     kept_set_free(&want);
     bed_close(&b);
 }
-END_TEST
 
 // The oracle picks the tokens of the largest importance, wherever they are, and needs it.
-START_TEST(the_oracle_selects)
+UNIT_TEST(the_oracle_selects)
 {
     bed b;
     bed_open(&b);
@@ -104,9 +102,8 @@ START_TEST(the_oracle_selects)
     kept_set_free(&kept);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(a_policy_runs)
+UNIT_TEST(a_policy_runs)
 {
     bed b;
     bed_open(&b);
@@ -118,15 +115,5 @@ START_TEST(a_policy_runs)
     ck_assert_ptr_null(run);
     bed_close(&b);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, names_and_metrics);
-    tcase_add_test(tc, a_metric_selects);
-    tcase_add_test(tc, the_oracle_selects);
-    tcase_add_test(tc, a_policy_runs);
-}
-
-UNIT_MAIN("evaluator: methods", fill)
+UNIT_MAIN_EACH("evaluator: methods", case_tiny_setup, help_teardown)

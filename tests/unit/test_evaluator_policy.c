@@ -132,7 +132,7 @@ static void follow_rule(const char *spec, float (*rule)(uint32_t, uint32_t, bool
     close_rig(r);
 }
 
-START_TEST(policies_follow_their_rules)
+UNIT_TEST(policies_follow_their_rules)
 {
     follow_rule("morphkv:window=5", morph_rule, false, RECENT);
     follow_rule("morphkv:window=5:fusion=max", morph_rule, true, RECENT);
@@ -140,9 +140,8 @@ START_TEST(policies_follow_their_rules)
     follow_rule("h2o", h2o_rule, false, CAPACITY / 2);
     follow_rule("h2o:recent=0.2", h2o_rule, false, 3);
 }
-END_TEST
 
-START_TEST(streaming_by_position)
+UNIT_TEST(streaming_by_position)
 {
     rig *r = open_rig("streaming", 10, 50, ROOM, 1, D);
     evict(r, 50);
@@ -152,10 +151,9 @@ START_TEST(streaming_by_position)
     ck_assert_uint_eq(r->n, 7);
     close_rig(r);
 }
-END_TEST
 
 // The prefill's selection of policies that look at queries is the one that a step makes.
-START_TEST(prefills_select)
+UNIT_TEST(prefills_select)
 {
     enum { T = 60, H = 2 };
     float *q = case_floats((size_t)T * H * D, 1, 0), *k = case_floats((size_t)T * D, 1, 0), sums[H * T] = {0};
@@ -197,9 +195,8 @@ START_TEST(prefills_select)
     }
     free(q), free(k);
 }
-END_TEST
 
-START_TEST(specs)
+UNIT_TEST(specs)
 {
     policy p;
     help_ok(policy_parse(&p, "morphkv:fusion=max:window=32", err));
@@ -225,7 +222,6 @@ START_TEST(specs)
         ck_assert_str_eq(b.spec, pairs[i][1]);
     }
 }
-END_TEST
 
 // ---- KeyDiff ----
 
@@ -266,7 +262,7 @@ static float *golden_keys(uint32_t T, uint32_t d, uint32_t seed)
     return k;
 }
 
-START_TEST(keydiff_blocks_of_kvpress)
+UNIT_TEST(keydiff_blocks_of_kvpress)
 {
     FILE *f = fopen("tests/golden/blocks.txt", "r");
     ck_assert_msg(f, "tests/golden/blocks.txt: run from the root of the repository");
@@ -293,9 +289,8 @@ START_TEST(keydiff_blocks_of_kvpress)
     fclose(f);
     ck_assert_uint_eq(cases, 20);
 }
-END_TEST
 
-START_TEST(keydiff_windows)
+UNIT_TEST(keydiff_windows)
 {
     enum { T = 150, N = 40 };
     float *k = case_floats((size_t)T * D, 1, 0.3);
@@ -318,11 +313,10 @@ START_TEST(keydiff_windows)
     close_rig(all), close_rig(some), close_rig(stream), close_rig(step);
     free(k);
 }
-END_TEST
 
 // ---- LagKV ----
 
-START_TEST(lagkv_lengths)
+UNIT_TEST(lagkv_lengths)
 {
     enum { T = 20496, SMALL = 2 };
     float *k = case_floats((size_t)T * SMALL, 1, 0), *v = case_floats((size_t)T * SMALL, 1, 0);
@@ -341,9 +335,8 @@ START_TEST(lagkv_lengths)
     close_rig(r);
     free(k), free(v);
 }
-END_TEST
 
-START_TEST(lagkv_recursion)
+UNIT_TEST(lagkv_recursion)
 {
     enum { T = 200, LAG = 16, SINK = 4, KEPT = 4, AFTER = 100 };
     float *k = case_floats((size_t)(T + AFTER) * D, 1, 0), *v = case_floats((size_t)(T + AFTER) * D, 1, 0);
@@ -388,11 +381,10 @@ START_TEST(lagkv_recursion)
     close_rig(r);
     free(k), free(v);
 }
-END_TEST
 
 // ---- RocketKV ----
 
-START_TEST(rocket_split_rule)
+UNIT_TEST(rocket_split_rule)
 {
     rocket_split s = rocket_split_for(131072, 2048, 128); // methods.md 3.6: c = 64
     ck_assert_double_eq_tol(s.exponent, 0.56, 1e-12);
@@ -418,9 +410,8 @@ START_TEST(rocket_split_rule)
     help_ok(policy_parse(&p, "quest", err));
     ck_assert(policy_capacity_ratio(&p, 0.8) == 0.8);
 }
-END_TEST
 
-START_TEST(pages_bound_their_keys)
+UNIT_TEST(pages_bound_their_keys)
 {
     enum { N = 200, PAGE = 16, DIM = 32 };
     float *k = case_floats((size_t)N * DIM, 1, 0), low[(N / PAGE + 1) * DIM], high[(N / PAGE + 1) * DIM];
@@ -443,7 +434,6 @@ START_TEST(pages_bound_their_keys)
     }
     free(k);
 }
-END_TEST
 
 // What the policy looks at for one query over keys that are all there.
 static uint32_t look(const char *spec, uint32_t capacity, double split, const float *q, float *k, uint32_t n,
@@ -471,7 +461,7 @@ static double overlap(const uint32_t *a, uint32_t n, const uint32_t *b, uint32_t
     return (double)both / n;
 }
 
-START_TEST(corners_of_sparse_attention)
+UNIT_TEST(corners_of_sparse_attention)
 {
     enum { N = 400, DIM = 64, H = 3, K = 40 };
     float *k = case_floats((size_t)N * DIM, 1, 0);
@@ -520,9 +510,8 @@ START_TEST(corners_of_sparse_attention)
     for (int i = 0; i < 3; i++) ck_assert_msg(found[i] > 0.3, "%d: %.2f of exact top-k is found", i, found[i]);
     free(k);
 }
-END_TEST
 
-START_TEST(turns_lose_nothing)
+UNIT_TEST(turns_lose_nothing)
 {
     enum { T = 300, DIM = 16, W = 4, NEW = 6, CAP = 80 }; // the pool is 63 wide
     float *k = case_floats((size_t)(T + 2 * NEW) * DIM, 0.3, 0), *q = case_floats((size_t)T * DIM, 0.3, 0);
@@ -556,22 +545,5 @@ START_TEST(turns_lose_nothing)
     close_rig(r);
     free(k), free(q);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, policies_follow_their_rules);
-    tcase_add_test(tc, streaming_by_position);
-    tcase_add_test(tc, prefills_select);
-    tcase_add_test(tc, specs);
-    tcase_add_test(tc, keydiff_blocks_of_kvpress);
-    tcase_add_test(tc, keydiff_windows);
-    tcase_add_test(tc, lagkv_lengths);
-    tcase_add_test(tc, lagkv_recursion);
-    tcase_add_test(tc, rocket_split_rule);
-    tcase_add_test(tc, pages_bound_their_keys);
-    tcase_add_test(tc, corners_of_sparse_attention);
-    tcase_add_test(tc, turns_lose_nothing);
-}
-
-UNIT_MAIN("policies", fill)
+UNIT_MAIN("policies")

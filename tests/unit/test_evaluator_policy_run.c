@@ -60,7 +60,7 @@ static void bed_close(bed *b)
     model_free(b->m);
 }
 
-START_TEST(everything_is_dense)
+UNIT_TEST(everything_is_dense)
 {
     static bed b;
     static policy p[N_ALL];
@@ -87,9 +87,8 @@ START_TEST(everything_is_dense)
     free(logits);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(caches_keep_to_their_capacity)
+UNIT_TEST(caches_keep_to_their_capacity)
 {
     static bed b;
     static policy p[N_ALL];
@@ -129,9 +128,8 @@ START_TEST(caches_keep_to_their_capacity)
     free(logits), free(again);
     bed_close(&b);
 }
-END_TEST
 
-START_TEST(a_head_needs_capacity)
+UNIT_TEST(a_head_needs_capacity)
 {
     static bed b;
     policy p;
@@ -142,14 +140,5 @@ START_TEST(a_head_needs_capacity)
     help_fails(policy_run_open(&run, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");
     bed_close(&b);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, everything_is_dense);
-    tcase_add_test(tc, caches_keep_to_their_capacity);
-    tcase_add_test(tc, a_head_needs_capacity);
-}
-
-UNIT_MAIN("policies over the decoder", fill)
+UNIT_MAIN_EACH("policies over the decoder", case_tiny_setup, help_teardown)

@@ -79,7 +79,7 @@ static void close_case(bench_case *c)
     model_free(c->m);
 }
 
-START_TEST(texts_are_dealt_in_turn)
+UNIT_TEST(texts_are_dealt_in_turn)
 {
     bench_case c;
     open_case(&c);
@@ -96,10 +96,9 @@ START_TEST(texts_are_dealt_in_turn)
     help_fails(refine_bench_deal(&c.b, none, err), KVB_ARGUMENT, "expected some of both");
     close_case(&c);
 }
-END_TEST
 
 // A candidate loses what its table's budgets lose; nothing is measured twice, and a log keeps it.
-START_TEST(candidates_lose_what_their_cuts_lose)
+UNIT_TEST(candidates_lose_what_their_cuts_lose)
 {
     bench_case c;
     double shift[2 * KNOTS * HEADS] = {0}, loss[2 * KNOTS * 2], again[2 * KNOTS * 2], *kl;
@@ -131,7 +130,6 @@ START_TEST(candidates_lose_what_their_cuts_lose)
     free(kl);
     close_case(&c);
 }
-END_TEST
 
 static bool never(void *context, double done, double total)
 {
@@ -139,7 +137,7 @@ static bool never(void *context, double done, double total)
     return false;
 }
 
-START_TEST(a_start_costs_what_is_paid)
+UNIT_TEST(a_start_costs_what_is_paid)
 {
     bench_case c;
     uint32_t n;
@@ -168,14 +166,5 @@ START_TEST(a_start_costs_what_is_paid)
     ck_assert(refine_bench_losses(&c.b, true, shift, 1, &(uint32_t){0}, 1, loss, NULL) == KVB_INTERRUPTED);
     close_case(&c);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, texts_are_dealt_in_turn);
-    tcase_add_test(tc, candidates_lose_what_their_cuts_lose);
-    tcase_add_test(tc, a_start_costs_what_is_paid);
-}
-
-UNIT_MAIN("evaluator/refine_bench", fill)
+UNIT_MAIN_ONCE("evaluator/refine_bench", case_tiny_setup, help_teardown)

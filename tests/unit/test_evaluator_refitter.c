@@ -34,7 +34,7 @@ static kv_cache *cut_and_refit(refitter *r, const session *s, const kept_set *ke
     return cache;
 }
 
-START_TEST(refits_what_was_cut)
+UNIT_TEST(refits_what_was_cut)
 {
     static const uint32_t KEEP[HEADS] = {12, 80, 30, 1};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
@@ -76,11 +76,5 @@ START_TEST(refits_what_was_cut)
     session_close(s);
     model_free(m);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, refits_what_was_cut);
-}
-UNIT_MAIN("evaluator: refitter", fill)
+UNIT_MAIN_EACH("evaluator: refitter", case_tiny_setup, help_teardown)

@@ -85,7 +85,7 @@ static void same_cells(const task_cell *a, const task_cell *b)
     }
 }
 
-START_TEST(together_is_alone)
+UNIT_TEST(together_is_alone)
 {
     static bed all, one;
     bed_open(&all, COLUMNS, NULL);
@@ -105,9 +105,8 @@ START_TEST(together_is_alone)
     bed_close(&one);
     bed_close(&all);
 }
-END_TEST
 
-START_TEST(a_stopped_study_goes_on)
+UNIT_TEST(a_stopped_study_goes_on)
 {
     const char *log = help_path("study.cells");
     static bed whole, stopped, resumed;
@@ -134,9 +133,8 @@ START_TEST(a_stopped_study_goes_on)
     task_study_close(&bad);
     bed_close(&whole);
 }
-END_TEST
 
-START_TEST(outcomes_add_up)
+UNIT_TEST(outcomes_add_up)
 {
     static bed b;
     task_outcome o;
@@ -156,14 +154,5 @@ START_TEST(outcomes_add_up)
     ck_assert(isnan(o.to_uniform.value) && o.kept == 1);
     bed_close(&b);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, together_is_alone);
-    tcase_add_test(tc, a_stopped_study_goes_on);
-    tcase_add_test(tc, outcomes_add_up);
-}
-
-UNIT_MAIN("studies of tasks", fill)
+UNIT_MAIN_EACH("studies of tasks", case_tiny_setup, help_teardown)

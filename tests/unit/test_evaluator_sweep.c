@@ -48,7 +48,7 @@ static double log_probability(const float *row, int32_t id)
     return row[id] - log(sum);
 }
 
-START_TEST(measures_are_their_definitions)
+UNIT_TEST(measures_are_their_definitions)
 {
     bed b;
     bed_open(&b);
@@ -102,13 +102,12 @@ START_TEST(measures_are_their_definitions)
     kept_set_free(&kept);
     bed_close(&b);
 }
-END_TEST
 
 // ---- policies ----
 
 // A policy that evicts nothing is the full cache, and one that evicts changes what is predicted; stepped together or
 // alone, the same.
-START_TEST(policies_against_the_full_cache)
+UNIT_TEST(policies_against_the_full_cache)
 {
     static bed b;
     static const char *const specs[] = {"full", "morphkv:window=8", "topk", "keydiff:block=16"};
@@ -143,7 +142,6 @@ START_TEST(policies_against_the_full_cache)
     }
     bed_close(&b);
 }
-END_TEST
 
 // ---- the sweep and its log ----
 
@@ -212,7 +210,7 @@ static bool stop_after(void *context, double done, double total)
     return done < *(double *)context;
 }
 
-START_TEST(a_stopped_sweep_goes_on)
+UNIT_TEST(a_stopped_sweep_goes_on)
 {
     const char *log = help_path("sweep.cells");
     field whole, stopped, resumed;
@@ -251,7 +249,6 @@ START_TEST(a_stopped_sweep_goes_on)
     field_close(&resumed);
     field_close(&whole);
 }
-END_TEST
 
 // A device that fails at one of its products, and says so when it is asked, as backend.h promises for all of them.
 static backend failing;
@@ -301,7 +298,7 @@ static size_t check_log(const char *log, const field *whole)
     return n;
 }
 
-START_TEST(a_failed_device_gives_no_results)
+UNIT_TEST(a_failed_device_gives_no_results)
 {
     char log[512];
     field whole, f;
@@ -324,9 +321,8 @@ START_TEST(a_failed_device_gives_no_results)
     products_left = 0;
     field_close(&whole);
 }
-END_TEST
 
-START_TEST(the_summary_adds_up)
+UNIT_TEST(the_summary_adds_up)
 {
     field f;
     sweep_summary *rows;
@@ -353,10 +349,9 @@ START_TEST(the_summary_adds_up)
     free(rows);
     field_close(&f);
 }
-END_TEST
 
 // A line of one of the cells that lacks its numbers is refused by its place; lines of other sweeps are left alone.
-START_TEST(damaged_logs)
+UNIT_TEST(damaged_logs)
 {
     field f;
     char line[256];
@@ -375,17 +370,5 @@ START_TEST(damaged_logs)
     for (size_t i = 0; i < f.s.n_cells; i++) ck_assert(!f.s.cells[i].done);
     field_close(&f);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, case_tiny_setup, help_teardown);
-    tcase_add_test(tc, measures_are_their_definitions);
-    tcase_add_test(tc, policies_against_the_full_cache);
-    tcase_add_test(tc, a_stopped_sweep_goes_on);
-    tcase_add_test(tc, a_failed_device_gives_no_results);
-    tcase_add_test(tc, the_summary_adds_up);
-    tcase_add_test(tc, damaged_logs);
-}
-
-UNIT_MAIN("evaluator: fidelity and sweep", fill)
+UNIT_MAIN_EACH("evaluator: fidelity and sweep", case_tiny_setup, help_teardown)

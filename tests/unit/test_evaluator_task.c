@@ -33,7 +33,7 @@ static const char *const ALL[] = {
     "niah_single", "niah_multikey:questions=3", "niah_multivalue", "niah_multiquery", "vt", "cwe:often=8", "fwe", "kv",
     "kv:uuid=0"};
 
-START_TEST(lengths_and_seeds)
+UNIT_TEST(lengths_and_seeds)
 {
     for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++)
         for (size_t n = 3000; n <= 6000; n += 1500) {
@@ -53,7 +53,6 @@ START_TEST(lengths_and_seeds)
             task_sample_free(&a), task_sample_free(&b), task_sample_free(&c), task_sample_free(&d);
         }
 }
-END_TEST
 
 // How often `word` stands in the text between characters that are not lower-case letters.
 static size_t count_word(const char *text, const char *word)
@@ -67,7 +66,7 @@ static size_t count_word(const char *text, const char *word)
     return n;
 }
 
-START_TEST(needles_stand_in_the_hay)
+UNIT_TEST(needles_stand_in_the_hay)
 {
     for (int i = 0; i < 4; i++) {
         task_sample s = make(ALL[i], 3000, 1, (uint64_t)i);
@@ -86,9 +85,8 @@ START_TEST(needles_stand_in_the_hay)
         task_sample_free(&s);
     }
 }
-END_TEST
 
-START_TEST(chains_can_be_followed)
+UNIT_TEST(chains_can_be_followed)
 {
     task_sample s = make("vt:chains=2:hops=3", 3000, 5, 0);
     task_question *q = &s.questions[0];
@@ -105,9 +103,8 @@ START_TEST(chains_can_be_followed)
     }
     task_sample_free(&s);
 }
-END_TEST
 
-START_TEST(counts_are_true)
+UNIT_TEST(counts_are_true)
 {
     task_sample c = make("cwe:often=8:rarely=2", 3000, 3, 1), f = make("fwe", 3000, 3, 1);
     char word[48];
@@ -133,9 +130,8 @@ START_TEST(counts_are_true)
                       count_word(f.context, f.questions[0].gold[0]) + count_word(f.context, f.questions[0].gold[1]));
     task_sample_free(&c), task_sample_free(&f);
 }
-END_TEST
 
-START_TEST(pairs_are_json)
+UNIT_TEST(pairs_are_json)
 {
     task_sample s = make("kv:questions=3", 3000, 2, 0);
     cJSON *object = cJSON_Parse(strchr(s.context, '{'));
@@ -148,9 +144,8 @@ START_TEST(pairs_are_json)
     cJSON_Delete(object);
     task_sample_free(&s);
 }
-END_TEST
 
-START_TEST(texts_keep_questions_that_they_answer)
+UNIT_TEST(texts_keep_questions_that_they_answer)
 {
     static const char line[] =
         "{\"sample_id\": \"x\", \"context\": \"Anna lives in Oslo. She sells red boats to tourists there. Later she "
@@ -177,7 +172,6 @@ START_TEST(texts_keep_questions_that_they_answer)
     help_fails(task_make(&s, &t, &source, 0, 0, err), KVB_ARGUMENT, "--texts");
     calib_free(&texts);
 }
-END_TEST
 
 static double score(task_rule rule, const char *answer, const char *gold0, const char *gold1)
 {
@@ -187,7 +181,7 @@ static double score(task_rule rule, const char *answer, const char *gold0, const
     return s;
 }
 
-START_TEST(scores)
+UNIT_TEST(scores)
 {
     ck_assert(score(TASK_ALL, " 12, 34.", "12", "34") == 1);
     ck_assert(score(TASK_ALL, " 12, 43.", "12", "34") == 0.5);
@@ -198,18 +192,16 @@ START_TEST(scores)
     ck_assert(score(TASK_F1, "red red", "red boat", NULL) == 0.5); // a word counts as often as it stands in both
     ck_assert(score(TASK_F1, "", "red", NULL) == 0);
 }
-END_TEST
 
-START_TEST(final_scores)
+UNIT_TEST(final_scores)
 {
     char first[] = "12", second[] = "34", *gold[] = {first, second};
     ck_assert(!task_score_is_final(TASK_ALL, " 12", gold, 2) && task_score_is_final(TASK_ALL, " 12, 34", gold, 2));
     ck_assert(task_score_is_final(TASK_ANY, " 12", gold, 2) && !task_score_is_final(TASK_ANY, " 1", gold, 2));
     ck_assert(!task_score_is_final(TASK_F1, "\n 12 34", gold, 2) && task_score_is_final(TASK_F1, "\n 12\n", gold, 2));
 }
-END_TEST
 
-START_TEST(specs)
+UNIT_TEST(specs)
 {
     task t;
     help_ok(task_parse(&t, "niah_multikey:keys=8:digits=7", err));
@@ -228,9 +220,8 @@ START_TEST(specs)
     help_ok(task_parse(&t, "niah_multikey:questions=5", err));
     help_fails(task_make(&s, &t, &source, 4000, 0, err), KVB_ARGUMENT, "only 4 keys");
 }
-END_TEST
 
-START_TEST(lines_are_calibration_data)
+UNIT_TEST(lines_are_calibration_data)
 {
     char *text = NULL;
     size_t size = 0;
@@ -253,21 +244,5 @@ START_TEST(lines_are_calibration_data)
     task_sample_free(&s);
     free(text);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, lengths_and_seeds);
-    tcase_add_test(tc, needles_stand_in_the_hay);
-    tcase_add_test(tc, chains_can_be_followed);
-    tcase_add_test(tc, counts_are_true);
-    tcase_add_test(tc, pairs_are_json);
-    tcase_add_test(tc, texts_keep_questions_that_they_answer);
-    tcase_add_test(tc, scores);
-    tcase_add_test(tc, final_scores);
-    tcase_add_test(tc, specs);
-    tcase_add_test(tc, lines_are_calibration_data);
-}
-
-UNIT_MAIN("tasks", fill)
+UNIT_MAIN_EACH("tasks", setup, teardown)

@@ -12,7 +12,7 @@ static kvb_status parse(calib_file *out, const char *text, kvb_error *err)
     return status;
 }
 
-START_TEST(text_lines)
+UNIT_TEST(text_lines)
 {
     calib_file f;
     help_ok(parse(
@@ -42,9 +42,8 @@ START_TEST(text_lines)
     calib_free(&f);
     ck_assert_ptr_null(f.contexts);
 }
-END_TEST
 
-START_TEST(id_lines)
+UNIT_TEST(id_lines)
 {
     calib_file f;
     help_ok(parse(
@@ -57,9 +56,8 @@ START_TEST(id_lines)
     ck_assert(c->questions[1].n_answer_ids == 1 && c->questions[1].answer_ids[0] == 6);
     calib_free(&f);
 }
-END_TEST
 
-START_TEST(some_answers)
+UNIT_TEST(some_answers)
 {
     calib_file f;
     help_ok(parse(&f,
@@ -72,9 +70,8 @@ START_TEST(some_answers)
     ck_assert_ptr_null(f.contexts[1].questions[1].answer_ids);
     calib_free(&f);
 }
-END_TEST
 
-START_TEST(mistakes)
+UNIT_TEST(mistakes)
 {
     static const struct {
         const char *text, *message;
@@ -126,9 +123,8 @@ START_TEST(mistakes)
     calib_file f;
     help_fails(calib_parse(&f, "{\"a\":\"b\0c\"}", 11, "x", err), KVB_FORMAT, "NUL");
 }
-END_TEST
 
-START_TEST(deep_nesting)
+UNIT_TEST(deep_nesting)
 {
     enum { DEPTH = 100000 };
     char *text = malloc(DEPTH + 1);
@@ -138,9 +134,8 @@ START_TEST(deep_nesting)
     help_fails(parse(&f, text, err), KVB_FORMAT, "not JSON");
     free(text);
 }
-END_TEST
 
-START_TEST(long_line)
+UNIT_TEST(long_line)
 {
     size_t size = CALIB_MAX_LINE + 1;
     char *text = malloc(size);
@@ -149,10 +144,9 @@ START_TEST(long_line)
     help_fails(calib_parse(&f, text, size, "long", err), KVB_FORMAT, "split the context");
     free(text);
 }
-END_TEST
 
 // Every prefix and every flipped bit of a small file: an error or a success, and nothing that a sanitizer minds.
-START_TEST(damage)
+UNIT_TEST(damage)
 {
     static const char good[] =
         "{\"sample_id\":\"a\",\"context\":\"b\\u00e9\\n\",\"questions\":[\"c\"],\"answers\":[\"d\"]}\n"
@@ -176,9 +170,8 @@ START_TEST(damage)
     }
     ck_assert_uint_gt(refused, size);
 }
-END_TEST
 
-START_TEST(own_data)
+UNIT_TEST(own_data)
 {
     static const char *const names[] = {"narrative-en", "narrative-zh", "technical-en", "code-c"};
     for (size_t i = 0; i < 4; i++) {
@@ -193,9 +186,8 @@ START_TEST(own_data)
     calib_file f;
     help_fails(calib_load(&f, help_path("none"), err), KVB_IO, "none");
 }
-END_TEST
 
-START_TEST(test_is_there_any_text)
+UNIT_TEST(test_is_there_any_text)
 {
     static const struct {
         const char *line;
@@ -212,20 +204,5 @@ START_TEST(test_is_there_any_text)
         calib_free(&f);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_is_there_any_text);
-    tcase_add_test(tc, text_lines);
-    tcase_add_test(tc, id_lines);
-    tcase_add_test(tc, some_answers);
-    tcase_add_test(tc, mistakes);
-    tcase_add_test(tc, deep_nesting);
-    tcase_add_test(tc, long_line);
-    tcase_add_test(tc, damage);
-    tcase_add_test(tc, own_data);
-}
-
-UNIT_MAIN("formats_calib", fill)
+UNIT_MAIN_EACH("formats_calib", help_setup, help_teardown)

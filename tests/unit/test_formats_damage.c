@@ -45,7 +45,7 @@ static size_t sampled(void)
     return wish && strcmp(wish, "all") == 0 ? 1 : 21;
 }
 
-START_TEST(flipped_bits)
+UNIT_TEST(flipped_bits)
 {
     size_t step = sampled(), size, start = help_seed() % step, refused = 0, unused = 0;
     unsigned char *data = make_record(&size);
@@ -72,9 +72,8 @@ START_TEST(flipped_bits)
     ck_assert_uint_gt(refused, size / step / 2);
     free(data);
 }
-END_TEST
 
-START_TEST(truncated)
+UNIT_TEST(truncated)
 {
     size_t size, step = sampled(), start = help_seed() % step;
     unsigned char *data = make_record(&size);
@@ -88,7 +87,6 @@ START_TEST(truncated)
     }
     free(data);
 }
-END_TEST
 
 // ---- Well-formed HDF5 that is no record ----
 
@@ -257,7 +255,7 @@ static void make_edit(hostile *h, size_t i)
 }
 
 // Edits a good record of one context with HDF5 itself, then reads it.
-START_TEST(no_records)
+UNIT_ROUNDS(no_records, sizeof edits / sizeof edits[0])
 {
     const char *path = help_path("run.h5"), *old = help_path("old.h5");
     record_writer *w;
@@ -291,9 +289,8 @@ START_TEST(no_records)
     ck_assert_msg(strstr(e.message, edits[_i].message) != NULL, "no \"%s\" in: %s", edits[_i].message, e.message);
     ck_assert(status == KVB_OK || strstr(e.message, path) != NULL);
 }
-END_TEST
 
-START_TEST(other_files)
+UNIT_TEST(other_files)
 {
     record *r;
     help_fails(record_open(&r, help_path("none.h5"), err), KVB_IO, "none.h5");
@@ -301,10 +298,9 @@ START_TEST(other_files)
     help_spew(help_path("text"), "this is a text, and certainly no file that HDF5 would like", 58);
     help_fails(record_open(&r, help_path("text"), err), KVB_FORMAT, "signature");
 }
-END_TEST
 
 // HDF5 prints its own errors unless it is told not to; the caller's setting must come back.
-START_TEST(quiet)
+UNIT_TEST(quiet)
 {
     int out[2];
     char text[64];
@@ -328,16 +324,5 @@ START_TEST(quiet)
     dup2(saved, 2);
     free(data);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, flipped_bits);
-    tcase_add_test(tc, truncated);
-    tcase_add_loop_test(tc, no_records, 0, sizeof edits / sizeof edits[0]);
-    tcase_add_test(tc, other_files);
-    tcase_add_test(tc, quiet);
-}
-
-UNIT_MAIN("formats_damage", fill)
+UNIT_MAIN_EACH("formats_damage", help_setup, help_teardown)

@@ -46,7 +46,7 @@ static double element(const cJSON *o, const char *name, int i)
     return cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(o, name), i)->valuedouble;
 }
 
-START_TEST(duo)
+UNIT_TEST(duo)
 {
     size_t size;
     help_ok(export_duo(&b, help_path("duo"), err));
@@ -62,9 +62,8 @@ START_TEST(duo)
     cJSON_Delete(config);
     help_fails(export_duo(&b, help_path("duo"), err), KVB_ARGUMENT, "duo");
 }
-END_TEST
 
-START_TEST(duo_without_streaming_heads)
+UNIT_TEST(duo_without_streaming_heads)
 {
     const uint32_t all[6] = {100, 100, 100, 100, 100, 100};
     b.keep = all;
@@ -75,7 +74,6 @@ START_TEST(duo_without_streaming_heads)
     ck_assert_double_eq(number(config, "effective_ratio"), 0);
     cJSON_Delete(config);
 }
-END_TEST
 
 static void expect_layers(const double tokens[3], double effective_ratio)
 {
@@ -92,7 +90,7 @@ static void expect_layers(const double tokens[3], double effective_ratio)
     cJSON_Delete(o);
 }
 
-START_TEST(per_layer)
+UNIT_TEST(per_layer)
 {
     // Means of 60, 40.5 and 6.5 tokens: 107 in all. Of two equal halves the lower layer has the token.
     expect_layers((const double[]){60, 41, 6}, 1 - 107 / 300.0);
@@ -104,11 +102,10 @@ START_TEST(per_layer)
     b.block = 0;
     expect_layers((const double[]){100, 100, 1}, 1 - 201 / 300.0);
 }
-END_TEST
 
 // What is asked for is what is given, within half a page over the whole model; rounding each layer up gave up to a page
 // more in every layer.
-START_TEST(pages_keep_the_total)
+UNIT_TEST(pages_keep_the_total)
 {
     table_case c = case_default();
     c.n_layers = 30, c.n_kv_heads = 3;
@@ -125,7 +122,6 @@ START_TEST(pages_keep_the_total)
     }
     kvb_table_close(deep);
 }
-END_TEST
 
 static void expect_array(const char *name, const int32_t *expected, size_t count)
 {
@@ -142,7 +138,7 @@ static void expect_array(const char *name, const int32_t *expected, size_t count
     free(bytes);
 }
 
-START_TEST(varlen)
+UNIT_TEST(varlen)
 {
     const uint32_t pages[6] = {100, 16, 48, 32, 16, 16};
     b.keep = pages;
@@ -157,35 +153,20 @@ START_TEST(varlen)
     ck_assert_double_eq(number(about, "block"), 48);
     cJSON_Delete(about);
 }
-END_TEST
 
-START_TEST(varlen_without_pages)
+UNIT_TEST(varlen_without_pages)
 {
     help_ok(export_varlen(&b, help_path("arrays"), err));
     expect_array("lengths.npy", (const int32_t *)KEEP, 6);
     ck_assert_int_ne(access(help_path("arrays/block_table.npy"), F_OK), 0);
 }
-END_TEST
 
-START_TEST(varlen_counts_in_32_bits)
+UNIT_TEST(varlen_counts_in_32_bits)
 {
     const uint32_t many[6] = {INT32_MAX, 1, 1, 1, 1, 1};
     b.keep = many;
     help_fails(export_varlen(&b, help_path("arrays"), err), KVB_UNSUPPORTED, "int32");
     ck_assert_int_ne(access(help_path("arrays"), F_OK), 0); // nothing is left
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, duo);
-    tcase_add_test(tc, duo_without_streaming_heads);
-    tcase_add_test(tc, per_layer);
-    tcase_add_test(tc, pages_keep_the_total);
-    tcase_add_test(tc, varlen);
-    tcase_add_test(tc, varlen_without_pages);
-    tcase_add_test(tc, varlen_counts_in_32_bits);
-}
-
-UNIT_MAIN("formats_export", fill)
+UNIT_MAIN_EACH("formats_export", setup, teardown)

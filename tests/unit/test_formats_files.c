@@ -26,7 +26,7 @@ static void assert_content(const char *path, const char *text)
     free(data);
 }
 
-START_TEST(write_and_replace)
+UNIT_TEST(write_and_replace)
 {
     const char *path = help_path("a");
     help_ok(atomic_write(path, "one", 3, err));
@@ -47,9 +47,8 @@ START_TEST(write_and_replace)
     assert_content(path, "two");
     ck_assert_int_eq(count_files(), 1);
 }
-END_TEST
 
-START_TEST(mode_follows_umask)
+UNIT_TEST(mode_follows_umask)
 {
     struct stat st;
     umask(027);
@@ -57,9 +56,8 @@ START_TEST(mode_follows_umask)
     stat(help_path("a"), &st);
     ck_assert_uint_eq(st.st_mode & 0777, 0640);
 }
-END_TEST
 
-START_TEST(links_and_devices)
+UNIT_TEST(links_and_devices)
 {
     struct stat st;
     help_ok(atomic_write(help_path("target"), "old", 3, err));
@@ -74,9 +72,8 @@ START_TEST(links_and_devices)
     help_fails(atomic_write(help_folder, "x", 1, err), KVB_ARGUMENT, "folder");
     help_fails(atomic_write(help_path("no/such"), "x", 1, err), KVB_IO, "no/such");
 }
-END_TEST
 
-START_TEST(relative_path)
+UNIT_TEST(relative_path)
 {
     ck_assert_int_eq(chdir(help_folder), 0);
     help_ok(atomic_write("here", "x", 1, err));
@@ -87,9 +84,8 @@ START_TEST(relative_path)
     ck_assert(!help_exists("here.0123abcd.partial") && help_exists("here.0123abcg.partial") && help_exists("here"));
     ck_assert_int_eq(chdir("/"), 0);
 }
-END_TEST
 
-START_TEST(full_disk_keeps_the_old_file)
+UNIT_TEST(full_disk_keeps_the_old_file)
 {
     const char *path = help_path("a");
     static char big[100000];
@@ -109,9 +105,8 @@ START_TEST(full_disk_keeps_the_old_file)
     assert_content(path, "old");
     ck_assert_int_eq(count_files(), 1);
 }
-END_TEST
 
-START_TEST(killed_while_writing)
+UNIT_TEST(killed_while_writing)
 {
     srand(help_seed());
     char *path = strdup(help_path("a"));
@@ -137,9 +132,8 @@ START_TEST(killed_while_writing)
     ck_assert_int_eq(count_files(), 1);
     free(path);
 }
-END_TEST
 
-START_TEST(mapping)
+UNIT_TEST(mapping)
 {
     file_view v;
     help_spew(help_path("a"), "hello", 5);
@@ -157,9 +151,8 @@ START_TEST(mapping)
     help_fails(file_map(&v, help_path("pipe"), err), KVB_ARGUMENT, "pipe"); // and does not wait for a writer
     ck_assert_ptr_null(v.data);
 }
-END_TEST
 
-START_TEST(hashes)
+UNIT_TEST(hashes)
 {
     char hex[65]; // FIPS 180-2, appendix B
     help_ok(sha256_hex("abc", 3, hex, err));
@@ -181,10 +174,9 @@ START_TEST(hashes)
     help_ok(sha256_file_hex(help_path("a"), hex, err));
     ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
-END_TEST
 
 // A file that is cut short while it is mapped reads as zeros behind its end, on any thread, and file_check says so.
-START_TEST(test_mapped_files_that_change)
+UNIT_TEST(test_mapped_files_that_change)
 {
     enum { PAGES = 40, PAGE = 4096 };
     char *bytes = malloc(PAGES * PAGE), path[512];
@@ -209,11 +201,10 @@ START_TEST(test_mapped_files_that_change)
     }
     free(bytes);
 }
-END_TEST
 
 // What a signal or a lack of memory ends leaves nothing temporary behind: files and folders with files, but not what is
 // finished.
-START_TEST(removed_at_an_end)
+UNIT_TEST(removed_at_an_end)
 {
     for (int ending = 0; ending < 2; ending++) {
         pid_t child = fork();
@@ -237,21 +228,5 @@ START_TEST(removed_at_an_end)
         ck_assert_int_eq(count_files(), 1);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_mapped_files_that_change);
-    tcase_add_test(tc, write_and_replace);
-    tcase_add_test(tc, mode_follows_umask);
-    tcase_add_test(tc, links_and_devices);
-    tcase_add_test(tc, relative_path);
-    tcase_add_test(tc, full_disk_keeps_the_old_file);
-    tcase_add_test(tc, killed_while_writing);
-    tcase_add_test(tc, removed_at_an_end);
-    tcase_add_test(tc, mapping);
-    tcase_add_test(tc, hashes);
-}
-
-UNIT_MAIN("formats_files", fill)
+UNIT_MAIN_EACH("formats_files", help_setup, help_teardown)

@@ -135,7 +135,7 @@ static const char *make(const char *name, const piece *p)
 
 // ---- merging whole records ----
 
-START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
+UNIT_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
 {
     const char *all = make("all.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 3}), *out = help_path("out.h5");
     const char *a = make("a.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3}),
@@ -154,9 +154,8 @@ START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
     help_ok(record_merge(out, INPUTS(few, more), true, err)); // the same texts with more questions
     help_same_file(more, out);
 }
-END_TEST
 
-START_TEST(test_what_does_not_belong_together_is_refused)
+UNIT_TEST(test_what_does_not_belong_together_is_refused)
 {
     const struct {
         piece a, b;
@@ -187,11 +186,10 @@ START_TEST(test_what_does_not_belong_together_is_refused)
         ck_assert(!help_exists(out));
     }
 }
-END_TEST
 
 // ---- attributes ----
 
-START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
+UNIT_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
 {
     cJSON *a = cJSON_CreateObject();
     char two[130];
@@ -205,11 +203,10 @@ START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
                      "ca9034371c79ec26ec0496b53420a1117d4f765800dfdce138138b139d591f13");
     cJSON_Delete(a);
 }
-END_TEST
 
 #define FACTS "{\"window\":0.1,\"cost\":4,\"kin\":\"snapkv\"}"
 
-START_TEST(test_attributes_join_by_relation)
+UNIT_TEST(test_attributes_join_by_relation)
 {
     cJSON *a = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *b = attributes_of(&(piece){.contexts = 2, .metrics = 2, .questions = 7}), *all;
@@ -247,7 +244,6 @@ START_TEST(test_attributes_join_by_relation)
     cJSON_Delete(b);
     cJSON_Delete(a);
 }
-END_TEST
 
 // ---- adding to a finished record ----
 
@@ -261,7 +257,7 @@ static record_writer *begin_add(const char *path, const piece *whole, kvb_status
     return w;
 }
 
-START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
+UNIT_TEST(test_what_is_added_gives_the_bytes_of_one_run)
 {
     const piece whole = {.contexts = 7, .metrics = 7, .questions = 7};
     const char *all = make("all.h5", &whole),
@@ -293,9 +289,8 @@ START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
     ck_assert(record_has_metric(record_context(r, 1), "ea") && !record_has_metric(record_context(r, 1), "e"));
     record_close(r);
 }
-END_TEST
 
-START_TEST(test_an_addition_that_does_not_fit_is_refused)
+UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
 {
     const char *path = make("run.h5", &(piece){.contexts = 3, .metrics = 3, .questions = 3}), *ids[] = {"one", "two"};
     begin_add(help_path("none.h5"), &(piece){.contexts = 7, .metrics = 7, .questions = 7}, KVB_IO, "none.h5");
@@ -316,11 +311,10 @@ START_TEST(test_an_addition_that_does_not_fit_is_refused)
               "holds an addition that was stopped, with");
     ck_assert(help_exists(path));
 }
-END_TEST
 
 // ---- loss curves and gains ----
 
-START_TEST(test_losses_are_read_as_they_were_put)
+UNIT_TEST(test_losses_are_read_as_they_were_put)
 {
     record *r;
     float curves[CURVE], gains[GAIN];
@@ -342,9 +336,8 @@ START_TEST(test_losses_are_read_as_they_were_put)
     ck_assert(!record_has_curves(r, 0, 0, NULL) && !record_has_gains(r, 0, 0));
     record_close(r);
 }
-END_TEST
 
-START_TEST(test_losses_join_to_the_bytes_of_one_run)
+UNIT_TEST(test_losses_join_to_the_bytes_of_one_run)
 {
     const char *all = make("all.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3}),
                *tova = make("tova.h5", &(piece){.contexts = 1, .metrics = 1, .questions = 3, .losses = 1}),
@@ -366,9 +359,8 @@ START_TEST(test_losses_join_to_the_bytes_of_one_run)
     finish(w, 1);
     help_same_file(all, tova);
 }
-END_TEST
 
-START_TEST(test_wrong_losses_are_refused)
+UNIT_TEST(test_wrong_losses_are_refused)
 {
     float curves[CURVE] = {0}, gains[GAIN] = {0};
     const char *const metric = "tova";
@@ -393,9 +385,8 @@ START_TEST(test_wrong_losses_are_refused)
     help_fails(record_merge(help_path("c.h5"), inputs, 2, false, err), KVB_MISMATCH,
                "with different curves of keydiff");
 }
-END_TEST
 
-START_TEST(test_levels_grow_and_protect)
+UNIT_TEST(test_levels_grow_and_protect)
 {
     uint32_t last = 0;
     for (uint32_t i = 0; i < RECORD_CURVE_LEVELS; i++) {
@@ -409,21 +400,5 @@ START_TEST(test_levels_grow_and_protect)
     ck_assert_uint_eq(record_curve_tokens(0, 10000, 68), 68);
     ck_assert_uint_eq(last, 8500);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_texts_and_metrics_join_to_the_bytes_of_one_run);
-    tcase_add_test(tc, test_what_does_not_belong_together_is_refused);
-    tcase_add_test(tc, test_calibration_is_the_hash_of_one_file_or_of_all);
-    tcase_add_test(tc, test_attributes_join_by_relation);
-    tcase_add_test(tc, test_what_is_added_gives_the_bytes_of_one_run);
-    tcase_add_test(tc, test_an_addition_that_does_not_fit_is_refused);
-    tcase_add_test(tc, test_losses_are_read_as_they_were_put);
-    tcase_add_test(tc, test_losses_join_to_the_bytes_of_one_run);
-    tcase_add_test(tc, test_wrong_losses_are_refused);
-    tcase_add_test(tc, test_levels_grow_and_protect);
-}
-
-UNIT_MAIN("formats growth", fill)
+UNIT_MAIN_EACH("formats growth", help_setup, help_teardown)

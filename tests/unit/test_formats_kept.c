@@ -24,7 +24,7 @@ static kvb_status read_one(const char *path, float out[5], kvb_error *problem)
     return kept_file_end(f, status, problem);
 }
 
-START_TEST(test_write_and_read)
+UNIT_TEST(test_write_and_read)
 {
     const char *path = help_path("a.kept");
     float out[5];
@@ -43,9 +43,8 @@ START_TEST(test_write_and_read)
     help_fails(kept_file_open(&f, help_path("none.kept"), err), KVB_IO, "none.kept");
     ck_assert_ptr_null(f);
 }
-END_TEST
 
-START_TEST(test_half_a_file_is_none)
+UNIT_TEST(test_half_a_file_is_none)
 {
     const char *path = help_path("half.kept");
     kept_file *f;
@@ -57,9 +56,8 @@ START_TEST(test_half_a_file_is_none)
     ck_assert_int_eq(kept_file_end(f, KVB_NUMERIC, NULL), KVB_NUMERIC); // what its maker failed with
     ck_assert(!help_exists(path));
 }
-END_TEST
 
-START_TEST(test_every_damage_is_found)
+UNIT_TEST(test_every_damage_is_found)
 {
     const char *path = help_path("a.kept");
     float out[5];
@@ -82,9 +80,8 @@ START_TEST(test_every_damage_is_found)
     }
     free(bytes);
 }
-END_TEST
 
-START_TEST(test_headers)
+UNIT_TEST(test_headers)
 {
     static const struct {
         size_t at;
@@ -105,15 +102,5 @@ START_TEST(test_headers)
         bytes[cases[i].at] = before;
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_write_and_read);
-    tcase_add_test(tc, test_half_a_file_is_none);
-    tcase_add_test(tc, test_every_damage_is_found);
-    tcase_add_test(tc, test_headers);
-}
-
-UNIT_MAIN("formats kept", fill)
+UNIT_MAIN_ONCE("formats kept", help_setup, help_teardown)

@@ -3,7 +3,7 @@
 #include "formats/npy.h"
 #include "formats_record_help.h"
 
-START_TEST(there_and_back)
+UNIT_TEST(there_and_back)
 {
     record *r;
     help_ok(small_write(help_path("run.h5"), false, err));
@@ -25,7 +25,6 @@ START_TEST(there_and_back)
     free(a);
     free(b);
 }
-END_TEST
 
 // As peers write it: no side file, int64 ids, float64 here and there, no order in the names.
 static void write_published(void)
@@ -54,7 +53,7 @@ static void protect_known(const char *metric, uint32_t *sink, uint32_t *window)
     if (strcmp(metric, "ea:lukv") == 0) *window = 32;
 }
 
-START_TEST(published)
+UNIT_TEST(published)
 {
     write_published();
     cJSON *extra = cJSON_CreateObject();
@@ -88,9 +87,8 @@ START_TEST(published)
     record_close(r);
     cJSON_Delete(extra);
 }
-END_TEST
 
-START_TEST(mistakes)
+UNIT_TEST(mistakes)
 {
     const uint64_t shape[3] = {2, 3, 4}, flat[2] = {2, 12};
     static const float array[24];
@@ -115,10 +113,9 @@ START_TEST(mistakes)
     mkdir(help_path("pub/context_a b"), 0777);
     help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_FORMAT, "context_a b");
 }
-END_TEST
 
 // A folder that cannot be filled to its end is not there, and what a killed export left goes with the next one.
-START_TEST(exports_are_whole_or_not_there)
+UNIT_TEST(exports_are_whole_or_not_there)
 {
     record *r;
     help_ok(small_write(help_path("run.h5"), false, err));
@@ -134,15 +131,5 @@ START_TEST(exports_are_whole_or_not_there)
     snprintf(command, sizeof command, "test $(ls %s | wc -l) = 1", help_folder);
     ck_assert_int_eq(system(command), 0);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, there_and_back);
-    tcase_add_test(tc, published);
-    tcase_add_test(tc, mistakes);
-    tcase_add_test(tc, exports_are_whole_or_not_there);
-}
-
-UNIT_MAIN("formats_lukv", fill)
+UNIT_MAIN_EACH("formats_lukv", help_setup, help_teardown)

@@ -57,7 +57,7 @@ static const char *make(const char *name, const shard *s)
 // Paths for record_merge: up to four.
 #define INPUTS(...) (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)
 
-START_TEST(test_merge_gives_the_bytes_of_one_run)
+UNIT_TEST(test_merge_gives_the_bytes_of_one_run)
 {
     const char *one = make("one.h5", &(shard){.has = {15, 15}});
     const char *a = make("a.h5", &(shard){.number = 1, .of = 3, .has = {8 | 1, 0}});
@@ -79,9 +79,8 @@ START_TEST(test_merge_gives_the_bytes_of_one_run)
     help_ok(record_merge(help_path("copy.h5"), INPUTS(one), false, err)); // no shards at all
     help_same_file(one, help_path("copy.h5"));
 }
-END_TEST
 
-START_TEST(test_merge_names_what_is_missing)
+UNIT_TEST(test_merge_names_what_is_missing)
 {
     const char *a = make("a.h5", &(shard){.number = 1, .of = 3, .has = {8 | 1, 0}});
     const char *b = make("b.h5", &(shard){.number = 2, .of = 3, .has = {8 | 4, 8 | 2}});
@@ -94,9 +93,8 @@ START_TEST(test_merge_names_what_is_missing)
     help_fails(record_merge(out, NULL, 0, false, err), KVB_ARGUMENT, "no records");
     ck_assert(!help_exists(out));
 }
-END_TEST
 
-START_TEST(test_merge_refuses_strangers)
+UNIT_TEST(test_merge_refuses_strangers)
 {
     static const record_whole other[N_WHOLE] = {{"zeta", 3}, {"beta", 3}},
                               fewer[N_WHOLE] = {{"zeta", 1}, {"alpha-2", 3}};
@@ -116,10 +114,9 @@ START_TEST(test_merge_refuses_strangers)
                KVB_MISMATCH, "has question 3, but the run has only 1");
     ck_assert(!help_exists(out));
 }
-END_TEST
 
 // The same thing with another number, in a score and in an oracle: both files are named.
-START_TEST(test_merge_refuses_other_contents)
+UNIT_TEST(test_merge_refuses_other_contents)
 {
     const char *a = make("a.h5", &(shard){.number = 1, .of = 2, .has = {15, 0}}), *out = help_path("out.h5");
     const char *b = make("b.h5", &(shard){.number = 2, .of = 2, .has = {8, 15}, .spoil_score = 1});
@@ -131,10 +128,9 @@ START_TEST(test_merge_refuses_other_contents)
     b = make("b.h5", &(shard){.number = 2, .of = 2, .has = {15, 15}});
     help_ok(record_merge(out, INPUTS(a, b), false, err));
 }
-END_TEST
 
 // A list of contexts that was damaged or made up.
-START_TEST(test_merge_refuses_bad_lists)
+UNIT_TEST(test_merge_refuses_bad_lists)
 {
     static const char *const lists[] = {"",
                                         "{}",
@@ -165,9 +161,8 @@ START_TEST(test_merge_refuses_bad_lists)
     const char *big = make("big.h5", &(shard){.number = 1, .of = 1, .has = {15, 15}, .list = huge});
     help_fails(record_merge(help_path("out.h5"), INPUTS(big), false, err), KVB_MISMATCH, "questions 4 to 4294967295");
 }
-END_TEST
 
-START_TEST(test_several_writers_of_one_record)
+UNIT_TEST(test_several_writers_of_one_record)
 {
     const char *one = make("one.h5", &(shard){.has = {15, 15}}), *path = help_path("joined.h5");
     record_writer *first, *second;
@@ -189,17 +184,5 @@ START_TEST(test_several_writers_of_one_record)
     cJSON_Delete(a);
     cJSON_Delete(b);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_merge_gives_the_bytes_of_one_run);
-    tcase_add_test(tc, test_merge_names_what_is_missing);
-    tcase_add_test(tc, test_merge_refuses_strangers);
-    tcase_add_test(tc, test_merge_refuses_other_contents);
-    tcase_add_test(tc, test_merge_refuses_bad_lists);
-    tcase_add_test(tc, test_several_writers_of_one_record);
-}
-
-UNIT_MAIN("formats merge", fill)
+UNIT_MAIN_EACH("formats merge", help_setup, help_teardown)

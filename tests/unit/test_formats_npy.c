@@ -28,7 +28,7 @@ static kvb_status parse(npy_array *out, int major, const char *header, size_t da
     return status;
 }
 
-START_TEST(headers)
+UNIT_TEST(headers)
 {
     npy_array a;
     help_ok(parse(&a, 1, "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3), }          \n", 48, err));
@@ -68,9 +68,8 @@ START_TEST(headers)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         help_fails(parse(&a, bad[i].major, bad[i].header, 48, err), bad[i].status, bad[i].message);
 }
-END_TEST
 
-START_TEST(write_and_read)
+UNIT_TEST(write_and_read)
 {
     const double values[6] = {0, -0.0, 1e300, 3.5, -7, 1.0 / 3};
     const uint64_t shape[3] = {1, 2, 3};
@@ -108,9 +107,8 @@ START_TEST(write_and_read)
     help_ok(npy_write(path, NPY_F32, 0, NULL, single, err));
     help_fails(npy_write(path, NPY_F32, 9, shape, single, err), KVB_ARGUMENT, "9 dimensions");
 }
-END_TEST
 
-START_TEST(damage)
+UNIT_TEST(damage)
 {
     const int32_t values[4] = {1, 2, 3, 4};
     const uint64_t shape[2] = {2, 2};
@@ -139,14 +137,5 @@ START_TEST(damage)
     ck_assert_uint_ge(refused, size + 8 * 50);
     free(good);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, headers);
-    tcase_add_test(tc, write_and_read);
-    tcase_add_test(tc, damage);
-}
-
-UNIT_MAIN("formats_npy", fill)
+UNIT_MAIN_EACH("formats_npy", help_setup, help_teardown)

@@ -11,7 +11,7 @@
 // SHA-256 of "abc": FIPS 180-4, appendix B.1 of its first edition.
 #define ABC "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
-START_TEST(names)
+UNIT_TEST(names)
 {
     char longest[130];
     memset(longest, 'x', sizeof longest);
@@ -29,9 +29,8 @@ START_TEST(names)
     const char *no_metric[] = {"", ".", "a/b", "a b", "a\tb", "\x7f", "\xc3\xa4"};
     for (size_t i = 0; i < sizeof no_metric / sizeof *no_metric; i++) ck_assert(!metric_name_valid(no_metric[i]));
 }
-END_TEST
 
-START_TEST(members_of_an_object)
+UNIT_TEST(members_of_an_object)
 {
     cJSON *o = cJSON_CreateObject();
     json_put(o, "text %s yes %d no %d third %g none %g most %u large %zu", "a %s", true, false, 1.0 / 3, NAN,
@@ -42,9 +41,8 @@ START_TEST(members_of_an_object)
     cJSON_free(text);
     cJSON_Delete(o);
 }
-END_TEST
 
-START_TEST(json_files)
+UNIT_TEST(json_files)
 {
     const char *path = help_path("a.json");
     cJSON *value = cJSON_Parse("{\"b\": [1, 0.5], \"a\": \"\\u00e4\"}");
@@ -65,9 +63,8 @@ START_TEST(json_files)
     cJSON_Delete(again);
     cJSON_Delete(still);
 }
-END_TEST
 
-START_TEST(element_types)
+UNIT_TEST(element_types)
 {
     const char *descr[] = {[NPY_F32] = "<f4", [NPY_F64] = "<f8", [NPY_I32] = "<i4", [NPY_I64] = "<i8"};
     for (npy_type t = NPY_F32; t <= NPY_I64; t++) {
@@ -75,9 +72,8 @@ START_TEST(element_types)
         ck_assert_uint_eq(npy_type_size(t), (size_t)(descr[t][2] - '0'));
     }
 }
-END_TEST
 
-START_TEST(weights_as_text)
+UNIT_TEST(weights_as_text)
 {
     const double weight[2][3] = {{0.25, 0.75, 0}, {1.0 / 3, 1.0 / 3, 1.0 / 3}};
     double again[2][3];
@@ -89,9 +85,8 @@ START_TEST(weights_as_text)
     help_fails(table_weights_parse(*again, text, 3, 2, 1, "t", err), KVB_FORMAT, "t");
     cJSON_free(text);
 }
-END_TEST
 
-START_TEST(hash_of_an_open_file)
+UNIT_TEST(hash_of_an_open_file)
 {
     char hex[65];
     const char *path = help_path("a");
@@ -104,9 +99,8 @@ START_TEST(hash_of_an_open_file)
     close(file);
     help_fails(sha256_descriptor_hex(file, "closed", hex, err), KVB_IO, "closed");
 }
-END_TEST
 
-START_TEST(files_of_our_folder)
+UNIT_TEST(files_of_our_folder)
 {
     ck_assert(atomic_file_is_partial("run.h5.0123abcd.partial", "run.h5", 6));
     const char *others[] = {"run.h5",
@@ -136,9 +130,8 @@ START_TEST(files_of_our_folder)
     ck_assert_str_eq((char *)text, "old");
     free(text);
 }
-END_TEST
 
-START_TEST(pages_given_back)
+UNIT_TEST(pages_given_back)
 {
     enum { SIZE = 3 << 20 };
     unsigned char *data = malloc(SIZE);
@@ -157,10 +150,9 @@ START_TEST(pages_given_back)
     help_ok(file_check(&view, path, err)); // a zero view is allowed
     free(data);
 }
-END_TEST
 
 // The checksum is of the line before it; any flipped bit, and a line without one, is seen.
-START_TEST(sealed_lines)
+UNIT_TEST(sealed_lines)
 {
     cJSON *object = cJSON_CreateObject();
     char *line, expected[200], hash[65];
@@ -188,20 +180,5 @@ START_TEST(sealed_lines)
     free(line);
     cJSON_Delete(object);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, names);
-    tcase_add_test(tc, members_of_an_object);
-    tcase_add_test(tc, json_files);
-    tcase_add_test(tc, sealed_lines);
-    tcase_add_test(tc, element_types);
-    tcase_add_test(tc, weights_as_text);
-    tcase_add_test(tc, hash_of_an_open_file);
-    tcase_add_test(tc, files_of_our_folder);
-    tcase_add_test(tc, pages_given_back);
-}
-
-UNIT_MAIN("formats_pieces", fill)
+UNIT_MAIN_EACH("formats_pieces", help_setup, help_teardown)

@@ -49,7 +49,7 @@ static kvb_status write_table(const char *path, const rank_content *ranking, cJS
     return status;
 }
 
-START_TEST(written_rankings_open)
+UNIT_TEST(written_rankings_open)
 {
     char other[24];
     const rank_content plain = content(ABOUT(""));
@@ -77,9 +77,8 @@ START_TEST(written_rankings_open)
     ck_assert(!help_exists(help_path("no.safetensors")));
     cJSON_Delete(m);
 }
-END_TEST
 
-START_TEST(tables_carry_them)
+UNIT_TEST(tables_carry_them)
 {
     const rank_content named = with_name(content(ABOUT("")));
     const char *path = help_path("table.safetensors");
@@ -112,9 +111,8 @@ START_TEST(tables_carry_them)
     help_fails(kvb_rank(table, 0, 0, features, 4, out, err), KVB_ARGUMENT, "learned ranking");
     kvb_table_close(table);
 }
-END_TEST
 
-START_TEST(bytes_of_a_file)
+UNIT_TEST(bytes_of_a_file)
 {
     const rank_content named = with_name(content(ABOUT("")));
     size_t size;
@@ -151,10 +149,9 @@ START_TEST(bytes_of_a_file)
     free(bytes);
     cJSON_Delete(m);
 }
-END_TEST
 
 // A ranking of whole layers: every head by kvb_rank_layer(), none by itself.
-START_TEST(rankings_of_whole_layers)
+UNIT_TEST(rankings_of_whole_layers)
 {
     static double of_layers[L * G * 5] = {1, 0, 0.5, 0, 0, -2, 0.5, 1, 0.25, 3};
     const rank_content named = with_name((rank_content){0, L, G, 5, of_layers, ABOUT("\"layer_mean\":true,")});
@@ -177,15 +174,5 @@ START_TEST(rankings_of_whole_layers)
     help_fails(kvb_rank_layer(NULL, 0, features, 4, out, err), KVB_ARGUMENT, "NULL");
     kvb_table_close(table);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, written_rankings_open);
-    tcase_add_test(tc, tables_carry_them);
-    tcase_add_test(tc, rankings_of_whole_layers);
-    tcase_add_test(tc, bytes_of_a_file);
-}
-
-UNIT_MAIN("formats_rank", fill)
+UNIT_MAIN_EACH("formats_rank", help_setup, help_teardown)

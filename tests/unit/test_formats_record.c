@@ -73,16 +73,15 @@ static void assert_small(const char *path)
     record_close(r);
 }
 
-START_TEST(write_and_read)
+UNIT_TEST(write_and_read)
 {
     const char *path = help_path("run.h5");
     help_ok(small_write(path, false, err));
     assert_small(path);
     ck_assert(!help_exists(help_path("run.h5.parts")));
 }
-END_TEST
 
-START_TEST(bytes_depend_on_content_only)
+UNIT_TEST(bytes_depend_on_content_only)
 {
     help_ok(small_write(help_path("a.h5"), false, err));
     sleep(1); // times, if any were kept, would differ now
@@ -98,9 +97,8 @@ START_TEST(bytes_depend_on_content_only)
     record_writer_free(w);
     help_same_file(help_path("a.h5"), b);
 }
-END_TEST
 
-START_TEST(resume_goes_on)
+UNIT_TEST(resume_goes_on)
 {
     const char *path = help_path("run.h5");
     record_writer *w;
@@ -134,9 +132,8 @@ START_TEST(resume_goes_on)
     help_same_file(path, help_path("whole.h5"));
     assert_small(path);
 }
-END_TEST
 
-START_TEST(resume_extends_a_finished_record)
+UNIT_TEST(resume_extends_a_finished_record)
 {
     const char *path = help_path("run.h5");
     record_writer *w;
@@ -159,9 +156,8 @@ START_TEST(resume_extends_a_finished_record)
     stat(path, &after);
     ck_assert(before.st_ino == after.st_ino && !help_exists(help_path("run.h5.parts")));
 }
-END_TEST
 
-START_TEST(resume_compares_everything)
+UNIT_TEST(resume_compares_everything)
 {
     const char *path = help_path("run.h5");
     record_writer *w, *same;
@@ -188,9 +184,8 @@ START_TEST(resume_compares_everything)
     help_ok(small_begin(&w, second, true, err));
     record_writer_free(w);
 }
-END_TEST
 
-START_TEST(replace_does_it_again)
+UNIT_TEST(replace_does_it_again)
 {
     record_writer *w;
     record *r;
@@ -221,9 +216,8 @@ START_TEST(replace_does_it_again)
     cJSON_Delete(other);
     cJSON_Delete(same);
 }
-END_TEST
 
-START_TEST(arguments)
+UNIT_TEST(arguments)
 {
     const char *path = help_path("run.h5");
     record_writer *w;
@@ -267,7 +261,6 @@ START_TEST(arguments)
     help_fails(record_put_question(w, "a", 0, &q, err), KVB_ARGUMENT, "0 queries and an oracle");
     record_writer_free(w);
 }
-END_TEST
 
 // ---- Kills and full disks ----
 
@@ -279,7 +272,7 @@ static void run_child(const char *path)
     _exit(3);
 }
 
-START_TEST(killed_at_any_moment)
+UNIT_TEST(killed_at_any_moment)
 {
     srand(help_seed());
     char *whole = strdup(help_path("whole.h5")), *path = strdup(help_path("run.h5"));
@@ -321,9 +314,8 @@ START_TEST(killed_at_any_moment)
     snprintf(command, sizeof command, "test -z \"$(find %s -name '*.partial')\"", help_folder);
     ck_assert_int_eq(system(command), 0);
 }
-END_TEST
 
-START_TEST(full_disk)
+UNIT_TEST(full_disk)
 {
     const char *path = help_path("run.h5");
     record_writer *w;
@@ -351,9 +343,8 @@ START_TEST(full_disk)
     record_writer_free(w);
     assert_small(path);
 }
-END_TEST
 
-START_TEST(many_contexts)
+UNIT_TEST(many_contexts)
 {
     enum { N = 200 };
     const char *path = help_path("run.h5");
@@ -379,21 +370,5 @@ START_TEST(many_contexts)
     help_ok(small_read_all(r, err));
     record_close(r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, write_and_read);
-    tcase_add_test(tc, bytes_depend_on_content_only);
-    tcase_add_test(tc, resume_goes_on);
-    tcase_add_test(tc, resume_extends_a_finished_record);
-    tcase_add_test(tc, resume_compares_everything);
-    tcase_add_test(tc, replace_does_it_again);
-    tcase_add_test(tc, arguments);
-    tcase_add_test(tc, killed_at_any_moment);
-    tcase_add_test(tc, full_disk);
-    tcase_add_test(tc, many_contexts);
-}
-
-UNIT_MAIN("formats_record", fill)
+UNIT_MAIN_EACH("formats_record", help_setup, help_teardown)

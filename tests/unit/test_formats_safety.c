@@ -47,7 +47,7 @@ __attribute__((visibility("default"))) ssize_t write(int file, const void *data,
 
 // ---- Calls that go on ----
 
-START_TEST(calls_go_on)
+UNIT_TEST(calls_go_on)
 {
     char back[20] = "";
     const char *path = help_path("a");
@@ -74,10 +74,9 @@ START_TEST(calls_go_on)
     ck_assert_int_ge(file = file_open_at(dir, "a", O_RDONLY, 0), 0);
     ck_assert(file_close(file) && file_close(dir));
 }
-END_TEST
 
 // A stream over interrupted and short writes.
-START_TEST(streams_go_on)
+UNIT_TEST(streams_go_on)
 {
     static char text[200001], hash[65], again[65];
     memset(text, 'x', sizeof text - 1);
@@ -90,10 +89,9 @@ START_TEST(streams_go_on)
     ck_assert_str_eq(hash, again);
     ck_assert(file_close(file));
 }
-END_TEST
 
 // What is printed is read back with the same bits.
-START_TEST(numbers_keep_all_digits)
+UNIT_TEST(numbers_keep_all_digits)
 {
     srand(help_seed());
     for (int i = 0; i < 2000; i++) {
@@ -109,11 +107,10 @@ START_TEST(numbers_keep_all_digits)
         cJSON_free(text);
     }
 }
-END_TEST
 
 // ---- Closes ----
 
-START_TEST(every_close_counts)
+UNIT_TEST(every_close_counts)
 {
     const char *path = help_path("run.h5");
     size_t size, again;
@@ -146,7 +143,6 @@ START_TEST(every_close_counts)
     ck_assert_int_ge(failures, 1); // parts and record have 66: 3 contexts, 9 questions
     free(data);
 }
-END_TEST
 
 // ---- Locks ----
 
@@ -165,7 +161,7 @@ static void another_begins(void) // and a third one begins one
     help_spew(lock_path, "", 0);
 }
 
-START_TEST(lock_is_that_under_the_name)
+UNIT_ROUNDS(lock_is_that_under_the_name, 2)
 {
     const char *path = help_path("run.h5");
     parts_folder = strdup(help_path("run.h5.parts"));
@@ -181,11 +177,10 @@ START_TEST(lock_is_that_under_the_name)
     free(lock_path);
     free(parts_folder);
 }
-END_TEST
 
 // ---- Links ----
 
-START_TEST(parts_through_a_link_are_refused)
+UNIT_TEST(parts_through_a_link_are_refused)
 {
     record_writer *w;
     ck_assert_int_eq(mkdir(help_path("mine"), 0777), 0);
@@ -196,9 +191,8 @@ START_TEST(parts_through_a_link_are_refused)
     ck_assert(help_exists(help_path("mine/thesis.partial")) && help_exists(help_path("mine/context-a.h5")));
     ck_assert(!help_exists(help_path("mine/lock")));
 }
-END_TEST
 
-START_TEST(lock_through_a_link_is_refused)
+UNIT_TEST(lock_through_a_link_is_refused)
 {
     record_writer *w;
     ck_assert_int_eq(mkdir(help_path("run.h5.parts"), 0777), 0);
@@ -206,9 +200,8 @@ START_TEST(lock_through_a_link_is_refused)
     help_fails(small_begin(&w, help_path("run.h5"), true, err), KVB_IO, "symbolic link");
     ck_assert(!help_exists(help_path("victim")));
 }
-END_TEST
 
-START_TEST(only_own_names_are_removed)
+UNIT_TEST(only_own_names_are_removed)
 {
     record_writer *w;
     static const char *const own[] = {"context-a.h5.0123abcd.partial", "head.h5.00000000.partial", "context-a.h5"};
@@ -221,11 +214,10 @@ START_TEST(only_own_names_are_removed)
     for (size_t i = 0; i < 3; i++) ck_assert_msg(!help_exists(help_path("run.h5.parts/%s", own[i])), "%s", own[i]);
     for (size_t i = 0; i < 4; i++) ck_assert_msg(help_exists(help_path("run.h5.parts/%s", others[i])), "%s", others[i]);
 }
-END_TEST
 
 // ---- What is replaced ----
 
-START_TEST(outputs_that_are_refused)
+UNIT_TEST(outputs_that_are_refused)
 {
     char name[400];
     record_writer *w;
@@ -249,9 +241,8 @@ START_TEST(outputs_that_are_refused)
     help_fails(small_begin(&w, help_path("dangling"), true, err), KVB_IO, "leads nowhere");
     ck_assert(!help_exists(help_path("dangling.parts")));
 }
-END_TEST
 
-START_TEST(mode_is_kept)
+UNIT_TEST(mode_is_kept)
 {
     struct stat st;
     umask(022);
@@ -261,9 +252,8 @@ START_TEST(mode_is_kept)
     stat(help_path("secret"), &st);
     ck_assert_uint_eq(st.st_mode & 07777, 0600);
 }
-END_TEST
 
-START_TEST(killed_writers_leave_nothing_for_long)
+UNIT_TEST(killed_writers_leave_nothing_for_long)
 {
     const char *path = help_path("a");
     atomic_file living;
@@ -284,11 +274,10 @@ START_TEST(killed_writers_leave_nothing_for_long)
     fputs("newest", living.stream);
     help_ok(atomic_file_commit(&living, err));
 }
-END_TEST
 
 // ---- Reading what changes ----
 
-START_TEST(cut_short_while_it_is_read)
+UNIT_TEST(cut_short_while_it_is_read)
 {
     const char *path = help_path("run.h5");
     record *r;
@@ -306,9 +295,8 @@ START_TEST(cut_short_while_it_is_read)
     help_fails(record_file_sha256(r, hash, err), KVB_IO, "was changed while it was read");
     record_close(r);
 }
-END_TEST
 
-START_TEST(replaced_while_it_is_read)
+UNIT_TEST(replaced_while_it_is_read)
 {
     const char *path = help_path("run.h5");
     record *r;
@@ -322,10 +310,9 @@ START_TEST(replaced_while_it_is_read)
     ck_assert_str_eq(before, after); // of what was read
     record_close(r);
 }
-END_TEST
 
 // A chunk of zeros, with its Fletcher-32, which of zeros is zero.
-START_TEST(chunk_of_zeros)
+UNIT_TEST(chunk_of_zeros)
 {
     const char *path = help_path("run.h5");
     help_ok(small_write(path, false, err));
@@ -348,26 +335,6 @@ START_TEST(chunk_of_zeros)
     help_fails(record_read_oracle(r, 0, 0, oracle, err), KVB_FORMAT, "/contexts/zeta/questions/0/oracle: damaged");
     record_close(r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, calls_go_on);
-    tcase_add_test(tc, streams_go_on);
-    tcase_add_test(tc, numbers_keep_all_digits);
-    tcase_add_test(tc, every_close_counts);
-    tcase_add_loop_test(tc, lock_is_that_under_the_name, 0, 2);
-    tcase_add_test(tc, parts_through_a_link_are_refused);
-    tcase_add_test(tc, lock_through_a_link_is_refused);
-    tcase_add_test(tc, only_own_names_are_removed);
-    tcase_add_test(tc, outputs_that_are_refused);
-    tcase_add_test(tc, mode_is_kept);
-    tcase_add_test(tc, killed_writers_leave_nothing_for_long);
-    tcase_add_test(tc, cut_short_while_it_is_read);
-    tcase_add_test(tc, replaced_while_it_is_read);
-    tcase_add_test(tc, chunk_of_zeros);
-}
-
-UNIT_MAIN("formats_safety", fill)
+UNIT_MAIN_WITH("formats_safety",
+               (tcase_add_checked_fixture(unit_case(), help_setup, help_teardown), tcase_set_timeout(unit_case(), 120)))

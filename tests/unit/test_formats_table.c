@@ -37,7 +37,7 @@ static table_content content(const cJSON *m)
                            rows[2], rows[3], rows[4], rows[5], saturated, NULL,      m};
 }
 
-START_TEST(written_tables_open)
+UNIT_TEST(written_tables_open)
 {
     cJSON *m = metadata(), *back;
     table_content t = content(m);
@@ -71,9 +71,8 @@ START_TEST(written_tables_open)
     free(b);
     cJSON_Delete(m);
 }
-END_TEST
 
-START_TEST(refusals)
+UNIT_TEST(refusals)
 {
     cJSON *m = metadata();
     const char *path = help_path("t.safetensors");
@@ -109,9 +108,8 @@ START_TEST(refusals)
     ck_assert(!help_exists(path));
     cJSON_Delete(m);
 }
-END_TEST
 
-START_TEST(export_for_kvpress)
+UNIT_TEST(export_for_kvpress)
 {
     cJSON *m = metadata(), *back;
     table_content c = content(m);
@@ -146,10 +144,9 @@ START_TEST(export_for_kvpress)
     free(data);
     cJSON_Delete(m);
 }
-END_TEST
 
 // kvpress takes row round(100 r) of 99 and keeps to no constraints.
-START_TEST(what_kvpress_cannot_do)
+UNIT_TEST(what_kvpress_cannot_do)
 {
     cJSON *m = metadata();
     cJSON_AddStringToObject(m, "constraints", "{\"block\":16}");
@@ -166,10 +163,9 @@ START_TEST(what_kvpress_cannot_do)
     ck_assert(!help_exists(help_path("curve.npy")));
     cJSON_Delete(m);
 }
-END_TEST
 
 // An open table can be written again as it is.
-START_TEST(content_of_an_open_table)
+UNIT_TEST(content_of_an_open_table)
 {
     cJSON *m = metadata();
     const table_content c = content(m);
@@ -188,10 +184,9 @@ START_TEST(content_of_an_open_table)
     kvb_table_close(table);
     cJSON_Delete(m);
 }
-END_TEST
 
 // Copies that are cut short or have one wrong bit: refused, or else they say what the whole one says.
-START_TEST(damage)
+UNIT_TEST(damage)
 {
     cJSON *m = metadata();
     table_content t = content(m);
@@ -219,17 +214,5 @@ START_TEST(damage)
     free(good);
     cJSON_Delete(m);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, written_tables_open);
-    tcase_add_test(tc, refusals);
-    tcase_add_test(tc, export_for_kvpress);
-    tcase_add_test(tc, what_kvpress_cannot_do);
-    tcase_add_test(tc, content_of_an_open_table);
-    tcase_add_test(tc, damage);
-}
-
-UNIT_MAIN("formats_table", fill)
+UNIT_MAIN_EACH("formats_table", help_setup, help_teardown)

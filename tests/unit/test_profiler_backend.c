@@ -10,7 +10,7 @@
 extern const backend JUDGE_OF;
 const backend *const judged_backend = &JUDGE_OF;
 
-START_TEST(test_softmax_exp)
+UNIT_TEST(test_softmax_exp)
 {
     for (double x = 0; x > -86.9; x -= 0.00137) {
         double want = exp((double)(float)x);
@@ -21,9 +21,8 @@ START_TEST(test_softmax_exp)
     ck_assert_float_eq(softmax_exp(-INFINITY), 0.0f);
     ck_assert_float_eq(softmax_exp(-1e30f), 0.0f);
 }
-END_TEST
 
-START_TEST(test_softmax_exp2)
+UNIT_TEST(test_softmax_exp2)
 {
     for (double x = 0; x >= EXP2_LEAST; x -= 0.00137) {
         double want = exp2((double)(float)x), got = (double)softmax_exp2((float)x);
@@ -34,9 +33,8 @@ START_TEST(test_softmax_exp2)
     ck_assert_float_eq(softmax_exp2(-1e30f), 0.0f);
     ck_assert_float_eq(softmax_exp2(nextafterf(EXP2_LEAST, -200)), 0.0f);
 }
-END_TEST
 
-START_TEST(test_every_operation_is_there)
+UNIT_TEST(test_every_operation_is_there)
 {
     for (const backend *const *b = backend_list; *b; b++) {
         void *const *members = (void *const *)(const void *)*b;
@@ -53,31 +51,20 @@ START_TEST(test_every_operation_is_there)
     ck_assert_str_eq(backend_absence("none"), "");
     ck_assert(!backend_find("cuda") == (strlen(backend_absence("cuda")) > 0));
 }
-END_TEST
 
-static void fill(TCase *tc)
+int main(void)
 {
-    tcase_add_test(tc, test_every_operation_is_there);
-    tcase_add_test(tc, test_softmax_exp);
-    tcase_add_test(tc, test_softmax_exp2);
     if (strcmp(JUDGED.name, "cpu") != 0) setenv("CK_FORK", "no", 1); // a device does not outlive a fork
     kvb_error err = {0};
-    if (JUDGED.open(&judged, &JUDGED, NULL, &err) != KVB_OK ||
-        backend_ref.open(&reference, &backend_ref, NULL, &err) != KVB_OK) {
-        printf("skip - operations of backend %s: %s\n", JUDGED.name, err.message);
-        fflush(stdout);
-        return;
-    }
-    judge_rows(tc);
-    judge_weights(tc);
-    judge_sums(tc);
+    bool open = JUDGED.open(&judged, &JUDGED, NULL, &err) == KVB_OK &&
+                backend_ref.open(&reference, &backend_ref, NULL, &err) == KVB_OK;
+    if (!open) printf("skip - operations of backend %s: %s\n", JUDGED.name, err.message);
+    fflush(stdout);
+    if (!open) return unit_run("profiler backend", UNIT_CASES(unit_case()));
 #ifdef EMULATED // slowly; with two parts the rest is the same code as with f32
-    if (strcmp(JUDGED.compute, "bf16x3") == 0) return;
+    if (strcmp(JUDGED.compute, "bf16x3") == 0)
+        return unit_run("profiler backend", UNIT_CASES(unit_case(), judge_rows(), judge_weights()));
 #endif
-    judge_attention(tc);
-    judge_rules(tc);
-    judge_bits(tc);
-    judge_shapes(tc);
+    return unit_run("profiler backend", UNIT_CASES(unit_case(), judge_rows(), judge_weights(), judge_sums(),
+                                                   judge_attention(), judge_rules(), judge_bits(), judge_shapes()));
 }
-
-UNIT_MAIN("profiler backend", fill)

@@ -49,7 +49,7 @@ static size_t lines_of(const char *text, text_line *first)
     return n;
 }
 
-START_TEST(which_lines)
+UNIT_TEST(which_lines)
 {
     text_line l;
     static const char one[] = "short\n  The clerk weighed the cart with care twice.\nthe end";
@@ -69,9 +69,8 @@ START_TEST(which_lines)
     ck_assert_uint_eq(l.head, TEXT_LINE_HEAD);
     ck_assert_uint_eq(lines_of("", &l), 0);
 }
-END_TEST
 
-START_TEST(long_lines_are_sentences)
+UNIT_TEST(long_lines_are_sentences)
 {
     char text[512] = "";
     text_line l;
@@ -88,11 +87,10 @@ START_TEST(long_lines_are_sentences)
     ck_assert(text_line_is_han(text + l.begin, l.end - l.begin));
     ck_assert(!text_line_is_han("the sign 水 of water", strlen("the sign 水 of water")));
 }
-END_TEST
 
 // ---- Questions ----
 
-START_TEST(continuations_are_the_texts_own_tokens)
+UNIT_TEST(continuations_are_the_texts_own_tokens)
 {
     calib_file made = {0};
     calib_recipe r = recipe();
@@ -117,9 +115,8 @@ START_TEST(continuations_are_the_texts_own_tokens)
     free(ids);
     calib_free(&made);
 }
-END_TEST
 
-START_TEST(contexts_share_no_tokens)
+UNIT_TEST(contexts_share_no_tokens)
 {
     calib_file made = {0};
     calib_recipe r = recipe();
@@ -138,10 +135,9 @@ START_TEST(contexts_share_no_tokens)
     free(ids);
     calib_free(&made);
 }
-END_TEST
 
 // The question repeats how the line begins, and question and answer together end with that line of the story.
-START_TEST(lines_stand_in_the_context)
+UNIT_TEST(lines_stand_in_the_context)
 {
     static const char front[] = "\n\nThe line of the text above that begins with \"";
     const size_t behind = sizeof front - 1;
@@ -172,9 +168,8 @@ START_TEST(lines_stand_in_the_context)
     free(context);
     calib_free(&made);
 }
-END_TEST
 
-START_TEST(draws_depend_on_seed_and_name)
+UNIT_TEST(draws_depend_on_seed_and_name)
 {
     calib_file made = {0};
     calib_recipe r = recipe();
@@ -200,9 +195,8 @@ START_TEST(draws_depend_on_seed_and_name)
     calib_free(&made);
     calib_free(&again);
 }
-END_TEST
 
-START_TEST(repetitions_cover_the_context)
+UNIT_TEST(repetitions_cover_the_context)
 {
     calib_file made = {0};
     calib_recipe r = recipe();
@@ -220,7 +214,6 @@ START_TEST(repetitions_cover_the_context)
     ck_assert_ptr_nonnull(strstr(text_of(c->questions[0].ids, c->questions[0].n_ids), "from its beginning"));
     calib_free(&made);
 }
-END_TEST
 
 // ---- Calibration data ----
 
@@ -231,7 +224,7 @@ static calib_file parsed(const char *text)
     return file;
 }
 
-START_TEST(own_questions_come_first)
+UNIT_TEST(own_questions_come_first)
 {
     calib_file in = parsed("{\"sample_id\": \"s\", \"context\": \"the keys of the house and the keys of the wall\", "
                            "\"questions\": [\"the key\", \"and\", \"to\"], \"answers\": [\" of it\", null, \" x y\"]}");
@@ -254,10 +247,9 @@ START_TEST(own_questions_come_first)
     }
     calib_free(&in);
 }
-END_TEST
 
 // What is written is read back the same: ids, answers that are there, and nulls; made again of that it stays the same.
-START_TEST(round_trip)
+UNIT_TEST(round_trip)
 {
     calib_file in = parsed("{\"sample_id\": \"s\", \"context\": \"the keys of the house and the keys of the wall\", "
                            "\"questions\": [\"the key\", \"and\"], \"answers\": [\" of it\", null]}\n"
@@ -294,7 +286,6 @@ START_TEST(round_trip)
     ck_assert_str_eq(read.contexts[3].answer_prefix, "");
     calib_free(&in), calib_free(&made), calib_free(&again), calib_free(&read);
 }
-END_TEST
 
 // ---- Refusals ----
 
@@ -306,7 +297,7 @@ static void refuses(const calib_recipe *r, const char *name, const char *text, s
     calib_free(&made);
 }
 
-START_TEST(mistakes)
+UNIT_TEST(mistakes)
 {
     calib_recipe r = recipe();
     char id[CONTEXT_ID_MAX + 1];
@@ -337,21 +328,5 @@ START_TEST(mistakes)
     calib_default_id(id, "dir/my text.jsonl", 3);
     ck_assert_str_eq(id, "my_text-3");
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, which_lines);
-    tcase_add_test(tc, long_lines_are_sentences);
-    tcase_add_test(tc, continuations_are_the_texts_own_tokens);
-    tcase_add_test(tc, contexts_share_no_tokens);
-    tcase_add_test(tc, lines_stand_in_the_context);
-    tcase_add_test(tc, draws_depend_on_seed_and_name);
-    tcase_add_test(tc, repetitions_cover_the_context);
-    tcase_add_test(tc, own_questions_come_first);
-    tcase_add_test(tc, round_trip);
-    tcase_add_test(tc, mistakes);
-}
-
-UNIT_MAIN("calibration data from texts", fill)
+UNIT_MAIN_EACH("calibration data from texts", setup, teardown)

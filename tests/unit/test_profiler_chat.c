@@ -25,7 +25,7 @@ static void expect_frame(const char *jinja, const char *kind, const char *front,
 #define THEN(answer) "{% if add_generation_prompt %}{{ '" answer "' }}{% endif %}"
 #define CHATML "{{ '<|im_start|>' + message['role'] + '\\n' + message[\"content\"] + '<|im_end|>' + '\\n' }}"
 
-START_TEST(test_kinds)
+UNIT_TEST(test_kinds)
 {
     expect_frame(FOR(CHATML) THEN("<|im_start|>assistant\\n"), "chatml", "<|im_start|>user\n",
                  "<|im_end|>\n<|im_start|>assistant\n", false, false);
@@ -56,9 +56,8 @@ START_TEST(test_kinds)
                  "<|end|><|start|>assistant", false, false);
     expect_frame(FOR("{{ '### ' + message.content + eos_token }}"), "other", "### ", "</s>", false, false);
 }
-END_TEST
 
-START_TEST(test_refused)
+UNIT_TEST(test_refused)
 {
     static const char *const templates[][2] = {
         {"", "it does not write the message"},
@@ -79,10 +78,9 @@ START_TEST(test_refused)
         ck_assert(!f.front && !f.back && !f.kind);
     }
 }
-END_TEST
 
 // Spaces are what Python's strip() takes: Unicode's too.
-START_TEST(test_spaces)
+UNIT_TEST(test_spaces)
 {
     static const struct {
         const char *text;
@@ -99,10 +97,9 @@ START_TEST(test_spaces)
         ck_assert_uint_eq(utf8_spaces_behind(cases[i].text, strlen(cases[i].text)), cases[i].behind);
     }
 }
-END_TEST
 
 // BOS and EOS come from the tokenizer, the template from its configuration.
-START_TEST(test_of_tokenizer)
+UNIT_TEST(test_of_tokenizer)
 {
     static const char json[] =
         "{\"normalizer\":null,\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":1,\"content\":\"<b>\","
@@ -126,9 +123,8 @@ START_TEST(test_of_tokenizer)
     ck_assert_msg(strstr(err.message, "model: has no chat template"), "%s", err.message);
     tokenizer_free(t);
 }
-END_TEST
 
-START_TEST(test_control_tokens)
+UNIT_TEST(test_control_tokens)
 {
     static const char json[] =
         "{\"normalizer\":null,\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":4,\"content\":\"<u>\",\"special\":true}]"
@@ -150,15 +146,5 @@ START_TEST(test_control_tokens)
     }
     tokenizer_free(t);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_kinds);
-    tcase_add_test(tc, test_refused);
-    tcase_add_test(tc, test_spaces);
-    tcase_add_test(tc, test_of_tokenizer);
-    tcase_add_test(tc, test_control_tokens);
-}
-
-UNIT_MAIN("profiler chat", fill)
+UNIT_MAIN("profiler chat")

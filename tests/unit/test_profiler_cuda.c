@@ -67,7 +67,7 @@ static void outcome_free(outcome *r)
     free(r->logits), free(r->importance);
 }
 
-START_TEST(test_model_agrees_with_the_reference)
+UNIT_TEST(test_model_agrees_with_the_reference)
 {
     static const char *const options[][14] = {{"--type", "f32"}, {"--type", "f16", "--tied", "no"}};
     backend_device *on = case_device(&CUDA, NULL);
@@ -95,10 +95,9 @@ START_TEST(test_model_agrees_with_the_reference)
     ck_assert_uint_eq(emulator_memory_taken(), before); // all memory is given back
     CUDA.close(on);
 }
-END_TEST
 
 #ifdef EMULATED
-START_TEST(test_out_of_memory)
+UNIT_TEST(test_out_of_memory)
 {
     backend_device *on = case_device(&CUDA, NULL);
     size_t taken = emulator_memory_taken();
@@ -125,10 +124,9 @@ START_TEST(test_out_of_memory)
     ck_assert_uint_eq(emulator_memory_taken(), taken);
     CUDA.close(on);
 }
-END_TEST
 
 // In a process of its own each: a failure sticks until the program ends.
-START_TEST(test_a_failure_sticks)
+UNIT_TEST(test_a_failure_sticks)
 {
     backend_device *on = case_device(&CUDA, NULL);
     kvb_error failure = {0};
@@ -149,11 +147,10 @@ START_TEST(test_a_failure_sticks)
     CUDA.release(on, x), CUDA.release(on, y); // memory is given back even then
     CUDA.close(on);
 }
-END_TEST
 
 // Scratch memory is what `scratch_bytes` says, taken by `open`; what needs more than that, or a device without any, is
 // refused, and nothing is written.
-START_TEST(test_scratch_is_taken_once)
+UNIT_TEST(test_scratch_is_taken_once)
 {
     enum { IN = 64, OUT = 96, FEW = 3, VOCABULARY = 50 };
     const backend_limits limits = {100, 5, 128, OUT, attention_heads(4, 2, 16), 0, IN};
@@ -189,9 +186,8 @@ START_TEST(test_scratch_is_taken_once)
         free(w);
     }
 }
-END_TEST
 
-START_TEST(test_no_device)
+UNIT_TEST(test_no_device)
 {
     kvb_error failure = {0};
     backend_device *on, *other;
@@ -208,12 +204,11 @@ START_TEST(test_no_device)
     CUDA.close(other);
     ck_assert_uint_eq(emulator_memory_taken(), 0);
 }
-END_TEST
 
 #endif
 
 // A batch of many rows is cut into passes, and a question's rows into several of them.
-START_TEST(test_more_rows_than_a_pass)
+UNIT_TEST(test_more_rows_than_a_pass)
 {
     enum { H = 4, G = 2, D = 16, T = 70, Q = 3, EACH = 50, N = Q * EACH };
     attention_shape s = attention_heads(H, G, D);
@@ -242,7 +237,6 @@ START_TEST(test_more_rows_than_a_pass)
     case_near("attend_rows", got[1], got[0], N * H * D + Q * G * T, 1e-5);
     free(k), free(v), free(q), free(tail), free(w), free(got[0]), free(got[1]);
 }
-END_TEST
 
 // One metric over the layers of a prefill, as a profile scores it.
 typedef struct scored {
@@ -274,7 +268,7 @@ static void score_metric(scored *s, const char *spec, const char *path, const ba
 }
 
 // What a view brings to the host: each item of it by a metric that reads it.
-START_TEST(test_metrics_of_its_prefill)
+UNIT_TEST(test_metrics_of_its_prefill)
 {
     enum { T = 150, L = 2, G = 2 };
     static const char *const specs[] = {"snapkv:lukv", "keydiff", "ea:kvpress", "h2o", "critical:share=0+knorm"};
@@ -288,7 +282,6 @@ START_TEST(test_metrics_of_its_prefill)
         free(want.scores), free(got.scores);
     }
 }
-END_TEST
 
 #ifndef EMULATED
 // Asked for in a process of its own: a device does not outlive a fork.
@@ -308,8 +301,8 @@ static bool device_is_there(void)
     return child > 0 && waitpid(child, &code, 0) == child && WIFEXITED(code) && WEXITSTATUS(code) == 0;
 }
 
-// Also where there is none: asking is no crash.
-START_TEST(test_a_device_is_there)
+// Where there is none: asking is no crash.
+START_TEST(test_no_device_is_no_crash)
 {
     kvb_error failure = {0};
     backend_device *on;
@@ -319,23 +312,17 @@ START_TEST(test_a_device_is_there)
 END_TEST
 #endif
 
-static void fill(TCase *tc)
+// Every test in its own process and with its own device.
+int main(void)
 {
-    // Every test in its own process and with its own device.
     setenv("CK_FORK", "yes", 1);
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-#ifdef EMULATED
-    tcase_add_test(tc, test_scratch_is_taken_once);
-    tcase_add_test(tc, test_no_device);
-    tcase_add_test(tc, test_out_of_memory);
-    tcase_add_test(tc, test_a_failure_sticks);
-#else
-    tcase_add_test(tc, test_a_device_is_there);
-    if (!device_is_there()) return;
+    tcase_add_checked_fixture(unit_case(), help_setup, help_teardown);
+#ifndef EMULATED
+    if (!device_is_there()) {
+        TCase *asked = tcase_create("no device");
+        tcase_add_test(asked, test_no_device_is_no_crash);
+        return unit_run("cuda backend", UNIT_CASES(asked));
+    }
 #endif
-    tcase_add_test(tc, test_model_agrees_with_the_reference);
-    tcase_add_test(tc, test_more_rows_than_a_pass);
-    tcase_add_test(tc, test_metrics_of_its_prefill);
+    return unit_run("cuda backend", UNIT_CASES(unit_case()));
 }
-
-UNIT_MAIN("cuda backend", fill)

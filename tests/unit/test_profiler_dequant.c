@@ -30,7 +30,7 @@ static void compare_steps(uint32_t type, const unsigned char *bytes, const float
     free(wholes), free(steps), free(bases);
 }
 
-START_TEST(test_golden)
+UNIT_TEST(test_golden)
 {
     file_view view;
     kvb_error err;
@@ -57,10 +57,9 @@ START_TEST(test_golden)
     ck_assert_ptr_eq(at, view.data + view.size);
     file_unmap(&view);
 }
-END_TEST
 
 // All 65536 halves against the definition of binary16.
-START_TEST(test_half)
+UNIT_TEST(test_half)
 {
     for (uint32_t h = 0; h < 65536; h++) {
         int exponent = (int)(h >> 10 & 31), mantissa = (int)(h & 1023);
@@ -77,9 +76,8 @@ START_TEST(test_half)
                       (double)got);
     }
 }
-END_TEST
 
-START_TEST(test_refusals)
+UNIT_TEST(test_refusals)
 {
     kvb_error err;
     unsigned char bytes[256] = {0};
@@ -90,10 +88,9 @@ START_TEST(test_refusals)
     ck_assert_int_eq(dequant_rows(4000000000u, bytes, 256, y, NULL), KVB_UNSUPPORTED);
     ck_assert_int_eq(dequant_rows(GGUF_TENSOR_Q8_0, bytes, 0, y, &err), KVB_OK);
 }
-END_TEST
 
 // The exponents of MXFP4 that are no numbers come out as NaN, whatever the values, in rows and in steps.
-START_TEST(test_exponents_that_are_no_numbers)
+UNIT_TEST(test_exponents_that_are_no_numbers)
 {
     kvb_error err;
     for (int e = 252; e < 256; e++) {
@@ -106,14 +103,5 @@ START_TEST(test_exponents_that_are_no_numbers)
         ck_assert_msg(isnan(step) == (e >= 254), "%d: %g", e, (double)step);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_golden);
-    tcase_add_test(tc, test_half);
-    tcase_add_test(tc, test_refusals);
-    tcase_add_test(tc, test_exponents_that_are_no_numbers);
-}
-
-UNIT_MAIN("profiler: dequant", fill)
+UNIT_MAIN("profiler: dequant")

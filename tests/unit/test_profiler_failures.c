@@ -112,14 +112,13 @@ static void try_failures(const backend *b)
 
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
-START_TEST(test_failures_are_told)
+UNIT_ROUNDS(test_failures_are_told, sizeof cpus / sizeof *cpus)
 {
     try_failures(cpus[_i]);
 }
-END_TEST
 
 // Products that fail are counted, and others are not.
-START_TEST(test_failures_are_counted)
+UNIT_TEST(test_failures_are_counted)
 {
     float a[4] = {1, 2, 3, 4}, c[4];
     uint64_t before = gemm_failures();
@@ -132,13 +131,5 @@ START_TEST(test_failures_are_counted)
     atomic_store(&failing, -1);
     ck_assert(gemm_failures() == before + 1);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_failures_are_counted);
-    tcase_add_loop_test(tc, test_failures_are_told, 0, sizeof cpus / sizeof *cpus);
-}
-
-UNIT_MAIN("profiler failures", fill)
+UNIT_MAIN_EACH("profiler failures", help_setup, help_teardown)

@@ -95,16 +95,9 @@ static const char *const NAMES[] = {"llama",   "mistral",       "ministral3",  "
                                     "gpt-oss", "gpt-oss-mxfp4", "qwen3-moe",   "mixtral",      "olmoe",   "olmoe-clip"};
 enum { N_NAMES = sizeof NAMES / sizeof *NAMES };
 
-START_TEST(families_as_in_transformers)
+UNIT_ROUNDS(families_as_in_transformers, sizeof ALL / sizeof *ALL)
 {
     for (int i = 0; i < N_NAMES; i++) run(NAMES[i], &ALL[_i]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_loop_test(tc, families_as_in_transformers, 0, sizeof ALL / sizeof *ALL);
-}
-
-UNIT_MAIN("profiler families", fill)
+UNIT_MAIN_EACH("profiler families", help_setup, help_teardown)

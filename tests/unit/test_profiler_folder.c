@@ -7,7 +7,7 @@
 #include "profiler/weights/weights_internal.h"
 
 // A shard that is cut short is refused by name.
-START_TEST(test_cut_shards)
+UNIT_TEST(test_cut_shards)
 {
     folder f = folder_make("damaged");
     char path[1024];
@@ -26,9 +26,8 @@ START_TEST(test_cut_shards)
     free(whole);
     folder_free(&f);
 }
-END_TEST
 
-START_TEST(test_index_and_config_from_bytes)
+UNIT_TEST(test_index_and_config_from_bytes)
 {
     weights_index x;
     static const char index[] = "{\"metadata\":{},\"weight_map\":{\"p\":\"a.st\",\"q\":\"b.st\",\"r\":\"a.st\"}}";
@@ -49,10 +48,9 @@ START_TEST(test_index_and_config_from_bytes)
                "bytes: config.json: expected a JSON object");
     ck_assert_ptr_null(w);
 }
-END_TEST
 
 // What has no cache per head cannot be budgeted: refused with the reason, before any other key is looked at.
-START_TEST(test_models_without_a_cache_per_head)
+UNIT_TEST(test_models_without_a_cache_per_head)
 {
     static const char *const cases[][2] = {
         {"deepseek_v2", "MLA"},
@@ -77,11 +75,10 @@ START_TEST(test_models_without_a_cache_per_head)
         weights_close(w);
     }
 }
-END_TEST
 
 // ---- where weights are from ----
 
-START_TEST(test_names_at_the_hub)
+UNIT_TEST(test_names_at_the_hub)
 {
     static const struct {
         const char *path, *id, *revision; // id NULL: not a hub cache's
@@ -108,9 +105,8 @@ START_TEST(test_names_at_the_hub)
     ck_assert_str_eq(id, "org/name");
     ck_assert(!origin_from_url(id, "https://example.com/org/name") && !origin_from_url(id, "https://huggingface.co/o"));
 }
-END_TEST
 
-START_TEST(test_identity)
+UNIT_TEST(test_identity)
 {
     static const char commit[] = "0123456789abcdef0123456789abcdef01234567";
     char cache[512], path[1024], line[128];
@@ -163,7 +159,6 @@ START_TEST(test_identity)
     model_free(m);
     folder_free(&f);
 }
-END_TEST
 
 // ---- tokens that the embedding has no row for ----
 
@@ -173,7 +168,7 @@ END_TEST
     "{\"id\":300,\"content\":\"<extra>\"},{\"id\":301,\"content\":\"<bos>\",\"special\":true}],\"model\":{" \
     "\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}"
 
-START_TEST(test_tokens_without_a_row)
+UNIT_TEST(test_tokens_without_a_row)
 {
     folder f = folder_make("tokens");
     model_text t;
@@ -201,7 +196,6 @@ START_TEST(test_tokens_without_a_row)
     model_free(m);
     folder_free(&f);
 }
-END_TEST
 
 // ---- a chat template of the folder's own ----
 
@@ -210,7 +204,7 @@ END_TEST
     "message.content | "                                                                                \
     "trim + '<end_of_turn>\\\\n' }}{% endfor %}{{ '<start_of_turn>model\\\\n' }}\",\"bos_token\":\"<last>\"}"
 
-START_TEST(test_texts_in_a_template)
+UNIT_TEST(test_texts_in_a_template)
 {
     folder f = folder_make("chat");
     model_text t, without;
@@ -247,18 +241,5 @@ START_TEST(test_texts_in_a_template)
     model_free(m);
     folder_free(&f);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
-    tcase_add_test(tc, test_cut_shards);
-    tcase_add_test(tc, test_index_and_config_from_bytes);
-    tcase_add_test(tc, test_models_without_a_cache_per_head);
-    tcase_add_test(tc, test_names_at_the_hub);
-    tcase_add_test(tc, test_identity);
-    tcase_add_test(tc, test_tokens_without_a_row);
-    tcase_add_test(tc, test_texts_in_a_template);
-}
-
-UNIT_MAIN("profiler folder", fill)
+UNIT_MAIN_ONCE("profiler folder", folder_setup, help_teardown)

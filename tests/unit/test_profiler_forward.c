@@ -136,7 +136,7 @@ static result run_stepwise(const model *m, const batch *b)
 
 // ---- logits ----
 
-START_TEST(test_backends_agree)
+UNIT_TEST(test_backends_agree)
 {
     static const char *const options[][5] = {
         {"--type", "f32"}, {"--type", "f16", "--tied", "no"}, {"--type", "q8_0", "--seed", "9"}};
@@ -156,9 +156,8 @@ START_TEST(test_backends_agree)
         model_free(ref), model_free(cpu);
     }
 }
-END_TEST
 
-START_TEST(test_decoding_is_prefill_of_the_joined_text)
+UNIT_TEST(test_decoding_is_prefill_of_the_joined_text)
 {
     const backend *const both[] = {&backend_ref, &backend_cpu};
     for (int i = 0; i < 2; i++) {
@@ -178,9 +177,8 @@ START_TEST(test_decoding_is_prefill_of_the_joined_text)
         model_free(m);
     }
 }
-END_TEST
 
-START_TEST(test_one_pass_is_stepwise)
+UNIT_TEST(test_one_pass_is_stepwise)
 {
     const backend *const both[] = {&backend_ref, &backend_cpu};
     for (int i = 0; i < 2; i++) {
@@ -196,10 +194,9 @@ START_TEST(test_one_pass_is_stepwise)
         model_free(m);
     }
 }
-END_TEST
 
 // More rows than one chunk of the forward pass holds; every question alone gives the same bits.
-START_TEST(test_batch_changes_nothing)
+UNIT_TEST(test_batch_changes_nothing)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
     batch b = batch_make(90, 40, 20), one = {.T = b.T, .n_questions = 1, .context = b.context};
@@ -219,10 +216,9 @@ START_TEST(test_batch_changes_nothing)
     free(b.context);
     model_free(m);
 }
-END_TEST
 
 // A forward pass is used for contexts of all lengths, one after the other.
-START_TEST(test_contexts_leave_no_trace)
+UNIT_TEST(test_contexts_leave_no_trace)
 {
     static const uint32_t lengths[] = {200, 31, 1, 200, 77};
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
@@ -246,7 +242,6 @@ START_TEST(test_contexts_leave_no_trace)
     forward_close(f);
     model_free(m);
 }
-END_TEST
 
 // ---- oracle ----
 
@@ -351,7 +346,7 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
 
 // Passes of other shapes, models and precisions that are open at the same time, each given work in turn: the bits of
 // each alone.
-START_TEST(test_passes_open_at_once)
+UNIT_TEST(test_passes_open_at_once)
 {
     enum { PASSES = 4 };
     static const char *const other[] = {"--type", "f16", "--tied", "no", NULL};
@@ -385,10 +380,9 @@ START_TEST(test_passes_open_at_once)
     }
     for (int i = 0; i < PASSES; i++) model_free(models[i]);
 }
-END_TEST
 
 // What is made only for observers that ask: against the attention of the keys and queries, and the weights in the file.
-START_TEST(test_extras_for_observers)
+UNIT_TEST(test_extras_for_observers)
 {
     enum { T = 70 };
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
@@ -424,9 +418,8 @@ START_TEST(test_extras_for_observers)
     free(ids);
     model_free(m);
 }
-END_TEST
 
-START_TEST(test_importance_against_dense_attention)
+UNIT_TEST(test_importance_against_dense_attention)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
     const model_config *c = &m->config;
@@ -461,7 +454,6 @@ START_TEST(test_importance_against_dense_attention)
     free(b.context);
     model_free(m);
 }
-END_TEST
 
 // ---- errors ----
 
@@ -480,7 +472,7 @@ static kvb_status refuse_layer(void *context, const layer_view *view, kvb_error 
     return KVB_NUMERIC;
 }
 
-START_TEST(test_forward_errors)
+UNIT_TEST(test_forward_errors)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
     forward *f = open_forward(m, 10, 2, 5);
@@ -507,20 +499,5 @@ START_TEST(test_forward_errors)
     forward_close(NULL);
     model_free(m);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_backends_agree);
-    tcase_add_test(tc, test_decoding_is_prefill_of_the_joined_text);
-    tcase_add_test(tc, test_one_pass_is_stepwise);
-    tcase_add_test(tc, test_batch_changes_nothing);
-    tcase_add_test(tc, test_contexts_leave_no_trace);
-    tcase_add_test(tc, test_passes_open_at_once);
-    tcase_add_test(tc, test_extras_for_observers);
-    tcase_add_test(tc, test_importance_against_dense_attention);
-    tcase_add_test(tc, test_forward_errors);
-}
-
-UNIT_MAIN("profiler forward", fill)
+UNIT_MAIN_ONCE("profiler forward", setup, help_teardown)

@@ -134,7 +134,7 @@ static void check_arrays(const gguf_file *f)
     ck_assert_uint_eq(a.count, 2);
 }
 
-START_TEST(test_reads_everything)
+UNIT_TEST(test_reads_everything)
 {
     for (uint32_t version = 2; version <= 3; version++) {
         gguf_build b;
@@ -165,9 +165,8 @@ START_TEST(test_reads_everything)
         free(b.data);
     }
 }
-END_TEST
 
-START_TEST(test_every_truncation)
+UNIT_TEST(test_every_truncation)
 {
     gguf_build b;
     build_sample(&b, 3);
@@ -180,7 +179,6 @@ START_TEST(test_every_truncation)
     }
     free(b.data);
 }
-END_TEST
 
 // Reads all that there is in a file that was taken.
 static void walk(const gguf_file *f)
@@ -202,7 +200,7 @@ static void walk(const gguf_file *f)
     }
 }
 
-START_TEST(test_every_bit_flip)
+UNIT_TEST(test_every_bit_flip)
 {
     gguf_build b;
     build_sample(&b, 3);
@@ -225,9 +223,8 @@ START_TEST(test_every_bit_flip)
     ck_assert(taken > 0 && taken < 8 * b.size - 32);
     free(b.data);
 }
-END_TEST
 
-START_TEST(test_refused_headers)
+UNIT_TEST(test_refused_headers)
 {
     gguf_build b;
     gguf_build_begin(&b, 3);
@@ -252,7 +249,6 @@ START_TEST(test_refused_headers)
     gguf_close(&f);
     free(b.data);
 }
-END_TEST
 
 // A key or a tensor with one fault.
 typedef struct gguf_fault {
@@ -331,7 +327,7 @@ static void fault_tensor_twice(gguf_build *b)
     build_tensor(b, "t", 1, vector, 0, 0), build_tensor(b, "t", 1, vector, 0, 0);
 }
 
-START_TEST(test_refused_contents)
+UNIT_TEST(test_refused_contents)
 {
     const struct {
         void (*build)(gguf_build *b);
@@ -357,9 +353,8 @@ START_TEST(test_refused_contents)
         free(b.data);
     }
 }
-END_TEST
 
-START_TEST(test_alignment)
+UNIT_TEST(test_alignment)
 {
     gguf_build b;
     gguf_file f;
@@ -376,10 +371,9 @@ START_TEST(test_alignment)
     gguf_close(&f);
     free(b.data);
 }
-END_TEST
 
 // 200,000 keys, found one by one: seconds if lookups walked the list, and hours if duplicates were looked for pairwise.
-START_TEST(test_many_keys)
+UNIT_TEST(test_many_keys)
 {
     enum { KEYS = 200000 };
     gguf_build b;
@@ -400,9 +394,8 @@ START_TEST(test_many_keys)
     gguf_close(&f);
     free(b.data);
 }
-END_TEST
 
-START_TEST(test_open)
+UNIT_TEST(test_open)
 {
     char folder[] = "/tmp/kvbudget-gguf-XXXXXX", path[64];
     gguf_file f;
@@ -425,9 +418,8 @@ START_TEST(test_open)
     rmdir(folder);
     free(b.data);
 }
-END_TEST
 
-START_TEST(test_names)
+UNIT_TEST(test_names)
 {
     ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_BF16), "BF16");
     ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_Q6_K), "Q6_K");
@@ -444,19 +436,5 @@ START_TEST(test_names)
     ck_assert_int_eq(gguf_parse(&f, "", 0, name, &err), KVB_FORMAT);
     ck_assert_int_eq(gguf_parse(&f, "", 0, name, NULL), KVB_FORMAT);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_reads_everything);
-    tcase_add_test(tc, test_every_truncation);
-    tcase_add_test(tc, test_every_bit_flip);
-    tcase_add_test(tc, test_refused_headers);
-    tcase_add_test(tc, test_refused_contents);
-    tcase_add_test(tc, test_alignment);
-    tcase_add_test(tc, test_many_keys);
-    tcase_add_test(tc, test_open);
-    tcase_add_test(tc, test_names);
-}
-
-UNIT_MAIN("profiler: gguf", fill)
+UNIT_MAIN("profiler: gguf")

@@ -120,7 +120,7 @@ static double range_error(const float *got, const float *want, const layer_view 
     return worst;
 }
 
-START_TEST(test_against_other_code)
+UNIT_TEST(test_against_other_code)
 {
     golden g = golden_open();
     uint32_t kept_sets = 0;
@@ -153,7 +153,6 @@ START_TEST(test_against_other_code)
     ck_assert_uint_ge(kept_sets, 7);
     golden_close(&g);
 }
-END_TEST
 
 // One spelling of every metric there is, small enough for the golden layer.
 static const char *const EVERY[] = {"snapkv:kvpress",
@@ -187,7 +186,7 @@ static const char *const EVERY[] = {"snapkv:kvpress",
                                     "critical+snapkv:lukv"};
 enum { N_EVERY = sizeof EVERY / sizeof *EVERY };
 
-START_TEST(test_bits_over_threads)
+UNIT_TEST(test_bits_over_threads)
 {
     golden g = golden_open();
     size_t n = (size_t)g.view.n_kv_heads * g.view.n_tokens;
@@ -201,9 +200,8 @@ START_TEST(test_bits_over_threads)
     }
     golden_close(&g);
 }
-END_TEST
 
-START_TEST(test_every_scorer_is_tried)
+UNIT_TEST(test_every_scorer_is_tried)
 {
     for (size_t i = 0; i < scorer_count; i++) {
         bool found = false;
@@ -215,10 +213,9 @@ START_TEST(test_every_scorer_is_tried)
                       scorer_list[i]->spec.variant ? scorer_list[i]->spec.variant : "");
     }
 }
-END_TEST
 
 // Decode-time policies show one KV head at a time, and only the last queries.
-START_TEST(test_views_of_one_head)
+UNIT_TEST(test_views_of_one_head)
 {
     golden g = golden_open();
     const layer_view *all = &g.view;
@@ -252,9 +249,8 @@ START_TEST(test_views_of_one_head)
     }
     golden_close(&g);
 }
-END_TEST
 
-START_TEST(test_snapkv_from_the_windows_queries)
+UNIT_TEST(test_snapkv_from_the_windows_queries)
 {
     golden g = golden_open();
     layer_view v = g.view;
@@ -267,10 +263,9 @@ START_TEST(test_snapkv_from_the_windows_queries)
     free(want), free(got);
     golden_close(&g);
 }
-END_TEST
 
 // After an eviction the keys stand closer than they stood in the text: what goes by position must not notice.
-START_TEST(test_positions_of_a_cut_cache)
+UNIT_TEST(test_positions_of_a_cut_cache)
 {
     golden g = golden_open();
     uint32_t T = g.view.n_tokens, G = g.view.n_kv_heads, kept = T / 3;
@@ -292,9 +287,8 @@ START_TEST(test_positions_of_a_cut_cache)
     free(positions);
     golden_close(&g);
 }
-END_TEST
 
-START_TEST(test_random_recall)
+UNIT_TEST(test_random_recall)
 {
     enum { HEADS = 8, TOKENS = 500, SEEDS = 40, KEEP = 100 };
     layer_view v = {.n_tokens = TOKENS, .n_heads = HEADS, .n_kv_heads = HEADS, .n_queries = TOKENS};
@@ -318,9 +312,8 @@ START_TEST(test_random_recall)
     ck_assert_int_ne(memcmp(a, a + TOKENS, TOKENS * sizeof *a), 0); // heads differ
     free(a), free(b);
 }
-END_TEST
 
-START_TEST(test_streaming_keeps_sinks_and_the_last)
+UNIT_TEST(test_streaming_keeps_sinks_and_the_last)
 {
     enum { T = 50, KEEP = 12 };
     layer_view v = {.n_tokens = T, .n_heads = 1, .n_kv_heads = 1, .n_queries = T};
@@ -333,11 +326,10 @@ START_TEST(test_streaming_keeps_sinks_and_the_last)
         free(s);
     }
 }
-END_TEST
 
 // The published one-shot compression keeps int(r lag) of every partition but the last, and sinks, last partition and
 // rest: so many that methods.md 3.4 counts 3472 for T = 20496, lag 1024, r = 1/8.
-START_TEST(test_lagkv_shares)
+UNIT_TEST(test_lagkv_shares)
 {
     enum { SINK = 16, LAG = 64, PARTS = 5, REST = 11, T = SINK + PARTS * LAG + REST, D = 8 };
     layer_view v = {.n_tokens = T, .n_heads = 2, .n_kv_heads = 2, .head_dim = D, .n_queries = T};
@@ -359,9 +351,8 @@ START_TEST(test_lagkv_shares)
     uint32_t t = 20496, lag = 1024, sink = 16, parts = (t - sink) / lag;
     ck_assert_uint_eq(sink + lag / 8 * (parts - 1) + lag + (t - sink) % lag, 3472);
 }
-END_TEST
 
-START_TEST(test_two_stages)
+UNIT_TEST(test_two_stages)
 {
     golden g = golden_open();
     uint32_t T = g.view.n_tokens;
@@ -388,9 +379,8 @@ START_TEST(test_two_stages)
     free(s);
     golden_close(&g);
 }
-END_TEST
 
-START_TEST(test_refusals)
+UNIT_TEST(test_refusals)
 {
     static const char *const other[][2] = {{"h2o:half", "half of every budget"},
                                            {"streaming:kvpress", "0 and 1 by the budget"},
@@ -425,21 +415,5 @@ START_TEST(test_refusals)
     metric tova = case_metric("tova");
     help_fails(metric_score(&tova, &v, s, err), KVB_ARGUMENT, "0 queries");
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_against_other_code);
-    tcase_add_test(tc, test_bits_over_threads);
-    tcase_add_test(tc, test_every_scorer_is_tried);
-    tcase_add_test(tc, test_views_of_one_head);
-    tcase_add_test(tc, test_snapkv_from_the_windows_queries);
-    tcase_add_test(tc, test_positions_of_a_cut_cache);
-    tcase_add_test(tc, test_random_recall);
-    tcase_add_test(tc, test_streaming_keeps_sinks_and_the_last);
-    tcase_add_test(tc, test_lagkv_shares);
-    tcase_add_test(tc, test_two_stages);
-    tcase_add_test(tc, test_refusals);
-}
-
-UNIT_MAIN("profiler golden", fill)
+UNIT_MAIN("profiler golden")

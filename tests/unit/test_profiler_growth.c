@@ -85,7 +85,7 @@ static void profile(const char *path, const char *lines, size_t n_metrics)
     run(&g, path);
 }
 
-START_TEST(test_only_what_the_record_lacks_is_left)
+UNIT_TEST(test_only_what_the_record_lacks_is_left)
 {
     const char *path = help_path("run.h5");
     record *base;
@@ -122,9 +122,8 @@ START_TEST(test_only_what_the_record_lacks_is_left)
     close_job(&g);
     record_close(base);
 }
-END_TEST
 
-START_TEST(test_grown_records_have_the_bytes_of_one_run)
+UNIT_TEST(test_grown_records_have_the_bytes_of_one_run)
 {
     const struct {
         const char *before, *added, *whole;
@@ -148,9 +147,8 @@ START_TEST(test_grown_records_have_the_bytes_of_one_run)
         help_same_file(path, want);
     }
 }
-END_TEST
 
-START_TEST(test_what_is_not_the_records_is_refused)
+UNIT_TEST(test_what_is_not_the_records_is_refused)
 {
     const char *path = help_path("run.h5");
     record *base;
@@ -180,14 +178,5 @@ START_TEST(test_what_is_not_the_records_is_refused)
     close_job(&g);
     record_close(base);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, test_only_what_the_record_lacks_is_left);
-    tcase_add_test(tc, test_grown_records_have_the_bytes_of_one_run);
-    tcase_add_test(tc, test_what_is_not_the_records_is_refused);
-}
-
-UNIT_MAIN("profiler growth", fill)
+UNIT_MAIN_EACH("profiler growth", setup, teardown)

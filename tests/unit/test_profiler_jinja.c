@@ -27,7 +27,7 @@ static bool is_not_read(const char *template)
     return false;
 }
 
-START_TEST(test_golden)
+UNIT_TEST(test_golden)
 {
     kvb_error err;
     file_view view;
@@ -57,9 +57,8 @@ START_TEST(test_golden)
     cJSON_Delete(cases);
     file_unmap(&view);
 }
-END_TEST
 
-START_TEST(test_messages)
+UNIT_TEST(test_messages)
 {
     static const char *const cases[][2] = {
         {"\n\n{{ x.y }}", "line 3: x is undefined, and asked for its y"},
@@ -80,10 +79,9 @@ START_TEST(test_messages)
         ck_assert_msg(strstr(err.message, cases[i][1]), "%s: %s", cases[i][0], err.message);
     }
 }
-END_TEST
 
 // Loops within loops, texts that double, deep brackets and macros without end: each is stopped.
-START_TEST(test_hostile)
+UNIT_TEST(test_hostile)
 {
     static const char *const cases[][2] = {
         {"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "bytes of memory"},
@@ -115,11 +113,10 @@ START_TEST(test_hostile)
     while (n + 10 < sizeof deep) n += (size_t)snprintf(deep + n, sizeof deep - n, "{%% if 1 %%}");
     ck_assert_int_eq(jinja_render(&text, deep, &input, "model", &err), KVB_UNSUPPORTED);
 }
-END_TEST
 
 // What one step looks at may be long: texts of megabytes and long lists that are compared, searched, stripped or looked
 // up in loops count as many steps, so the time ends as well.
-START_TEST(test_costly_steps)
+UNIT_TEST(test_costly_steps)
 {
     static const char long_texts[] = "{% set n = namespace(x='aaaaaaaaaaaaaaaa', y='aaaaaaaaaaaaaaaa') %}"
                                      "{% for a in range(16) %}{% set n.x = n.x + n.x %}{% set n.y = n.y + n.y %}"
@@ -143,9 +140,8 @@ START_TEST(test_costly_steps)
         ck_assert_msg(took < 5, "%s: %.1f s, %s", steps[i], took, err.message);
     }
 }
-END_TEST
 
-START_TEST(test_undefined_tokens)
+UNIT_TEST(test_undefined_tokens)
 {
     const jinja_input without = {"x", NULL, NULL};
     kvb_error err;
@@ -154,15 +150,5 @@ START_TEST(test_undefined_tokens)
     ck_assert_str_eq(text, "False");
     free(text);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_golden);
-    tcase_add_test(tc, test_messages);
-    tcase_add_test(tc, test_hostile);
-    tcase_add_test(tc, test_costly_steps);
-    tcase_add_test(tc, test_undefined_tokens);
-}
-
-UNIT_MAIN("profiler jinja", fill)
+UNIT_MAIN("profiler jinja")

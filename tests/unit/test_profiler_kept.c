@@ -7,7 +7,7 @@
 
 // Stopped at every call of the progress, then resumed with other batches, so that a batch may find some of its
 // questions done; and a run that is stopped again and again.
-START_TEST(test_same_bytes_after_a_stop)
+UNIT_TEST(test_same_bytes_after_a_stop)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
@@ -49,7 +49,6 @@ START_TEST(test_same_bytes_after_a_stop)
     same_file("resumed when finished", help_path("undisturbed.h5"), help_path("stopped.h5"));
     case_free(&c);
 }
-END_TEST
 
 // A fresh folder of parts whose run was stopped at this call.
 static watched stop_at(const profile_case *c, int call)
@@ -80,7 +79,7 @@ static watched go_on(const char *what, const profile_case *c, double first)
 }
 
 // On every kind of backend, packed keys or plain: the first progress of the run that goes on tells which layers it has.
-START_TEST(test_layers_are_kept)
+UNIT_TEST(test_layers_are_kept)
 {
     static const backend *const all[] = {&backend_ref, &backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
     profile_times times;
@@ -105,9 +104,8 @@ START_TEST(test_layers_are_kept)
         case_free(&c);
     }
 }
-END_TEST
 
-START_TEST(test_what_is_not_kept)
+UNIT_TEST(test_what_is_not_kept)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
@@ -132,7 +130,6 @@ START_TEST(test_what_is_not_kept)
     go_on("it could not be written", &c, layer);
     case_free(&c);
 }
-END_TEST
 
 // Writes the kept file again with one float changed, under a right checksum.
 static void change_float(const char *path, uint64_t which, const char *key, uint32_t layers)
@@ -152,7 +149,7 @@ static void change_float(const char *path, uint64_t which, const char *key, uint
     free(all);
 }
 
-START_TEST(test_what_is_not_taken)
+UNIT_TEST(test_what_is_not_taken)
 {
     static const char other[] = "0123456789012345678901234567890123456789012345678901234567890123";
     static const struct {
@@ -192,7 +189,6 @@ START_TEST(test_what_is_not_taken)
     }
     case_free(&c);
 }
-END_TEST
 
 // ---- The forward pass itself ----
 
@@ -244,7 +240,7 @@ static void same_stretches(const model *m, forward *x, forward *y)
 }
 
 // A pass that takes the first layer from one that was stopped ends with the bits of one that was not.
-START_TEST(test_a_prefill_goes_on)
+UNIT_TEST(test_a_prefill_goes_on)
 {
     static const backend *const all[] = {&backend_ref, &backend_cpu};
     static const int32_t ids[] = {9, 8, 7, 6, 5, 44, 33, 22, 11, 250, 260, 270, 280, 290, 13, 14, 15};
@@ -265,16 +261,5 @@ START_TEST(test_a_prefill_goes_on)
         model_free(m);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_same_bytes_after_a_stop);
-    tcase_add_test(tc, test_layers_are_kept);
-    tcase_add_test(tc, test_what_is_not_kept);
-    tcase_add_test(tc, test_what_is_not_taken);
-    tcase_add_test(tc, test_a_prefill_goes_on);
-}
-
-UNIT_MAIN("profiler kept", fill)
+UNIT_MAIN_ONCE("profiler kept", setup, help_teardown)

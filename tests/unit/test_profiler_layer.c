@@ -32,7 +32,7 @@ static void attend_to_itself(const layer_pass *p)
     p->b->upload(p->on, p->attended, attended, H * D);
 }
 
-START_TEST(test_one_token_by_hand)
+UNIT_TEST(test_one_token_by_hand)
 {
     const int32_t id = 123;
     const uint32_t position = 0;
@@ -64,9 +64,8 @@ START_TEST(test_one_token_by_hand)
     layer_pass_close(&p); // a closed one is a zero one
     model_free(m);
 }
-END_TEST
 
-START_TEST(test_output_projection_alone)
+UNIT_TEST(test_output_projection_alone)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_ref);
     layer_pass p = open_pass(m, 2);
@@ -88,9 +87,8 @@ START_TEST(test_output_projection_alone)
     layer_pass_close(&p);
     model_free(m);
 }
-END_TEST
 
-START_TEST(test_what_goes_wrong)
+UNIT_TEST(test_what_goes_wrong)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
     layer_pass p = open_pass(m, 1);
@@ -102,20 +100,18 @@ START_TEST(test_what_goes_wrong)
     layer_pass_close(&p);
     model_free(m);
 }
-END_TEST
 
-START_TEST(test_scale_of_a_view)
+UNIT_TEST(test_scale_of_a_view)
 {
     layer_view v = {.head_dim = 64};
     ck_assert(view_scale(&v) == 0.125);
     v.scale = 0.25f;
     ck_assert(view_scale(&v) == 0.25);
 }
-END_TEST
 
 // ---- Which experts a router chooses for a row, and with which weights ----
 
-START_TEST(the_largest_and_their_shares)
+UNIT_TEST(the_largest_and_their_shares)
 {
     const float logits[] = {0, 2, -1, 2, 1};
     uint32_t numbers[3];
@@ -129,10 +125,9 @@ START_TEST(the_largest_and_their_shares)
     ck_assert_double_eq_tol(weights[0] + weights[1] + weights[2], 1, 1e-6);
     ck_assert_double_eq_tol(weights[1] / weights[2], exp(1), 1e-5);
 }
-END_TEST
 
 // Large logits do not overflow, and what is no number still gives each expert once.
-START_TEST(odd_logits)
+UNIT_TEST(odd_logits)
 {
     const float large[] = {-1000, 1000, 999}, none[] = {NAN, NAN, NAN, NAN};
     uint32_t numbers[3];
@@ -143,17 +138,5 @@ START_TEST(odd_logits)
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < i; k++) ck_assert(numbers[i] < 4 && numbers[i] != numbers[k]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, the_largest_and_their_shares);
-    tcase_add_test(tc, odd_logits);
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_one_token_by_hand);
-    tcase_add_test(tc, test_output_projection_alone);
-    tcase_add_test(tc, test_what_goes_wrong);
-    tcase_add_test(tc, test_scale_of_a_view);
-}
-
-UNIT_MAIN("profiler layer", fill)
+UNIT_MAIN_ONCE("profiler layer", setup, help_teardown)

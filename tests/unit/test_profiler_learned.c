@@ -47,7 +47,7 @@ static void teardown(void)
     unlink(path);
 }
 
-START_TEST(scores_are_the_runtimes)
+UNIT_TEST(scores_are_the_runtimes)
 {
     const shape s = {9, 3, 8};
     enum { T = 50 };
@@ -79,9 +79,8 @@ START_TEST(scores_are_the_runtimes)
     view_free(&v);
     learned_list_close(&list);
 }
-END_TEST
 
-START_TEST(refusals)
+UNIT_TEST(refusals)
 {
     learned_list list = {0};
     metric m;
@@ -105,7 +104,6 @@ START_TEST(refusals)
     learned_list_close(&list);
     learned_list_close(&list);
 }
-END_TEST
 
 // A table of the ranking in `path`, or of a plain metric.
 static void write_table(const char *table, const char *ranks_by, const char *ranking)
@@ -143,7 +141,7 @@ static void write_table(const char *table, const char *ranks_by, const char *ran
     cJSON_Delete(m);
 }
 
-START_TEST(of_a_table)
+UNIT_TEST(of_a_table)
 {
     learned_list list = {0};
     metric m, again;
@@ -168,14 +166,5 @@ START_TEST(of_a_table)
     kvb_table_close(table);
     unlink(file);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, scores_are_the_runtimes);
-    tcase_add_test(tc, refusals);
-    tcase_add_test(tc, of_a_table);
-}
-
-UNIT_MAIN("profiler_learned", fill)
+UNIT_MAIN_EACH("profiler_learned", setup, teardown)

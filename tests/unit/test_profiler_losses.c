@@ -83,7 +83,7 @@ static void near_share(const char *what, double got, double want, double toleran
 
 // ---- Made-up heads ----
 
-START_TEST(test_errors_against_plain_loops)
+UNIT_TEST(test_errors_against_plain_loops)
 {
     static const struct {
         uint32_t group, d, width;
@@ -128,9 +128,8 @@ START_TEST(test_errors_against_plain_loops)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     }
 }
-END_TEST
 
-START_TEST(test_the_order_is_protected_then_best_first)
+UNIT_TEST(test_the_order_is_protected_then_best_first)
 {
     const float scores[8] = {9, 1, 5, 5, 7, 2, 0, 0};
     const uint32_t want[8] = {0, 6, 7, 4, 2, 3, 5, 1};
@@ -142,7 +141,6 @@ START_TEST(test_the_order_is_protected_then_best_first)
     output_order_make(&order, scores, 8, 4, 60); // all protected
     ck_assert_uint_eq(order.protect, 8);
 }
-END_TEST
 
 // ---- The tiny model ----
 
@@ -236,7 +234,7 @@ static void tiny_difference(double *r, const tiny *t, uint32_t l, uint32_t g, ui
     plain_difference(r, &h, t->seen.q[l] + ((size_t)(T + row) * c->n_heads + g * group) * d, kept, row + 1);
 }
 
-START_TEST(test_curves_of_the_tiny_model)
+UNIT_TEST(test_curves_of_the_tiny_model)
 {
     tiny t;
     open_tiny(&t, &backend_ref);
@@ -274,7 +272,6 @@ START_TEST(test_curves_of_the_tiny_model)
     free(two);
     close_tiny(&t);
 }
-END_TEST
 
 // Minus the cosine of each key and the mean of all directions.
 static void keydiff(float *scores, const float *k, uint32_t d)
@@ -293,7 +290,7 @@ static void keydiff(float *scores, const float *k, uint32_t d)
     }
 }
 
-START_TEST(test_gains_of_the_tiny_model)
+UNIT_TEST(test_gains_of_the_tiny_model)
 {
     enum { FIRST = 3, N = 5 };
     tiny t;
@@ -333,9 +330,8 @@ START_TEST(test_gains_of_the_tiny_model)
     free(again);
     close_tiny(&t);
 }
-END_TEST
 
-START_TEST(test_backends_agree_on_losses)
+UNIT_TEST(test_backends_agree_on_losses)
 {
     float *results[2];
     size_t n = 0, n_gains = 0;
@@ -361,16 +357,5 @@ START_TEST(test_backends_agree_on_losses)
     free(results[0]);
     free(results[1]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_errors_against_plain_loops);
-    tcase_add_test(tc, test_the_order_is_protected_then_best_first);
-    tcase_add_test(tc, test_curves_of_the_tiny_model);
-    tcase_add_test(tc, test_gains_of_the_tiny_model);
-    tcase_add_test(tc, test_backends_agree_on_losses);
-}
-
-UNIT_MAIN("profiler losses", fill)
+UNIT_MAIN_ONCE("profiler losses", setup, help_teardown)

@@ -3,7 +3,7 @@
 #include "profiler/metric/scorer.h"
 #include "test_profiler_cases.h"
 
-START_TEST(test_metric_names)
+UNIT_TEST(test_metric_names)
 {
     static const struct {
         const char *text, *spec;
@@ -56,7 +56,6 @@ START_TEST(test_metric_names)
     ck_assert_double_eq(metric_value(&m, "seed", 0), 1e15);
     ck_assert_str_eq(case_metric("critical+random:seed=1e+15").spec, "critical+random:seed=1e+15");
 }
-END_TEST
 
 static void refuse_metric(const char *text, const char *message)
 {
@@ -64,7 +63,7 @@ static void refuse_metric(const char *text, const char *message)
     help_fails(metric_parse(&m, text, err), KVB_ARGUMENT, message);
 }
 
-START_TEST(test_names_that_are_none)
+UNIT_TEST(test_names_that_are_none)
 {
     static const char *const cases[][2] = {
         {"", "snapkv:kvpress, snapkv:lukv, snapkv:adakv, "},
@@ -95,9 +94,8 @@ START_TEST(test_names_that_are_none)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
 }
-END_TEST
 
-START_TEST(test_values_that_are_none)
+UNIT_TEST(test_values_that_are_none)
 {
     static const char *const cases[][2] = {
         {"snapkv:window=0", "found '0'"},
@@ -120,10 +118,9 @@ START_TEST(test_values_that_are_none)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
 }
-END_TEST
 
 // Different numbers must never share a name, for the record keeps scores by name.
-START_TEST(test_metric_names_tell_values_apart)
+UNIT_TEST(test_metric_names_tell_values_apart)
 {
     static const char *const texts[] = {"ea:epsilon=0.02000000001", "ea:epsilon=0.1234567890123", "ea:epsilon=1e-300",
                                         "ea:epsilon=0.30000000000000004"};
@@ -133,9 +130,8 @@ START_TEST(test_metric_names_tell_values_apart)
                       texts[i], m.spec);
     }
 }
-END_TEST
 
-START_TEST(test_metric_json)
+UNIT_TEST(test_metric_json)
 {
     static const char *const cases[][2] = {
         {"snapkv", "{\"window\":64,\"kernel\":5,\"max_pool\":0,\"group_first\":0,\"group_max\":0,"
@@ -177,10 +173,9 @@ START_TEST(test_metric_json)
         cJSON_Delete(o);
     }
 }
-END_TEST
 
 // The table itself: every scorer can be named, its defaults are in range, and its canonical name fits a record.
-START_TEST(test_scorer_table)
+UNIT_TEST(test_scorer_table)
 {
     for (size_t i = 0; i < scorer_count; i++) {
         const scorer *s = scorer_list[i];
@@ -203,10 +198,9 @@ START_TEST(test_scorer_table)
         cJSON_Delete(press);
     }
 }
-END_TEST
 
 // What an engine pays follows from what the formula reads; kin from the name, but for RocketKV and what wraps.
-START_TEST(test_metric_cost_and_kin)
+UNIT_TEST(test_metric_cost_and_kin)
 {
     static const struct {
         const char *text, *kin;
@@ -223,9 +217,8 @@ START_TEST(test_metric_cost_and_kin)
         ck_assert_str_eq(metric_kin(&m), cases[i].kin);
     }
 }
-END_TEST
 
-START_TEST(test_usual_metrics)
+UNIT_TEST(test_usual_metrics)
 {
     static const char *const names[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
     metric m;
@@ -237,18 +230,5 @@ START_TEST(test_usual_metrics)
     }
     ck_assert(!metric_usual(&m, 3));
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_metric_cost_and_kin);
-    tcase_add_test(tc, test_usual_metrics);
-    tcase_add_test(tc, test_metric_names);
-    tcase_add_test(tc, test_names_that_are_none);
-    tcase_add_test(tc, test_values_that_are_none);
-    tcase_add_test(tc, test_metric_names_tell_values_apart);
-    tcase_add_test(tc, test_metric_json);
-    tcase_add_test(tc, test_scorer_table);
-}
-
-UNIT_MAIN("profiler metric", fill)
+UNIT_MAIN("profiler metric")

@@ -52,7 +52,7 @@ static unsigned char *bytes_at(const void *place)
     return (unsigned char *)(uintptr_t)place;
 }
 
-START_TEST(test_wrong_shapes)
+UNIT_TEST(test_wrong_shapes)
 {
     patient p = patient_open();
     for (size_t i = 0; i < p.file.n_tensors; i++) {
@@ -73,9 +73,8 @@ START_TEST(test_wrong_shapes)
     }
     patient_close(&p);
 }
-END_TEST
 
-START_TEST(test_weights_that_are_no_numbers)
+UNIT_TEST(test_weights_that_are_no_numbers)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     patient p = patient_open();
@@ -93,9 +92,8 @@ START_TEST(test_weights_that_are_no_numbers)
     }
     patient_close(&p);
 }
-END_TEST
 
-START_TEST(test_wrong_config)
+UNIT_TEST(test_wrong_config)
 {
     static const struct {
         const char *key;
@@ -132,10 +130,9 @@ START_TEST(test_wrong_config)
     refused(&p, p.size, KVB_UNSUPPORTED, "general.architecture is 'Llama', expected llama");
     patient_close(&p);
 }
-END_TEST
 
 // Any bit of metadata and tensor entries may be wrong: an error or a model, never a crash.
-START_TEST(test_flipped_bits)
+UNIT_TEST(test_flipped_bits)
 {
     patient p = patient_open();
     size_t entries = (size_t)((const unsigned char *)p.file.tensors[0].data - p.data);
@@ -152,7 +149,6 @@ START_TEST(test_flipped_bits)
     }
     patient_close(&p);
 }
-END_TEST
 
 // ---- a file that is cut short or written while it is read ----
 
@@ -170,7 +166,7 @@ static dev_matrix cut_then_load(backend_device *on, const stored_matrix *w, unsi
     return backend_cpu.matrix_load(on, w, hold);
 }
 
-START_TEST(test_file_that_is_cut_while_it_is_read)
+UNIT_TEST(test_file_that_is_cut_while_it_is_read)
 {
     patient p = patient_open();
     snprintf(victim, sizeof victim, "%s", help_path("victim.gguf"));
@@ -195,11 +191,10 @@ START_TEST(test_file_that_is_cut_while_it_is_read)
     model_free(m);
     patient_close(&p);
 }
-END_TEST
 
 // ---- options ----
 
-START_TEST(test_no_tokenizer_where_all_ids_are_given)
+UNIT_TEST(test_no_tokenizer_where_all_ids_are_given)
 {
     patient p = patient_open();
     const gguf_value *kind = gguf_find(&p.file, "tokenizer.ggml.model");
@@ -217,9 +212,8 @@ START_TEST(test_no_tokenizer_where_all_ids_are_given)
     model_free(m), model_free(with);
     patient_close(&p);
 }
-END_TEST
 
-START_TEST(test_options)
+UNIT_TEST(test_options)
 {
     model *m = NULL;
     model_text text;
@@ -237,14 +231,13 @@ START_TEST(test_options)
     help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 3}, err), KVB_ARGUMENT,
                "has 2 layers, 3 were asked for");
 }
-END_TEST
 
 // ---- how weights are held ----
 
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
 // However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
-START_TEST(test_weights_in_place)
+UNIT_TEST(test_weights_in_place)
 {
     enum { N = 70 };
     for (size_t b = 0; b < sizeof cpus / sizeof *cpus; b++) {
@@ -267,11 +260,10 @@ START_TEST(test_weights_in_place)
         free(want);
     }
 }
-END_TEST
 
 // What is planned before weights are loaded: more groups take more memory and leave less in the file, and as many are
 // chosen as fit.
-START_TEST(test_room_of_weights)
+UNIT_TEST(test_room_of_weights)
 {
     model *m = NULL;
     const model_options o = {.without_weights = true};
@@ -299,10 +291,9 @@ START_TEST(test_room_of_weights)
     ck_assert_uint_eq(model_fit_weights(m, 0), groups);
     model_free(m);
 }
-END_TEST
 
 // A file that another program writes while the model is in use is told by model_check and ends the pass.
-START_TEST(test_file_that_changes_in_use)
+UNIT_TEST(test_file_that_changes_in_use)
 {
     patient p = patient_open();
     help_spew(help_path("used.gguf"), p.data, p.size);
@@ -319,21 +310,5 @@ START_TEST(test_file_that_changes_in_use)
     model_free(m);
     patient_close(&p);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_weights_in_place);
-    tcase_add_test(tc, test_room_of_weights);
-    tcase_add_test(tc, test_file_that_changes_in_use);
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_wrong_shapes);
-    tcase_add_test(tc, test_weights_that_are_no_numbers);
-    tcase_add_test(tc, test_wrong_config);
-    tcase_add_test(tc, test_flipped_bits);
-    tcase_add_test(tc, test_file_that_is_cut_while_it_is_read);
-    tcase_add_test(tc, test_no_tokenizer_where_all_ids_are_given);
-    tcase_add_test(tc, test_options);
-}
-
-UNIT_MAIN("profiler model", fill)
+UNIT_MAIN_ONCE("profiler model", setup, help_teardown)

@@ -65,7 +65,7 @@ static void check_root(const char *what, const float *wo, root_case c, double re
     free(root);
 }
 
-START_TEST(test_random_weights)
+UNIT_TEST(test_random_weights)
 {
     static const root_case cases[] = {{64, 4, 16}, {576, 9, 64}, {256, 2, 128}, {33, 3, 10}, {8, 1, 8}, {5, 2, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -76,9 +76,8 @@ START_TEST(test_random_weights)
             free(wo);
         }
 }
-END_TEST
 
-START_TEST(test_width_below_head) // rank at most the width: the Gram matrix is singular
+UNIT_TEST(test_width_below_head) // rank at most the width: the Gram matrix is singular
 {
     static const root_case cases[] = {{8, 2, 32}, {1, 3, 16}, {63, 1, 64}, {16, 4, 128}, {100, 2, 256}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -89,9 +88,8 @@ START_TEST(test_width_below_head) // rank at most the width: the Gram matrix is 
             free(wo);
         }
 }
-END_TEST
 
-START_TEST(test_dependent_weights)
+UNIT_TEST(test_dependent_weights)
 {
     root_case c = {48, 5, 24};
     size_t ld = (size_t)c.n_heads * c.head_dim;
@@ -114,10 +112,9 @@ START_TEST(test_dependent_weights)
     free(zeros);
     free(root), free(wo);
 }
-END_TEST
 
 // Columns of very different size: the small ones keep their digits next to the large.
-START_TEST(test_uneven_weights)
+UNIT_TEST(test_uneven_weights)
 {
     root_case c = {96, 3, 32};
     size_t ld = (size_t)c.n_heads * c.head_dim;
@@ -126,10 +123,9 @@ START_TEST(test_uneven_weights)
     check_root("uneven", wo, c, 1e-5, 0);
     free(wo);
 }
-END_TEST
 
 // w[h,j] = ||v_j W_O^(h)|| / sum over the layer, through the reference backend, as the forward pass takes it.
-START_TEST(test_weights_of_a_layer)
+UNIT_TEST(test_weights_of_a_layer)
 {
     enum { T = 50 };
     root_case c = {40, 6, 8};
@@ -157,15 +153,5 @@ START_TEST(test_weights_of_a_layer)
     b->close(on);
     free(wo), free(v), free(root);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_random_weights);
-    tcase_add_test(tc, test_width_below_head);
-    tcase_add_test(tc, test_dependent_weights);
-    tcase_add_test(tc, test_uneven_weights);
-    tcase_add_test(tc, test_weights_of_a_layer);
-}
-
-UNIT_MAIN("profiler oracle", fill)
+UNIT_MAIN("profiler oracle")

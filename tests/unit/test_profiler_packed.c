@@ -81,7 +81,7 @@ static const uint32_t SHAPES[][3] = {{32, 64, 64},  {32, 128, 576}, {64, 48, 200
                                      {32, 130, 96}, {256, 64, 512}, {32, 64, 1536}, {32, 33, 1000}};
 enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
 
-START_TEST(test_errors)
+UNIT_TEST(test_errors)
 {
     // What a sum of k float32 terms may lose, and what rounding of the operands adds to it.
     static const double rounding[] = {0, 0x1p-15, 0x1p-7};
@@ -101,18 +101,16 @@ START_TEST(test_errors)
             case_free(&t);
         }
 }
-END_TEST
 
 // Operands of bfloat16 take half the room where the library multiplies such.
-START_TEST(test_room_of_operands)
+UNIT_TEST(test_room_of_operands)
 {
     size_t half = operand_bytes(PRECISION_BF16, 32, 64), whole = operand_bytes(PRECISION_F32, 32, 64);
     ck_assert_msg(packed_is_native() ? 2 * half <= whole : half == whole, "%zu and %zu", half, whole);
 }
-END_TEST
 
 // Float32 from parts has to be as good as float32 itself.
-START_TEST(test_float32_is_as_good_as_sgemm)
+UNIT_TEST(test_float32_is_as_good_as_sgemm)
 {
     enum { M = 32, N = 128, K = 1536 };
     packed_case t = case_make(PRECISION_F32, M, N, K, true, false);
@@ -123,10 +121,9 @@ START_TEST(test_float32_is_as_good_as_sgemm)
     ck_assert_msg(ours <= 1.5 * sgemm, "largest error %.3g, of sgemm %.3g", ours, sgemm);
     case_free(&t);
 }
-END_TEST
 
 // Where products take any number of rows: the bits of a row are its own, and lines of c may stand apart.
-START_TEST(test_any_rows)
+UNIT_TEST(test_any_rows)
 {
     enum { M = 80, N = 96, K = 100, APART = 111 };
     if (!product_takes_any_rows())
@@ -148,11 +145,10 @@ START_TEST(test_any_rows)
         case_free(&t);
     }
 }
-END_TEST
 
 // There too: a product that is added to what c holds, within its rows and columns. More terms than are near at a time
 // are added in turn.
-START_TEST(test_added)
+UNIT_TEST(test_added)
 {
     enum { M = 40, N = 72, APART = 80 };
     static const uint32_t terms[] = {96, 1000};
@@ -174,12 +170,11 @@ START_TEST(test_added)
         case_free(&t);
     }
 }
-END_TEST
 
 // Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a
 // third part is left out only where there is none.
 // Weights that bfloat16 holds have no low part in bf16x3: the high one alone gives the same bits.
-START_TEST(test_high_part_alone)
+UNIT_TEST(test_high_part_alone)
 {
     enum { M = 30, N = 64, K = 200 };
     size_t high = packed_high_bytes(PRECISION_BF16X3, K, N);
@@ -199,9 +194,8 @@ START_TEST(test_high_part_alone)
     ck_assert_mem_eq(alone, t.c, M * N * sizeof *alone);
     free(temp), free(alone), case_free(&t);
 }
-END_TEST
 
-START_TEST(test_steps)
+UNIT_TEST(test_steps)
 {
     enum { M = 40, N = 72, K = 192, BLOCKS = K / STEP_TERMS };
     for (int i = 0; product_takes_any_rows() && i < 12; i++) {
@@ -239,11 +233,10 @@ START_TEST(test_steps)
         case_free(&t);
     }
 }
-END_TEST
 
 // On the tile unit: some columns and terms of a product, whose parts of b are left for other rows, have the bits of all
 // of it.
-START_TEST(test_part_of_a_product)
+UNIT_TEST(test_part_of_a_product)
 {
     enum { M = 32, N = 160, K = 96 };
     for (precision p = PRECISION_F32; tiles_available() && p <= PRECISION_BF16; p++)
@@ -280,10 +273,9 @@ START_TEST(test_part_of_a_product)
             case_free(&t);
         }
 }
-END_TEST
 
 // On the tile unit: powers of two straight into an operand are what split powers of two are.
-START_TEST(test_powers_as_operand)
+UNIT_TEST(test_powers_as_operand)
 {
     enum { K = 160, ROWS = 32 };
     for (unsigned parts = 1; tiles_available() && parts <= 3; parts++)
@@ -317,10 +309,9 @@ START_TEST(test_powers_as_operand)
             free(a), free(split);
         }
 }
-END_TEST
 
 // What is not a number stays so in every part.
-START_TEST(test_not_a_number)
+UNIT_TEST(test_not_a_number)
 {
     for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++)
         for (int in_b = 0; in_b < 2; in_b++) {
@@ -336,7 +327,6 @@ START_TEST(test_not_a_number)
             case_free(&t);
         }
 }
-END_TEST
 
 // The nearest float32 whose lower 16 bits are zero, found between its two neighbours in double.
 static float nearest_bf16(float x)
@@ -361,7 +351,7 @@ static uint16_t upper_bits(float x)
     return (uint16_t)(bits >> 16);
 }
 
-START_TEST(test_parts)
+UNIT_TEST(test_parts)
 {
     enum { N = 117 }; // no multiple of what vectors take
     float x[N], high[N], middle[N], low[N];
@@ -390,21 +380,5 @@ START_TEST(test_parts)
         ck_assert_uint_eq(bits[2][i], bits[0][i]);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_high_part_alone);
-    tcase_add_test(tc, test_errors);
-    tcase_add_test(tc, test_room_of_operands);
-    tcase_add_test(tc, test_float32_is_as_good_as_sgemm);
-    tcase_add_test(tc, test_any_rows);
-    tcase_add_test(tc, test_part_of_a_product);
-    tcase_add_test(tc, test_powers_as_operand);
-    tcase_add_test(tc, test_not_a_number);
-    tcase_add_test(tc, test_added);
-    tcase_add_test(tc, test_steps);
-    tcase_add_test(tc, test_parts);
-}
-
-UNIT_MAIN("profiler packed", fill)
+UNIT_MAIN("profiler packed")

@@ -5,7 +5,7 @@
 
 // ---- What is asked of metrics ----
 
-START_TEST(test_metrics_answer)
+UNIT_TEST(test_metrics_answer)
 {
     metric m;
     help_ok(metric_parse(&m, "snapkv:kvpress:window=20", err));
@@ -20,10 +20,9 @@ START_TEST(test_metrics_answer)
     ck_assert_uint_eq(metric_window(&m), 0);
     ck_assert_uint_eq(metric_least_tokens(&m), 1);
 }
-END_TEST
 
 // What a record says of a metric goes before what its scorer says; names that nobody knows have no press.
-START_TEST(test_presses)
+UNIT_TEST(test_presses)
 {
     cJSON *said = cJSON_Parse("{\"kvpress\":{\"press\":\"Another\"}}");
     const struct {
@@ -40,7 +39,6 @@ START_TEST(test_presses)
     }
     cJSON_Delete(said);
 }
-END_TEST
 
 typedef struct words {
     bool on;
@@ -49,7 +47,7 @@ typedef struct words {
     uint32_t how;
 } words;
 
-START_TEST(test_values_of_specs)
+UNIT_TEST(test_values_of_specs)
 {
     const spec_row row = {"try",
                           NULL,
@@ -73,7 +71,6 @@ START_TEST(test_values_of_specs)
     }
     ck_assert_uint_eq(spec_number(text, sizeof text, 0.1), 3); // no digit more than it takes
 }
-END_TEST
 
 // ---- Passes ----
 
@@ -87,7 +84,7 @@ static dev count_alloc(backend_device *on, size_t n_floats)
 
 // What a pass says that it takes is what it takes: memory linear in the context, keys and values among it, scratch of
 // the device beside it.
-START_TEST(test_memory_of_a_pass)
+UNIT_TEST(test_memory_of_a_pass)
 {
     backend counting = backend_ref;
     counting.alloc = count_alloc;
@@ -113,10 +110,9 @@ START_TEST(test_memory_of_a_pass)
     model_free(on_cpu);
     model_free(m);
 }
-END_TEST
 
 // A token that is drawn on the device is the one that the sampler draws from the same logits.
-START_TEST(test_draws)
+UNIT_TEST(test_draws)
 {
     enum { N = 20, VOCABULARY = 300 };
     case_tiny_model(help_path("tiny.gguf"), NULL);
@@ -144,12 +140,11 @@ START_TEST(test_draws)
     free(logits);
     model_free(m);
 }
-END_TEST
 
 // ---- Failures of a device, and plans ----
 
 // The first failure counts, whatever follows.
-START_TEST(test_first_failure_stays)
+UNIT_TEST(test_first_failure_stays)
 {
     backend_device *on;
     help_ok(backend_ref.open(&on, &backend_ref, NULL, err));
@@ -160,12 +155,11 @@ START_TEST(test_first_failure_stays)
     help_fails(backend_ref.check(on, err), KVB_MEMORY, "the 1st");
     backend_ref.close(on);
 }
-END_TEST
 
 // ---- What is asked of models ----
 
 // Layers with a window are not budgeted: the others stand one after the other, and shares are of theirs.
-START_TEST(test_bounded_layers)
+UNIT_TEST(test_bounded_layers)
 {
     model m = {.config = {.n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .window = 8, .score_cap = 50}};
     layer_set_add(&m.config.bounded, 1);
@@ -181,18 +175,5 @@ START_TEST(test_bounded_layers)
     ck_assert_double_eq_tol(model_kept_share(&m.config, whole + kept, n), 0.3, 1e-12);
     ck_assert_double_eq_tol(model_kept_share(&m.config, 5 * 2 * n, n), 1, 1e-12);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_metrics_answer);
-    tcase_add_test(tc, test_presses);
-    tcase_add_test(tc, test_values_of_specs);
-    tcase_add_test(tc, test_memory_of_a_pass);
-    tcase_add_test(tc, test_draws);
-    tcase_add_test(tc, test_first_failure_stays);
-    tcase_add_test(tc, test_bounded_layers);
-}
-
-UNIT_MAIN("profiler: parts", fill)
+UNIT_MAIN_EACH("profiler: parts", help_setup, help_teardown)

@@ -41,7 +41,7 @@ static void check_ids(const model_text *t, const char *what, const int32_t *ids,
     free(want);
 }
 
-START_TEST(test_job_of_texts_and_ids)
+UNIT_TEST(test_job_of_texts_and_ids)
 {
     static const int32_t a1[] = {100, 101, 102};
     profile_case c = case_make("tiny.gguf", LINE_A "\n" LINE_B);
@@ -70,9 +70,8 @@ START_TEST(test_job_of_texts_and_ids)
     ck_assert(profile_flops(c.m, &c.job) > 0);
     case_free(&c);
 }
-END_TEST
 
-START_TEST(test_job_limits)
+UNIT_TEST(test_job_limits)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     c.o.max_tokens = 30;
@@ -89,7 +88,6 @@ START_TEST(test_job_limits)
     ck_assert_uint_eq(c.job.max_questions, 2);
     case_free(&c);
 }
-END_TEST
 
 // Copies tiny.gguf to `to` with one metadata value overwritten.
 static void patch_model(const char *to, const char *key, const void *value, size_t size)
@@ -106,7 +104,7 @@ static void patch_model(const char *to, const char *key, const void *value, size
     free(data);
 }
 
-START_TEST(test_job_bos)
+UNIT_TEST(test_job_bos)
 {
     static const bool expected[2][3] = {{false, true, false}, {true, true, false}}; // auto, yes, no
     patch_model("bos.gguf", "tokenizer.ggml.add_bos_token", "\1", 1);
@@ -125,9 +123,8 @@ START_TEST(test_job_bos)
         case_free(&c);
     }
 }
-END_TEST
 
-START_TEST(test_job_answers)
+UNIT_TEST(test_job_answers)
 {
     static const char lines[] =
         "{\"sample_id\": \"x\", \"context\": \"" TEXT_A "\", \"questions\": [\"Who\", \"Why\"], "
@@ -145,10 +142,9 @@ START_TEST(test_job_answers)
     ck_assert_uint_eq(c.job.contexts[0].n_given, 0);
     case_free(&c);
 }
-END_TEST
 
 // What a tokenizer makes a single token of leaves no query to record: the question is sampled, and counted for a note.
-START_TEST(test_job_short_answers)
+UNIT_TEST(test_job_short_answers)
 {
     profile_case c =
         case_make("tiny.gguf", "{\"sample_id\": \"x\", \"context\": \"" TEXT_A
@@ -165,10 +161,9 @@ START_TEST(test_job_short_answers)
     ck_assert_uint_eq(c.job.n_short, 0);
     case_free(&c);
 }
-END_TEST
 
 // Calibration lines that profile_prepare refuses, after a line that is fine.
-START_TEST(test_job_errors)
+UNIT_TEST(test_job_errors)
 {
     static const char *const cases[][2] = {
         {"{\"sample_id\":\"x\",\"context_ids\":[1,300],\"question_ids\":[[1]]}",
@@ -190,9 +185,8 @@ START_TEST(test_job_errors)
         case_free(&c);
     }
 }
-END_TEST
 
-START_TEST(test_job_errors_of_length_and_names)
+UNIT_TEST(test_job_errors_of_length_and_names)
 {
     size_t used = 0, room = 40000;
     char *text = case_alloc(room, 1);
@@ -229,11 +223,10 @@ START_TEST(test_job_errors_of_length_and_names)
                "the model has no BOS token");
     case_free(&c);
 }
-END_TEST
 
 // ---- the second half: runs ----
 
-START_TEST(test_same_bytes_for_threads_and_batches)
+UNIT_TEST(test_same_bytes_for_threads_and_batches)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
@@ -250,11 +243,10 @@ START_TEST(test_same_bytes_for_threads_and_batches)
         }
     case_free(&c);
 }
-END_TEST
 
 // Two shares of the work, run one after the other on one record: what is done is known before and after, the record
 // cannot be finished before both are there, and then has the bytes of a run in one go.
-START_TEST(test_shares_of_one_record)
+UNIT_TEST(test_shares_of_one_record)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
@@ -287,7 +279,6 @@ START_TEST(test_shares_of_one_record)
     same_file("two shares", help_path("whole.h5"), help_path("shared.h5"));
     case_free(&c);
 }
-END_TEST
 
 // Writes the record's contexts and sampled answers as calibration lines of ids.
 static void lines_of_record(char *out, size_t size, const char *path, const profile_job *job)
@@ -317,7 +308,7 @@ static void lines_of_record(char *out, size_t size, const char *path, const prof
 }
 
 // 64 new tokens are 63 queries; the same answers, given, are one pass instead of 63 steps and the same bits.
-START_TEST(test_given_answers_repeat_a_sampled_run)
+UNIT_TEST(test_given_answers_repeat_a_sampled_run)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B), given;
     profile_times times;
@@ -345,9 +336,8 @@ START_TEST(test_given_answers_repeat_a_sampled_run)
     free(lines);
     case_free(&c);
 }
-END_TEST
 
-START_TEST(test_include_first)
+UNIT_TEST(test_include_first)
 {
     static const char lines[] =
         "{\"sample_id\":\"x\",\"context_ids\":[9,8,7,6,5,44,33,22,11,250,260],\"question_ids\":[[100,101],[7]],"
@@ -376,11 +366,10 @@ START_TEST(test_include_first)
         case_free(&c);
     }
 }
-END_TEST
 
 // The end token is made the one that question 2 of context a draws first: it is skipped with a warning, and every other
 // answer ends where that token comes. Nothing else changes, since a draw depends on its own key alone.
-START_TEST(test_end_tokens)
+UNIT_TEST(test_end_tokens)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
@@ -422,11 +411,10 @@ START_TEST(test_end_tokens)
     }
     case_free(&c);
 }
-END_TEST
 
 // A question's numbers do not depend on what else is profiled; another seed gives other answers, greedy ignores the
 // seed.
-START_TEST(test_answers_depend_on_their_key_alone)
+UNIT_TEST(test_answers_depend_on_their_key_alone)
 {
     profile_case both = case_make("tiny.gguf", LINE_A LINE_B), one = case_make("tiny.gguf", LINE_B);
     profile_times times;
@@ -467,9 +455,8 @@ START_TEST(test_answers_depend_on_their_key_alone)
     }
     case_free(&both), case_free(&one);
 }
-END_TEST
 
-START_TEST(test_attributes_tell_runs_apart)
+UNIT_TEST(test_attributes_tell_runs_apart)
 {
     profile_case c = case_make("tiny.gguf", LINE_B);
     profile_options changed[8];
@@ -490,10 +477,9 @@ START_TEST(test_attributes_tell_runs_apart)
     cJSON_Delete(base), cJSON_Delete(same);
     case_free(&c);
 }
-END_TEST
 
 // A context that is too short for a metric stops the run before anything of it is written.
-START_TEST(test_metric_needs_more_tokens)
+UNIT_TEST(test_metric_needs_more_tokens)
 {
     profile_case c = case_make("tiny.gguf", LINE_B);
     c.o.max_tokens = 8;
@@ -506,10 +492,9 @@ START_TEST(test_metric_needs_more_tokens)
     prepare(&c);
     case_free(&c);
 }
-END_TEST
 
 // The estimate is of this machine now, so it is known to be something: of work that is there, and of nothing else.
-START_TEST(test_estimated_time)
+UNIT_TEST(test_estimated_time)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     c.metrics[2] = c.metrics[1]; // cheap ones
@@ -528,27 +513,5 @@ START_TEST(test_estimated_time)
     c.job.n_contexts = 2;
     case_free(&c);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_job_of_texts_and_ids);
-    tcase_add_test(tc, test_job_limits);
-    tcase_add_test(tc, test_job_bos);
-    tcase_add_test(tc, test_job_answers);
-    tcase_add_test(tc, test_job_short_answers);
-    tcase_add_test(tc, test_job_errors);
-    tcase_add_test(tc, test_job_errors_of_length_and_names);
-    tcase_add_test(tc, test_same_bytes_for_threads_and_batches);
-    tcase_add_test(tc, test_shares_of_one_record);
-    tcase_add_test(tc, test_given_answers_repeat_a_sampled_run);
-    tcase_add_test(tc, test_include_first);
-    tcase_add_test(tc, test_end_tokens);
-    tcase_add_test(tc, test_answers_depend_on_their_key_alone);
-    tcase_add_test(tc, test_attributes_tell_runs_apart);
-    tcase_add_test(tc, test_metric_needs_more_tokens);
-    tcase_add_test(tc, test_estimated_time);
-}
-
-UNIT_MAIN("profiler profile", fill)
+UNIT_MAIN_ONCE("profiler profile", setup, help_teardown)

@@ -48,7 +48,7 @@ static const expected EXPECTED[] = {
      {1, 0.316227764f, 0.1f, 0.0316227749f, 0.01f, 0.00316227763f, 0.001f, 0.000316227757f}},
 };
 
-START_TEST(test_frequencies_are_those_of_transformers)
+UNIT_TEST(test_frequencies_are_those_of_transformers)
 {
     for (size_t i = 0; i < sizeof EXPECTED / sizeof *EXPECTED; i++) {
         float got[PAIRS];
@@ -58,9 +58,8 @@ START_TEST(test_frequencies_are_those_of_transformers)
                           EXPECTED[i].what, p, (double)got[p], (double)EXPECTED[i].frequencies[p]);
     }
 }
-END_TEST
 
-START_TEST(test_factors_and_lengths)
+UNIT_TEST(test_factors_and_lengths)
 {
     rope_rule r = {.kind = ROPE_LONG, .theta = 10000, .factor = 1, .original = 50, .has_factors = true};
     float plain[PAIRS], got[PAIRS];
@@ -75,9 +74,8 @@ START_TEST(test_factors_and_lengths)
     rope_frequencies(got, &r, DIM, 1000);
     for (int p = 0; p < PAIRS; p++) ck_assert(got[p] == plain[p] / (float)(1 + p));
 }
-END_TEST
 
-START_TEST(test_table)
+UNIT_TEST(test_table)
 {
     enum { POSITIONS = 30 };
     backend_device *on;
@@ -98,10 +96,9 @@ START_TEST(test_table)
     backend_ref.release(on, table);
     backend_ref.close(on);
 }
-END_TEST
 
 // Ministral 3: transformers' _get_llama_4_attn_scale, 1 + beta ln(1 + floor(position / original)).
-START_TEST(test_queries_grow)
+UNIT_TEST(test_queries_grow)
 {
     enum { POSITIONS = 40, ORIGINAL = 8 };
     backend_device *on;
@@ -119,14 +116,5 @@ START_TEST(test_queries_grow)
     backend_ref.release(on, grown), backend_ref.release(on, plain);
     backend_ref.close(on);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_frequencies_are_those_of_transformers);
-    tcase_add_test(tc, test_factors_and_lengths);
-    tcase_add_test(tc, test_table);
-    tcase_add_test(tc, test_queries_grow);
-}
-
-UNIT_MAIN("profiler rope", fill)
+UNIT_MAIN("profiler rope")

@@ -4,7 +4,7 @@
 #include "test_profiler_cases.h"
 #include <gsl/gsl_cdf.h>
 
-START_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 rounds
+UNIT_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 rounds
 {
     static const struct {
         uint32_t counter[4], key[2], want[4];
@@ -25,7 +25,6 @@ START_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 
                           cases[i].want[w]);
     }
 }
-END_TEST
 
 // Chi-square of observed counts against probabilities; cells with fewer than five expected go together. Fails above
 // the 99.9 % quantile: the seeds are fixed, so that it fails always or never.
@@ -51,7 +50,7 @@ static void chi_square(const char *what, const uint64_t *seen, const double *pro
     ck_assert_msg(sum <= limit, "%s: chi-square %g over %d cells, the 99.9 %% quantile is %g", what, sum, cells, limit);
 }
 
-START_TEST(test_uniform_distribution)
+UNIT_TEST(test_uniform_distribution)
 {
     enum { N = 200000, BINS = 64 };
     static const char *const names[] = {"steps", "questions", "contexts", "seeds"};
@@ -73,9 +72,8 @@ START_TEST(test_uniform_distribution)
         chi_square(names[along], seen, even, BINS, N);
     }
 }
-END_TEST
 
-START_TEST(test_uniform_depends_on_every_bit)
+UNIT_TEST(test_uniform_depends_on_every_bit)
 {
     const uint64_t seed = 0x123456789abcdef0, context = 0xfedcba9876543210;
     const uint32_t question = 29, step = 63;
@@ -92,7 +90,6 @@ START_TEST(test_uniform_depends_on_every_bit)
     ck_assert_double_ne(sampler_uniform(1, 2, 1, 3), sampler_uniform(2, 1, 1, 3));
     ck_assert_double_ne(sampler_uniform(1, 2, 3, 3), sampler_uniform(1, 3, 2, 3));
 }
-END_TEST
 
 // Draws over 40 tokens, one of which is impossible, against softmax(logits / temperature) in long double.
 static void draws_follow(double temperature)
@@ -118,16 +115,15 @@ static void draws_follow(double temperature)
     free(logits);
 }
 
-START_TEST(test_draws_follow_the_softmax)
+UNIT_TEST(test_draws_follow_the_softmax)
 {
     draws_follow(0.7);
     draws_follow(1);
     draws_follow(3);
     draws_follow(1e6); // flat: every possible token alike
 }
-END_TEST
 
-START_TEST(test_greedy)
+UNIT_TEST(test_greedy)
 {
     sampler s = {.greedy = true};
     const float ties[] = {-1, 3, 2, 3, -INFINITY, 3}, low[] = {-INFINITY, -3e38f, -INFINITY}, zeros[] = {-0.0f, 0.0f};
@@ -137,9 +133,8 @@ START_TEST(test_greedy)
     ck_assert_int_eq(sampler_draw(&s, zeros, 2, &(draw_key){1, 2, 3}), 0);
     ck_assert_int_eq(sampler_draw(&s, ties, 1, &(draw_key){1, 2, 3}), 0);
 }
-END_TEST
 
-START_TEST(test_logits_that_are_no_numbers)
+UNIT_TEST(test_logits_that_are_no_numbers)
 {
     for (int greedy = 0; greedy < 2; greedy++) {
         sampler s = {greedy, 0.7, 1};
@@ -152,9 +147,8 @@ START_TEST(test_logits_that_are_no_numbers)
         ck_assert_int_eq(sampler_draw(&s, nothing, 0, &(draw_key){1, 2, 3}), -1);
     }
 }
-END_TEST
 
-START_TEST(test_temperature_limits)
+UNIT_TEST(test_temperature_limits)
 {
     static const double cold[] = {1e-3, 1e-30, 1e-45, 1e-300, 4.9e-324}, hot[] = {1e10, 1e45, 1e300};
     const float logits[] = {0.5f, 1.75f, -INFINITY, 1.5f, -2}, tie[] = {2, 1, 2};
@@ -181,27 +175,13 @@ START_TEST(test_temperature_limits)
         ck_assert_msg(seen[0] > 140 && seen[2] > 140, "temperature %g: of a tie, %d and %d", cold[i], seen[0], seen[2]);
     }
 }
-END_TEST
 
-START_TEST(test_scale_of_draws)
+UNIT_TEST(test_scale_of_draws)
 {
     sampler s = {false, 0.7, 1};
     ck_assert(sampler_scale(&s) == (float)(1 / 0.7));
     s.temperature = 1;
     ck_assert(sampler_scale(&s) == 1);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_scale_of_draws);
-    tcase_add_test(tc, test_philox_vectors);
-    tcase_add_test(tc, test_uniform_distribution);
-    tcase_add_test(tc, test_uniform_depends_on_every_bit);
-    tcase_add_test(tc, test_draws_follow_the_softmax);
-    tcase_add_test(tc, test_greedy);
-    tcase_add_test(tc, test_logits_that_are_no_numbers);
-    tcase_add_test(tc, test_temperature_limits);
-}
-
-UNIT_MAIN("profiler sampler", fill)
+UNIT_MAIN("profiler sampler")

@@ -6,7 +6,7 @@
 // ---- KeyDiff ----
 
 // Ranks as -sum over i of cos(k_j, k_i), wherever two of those sums really differ.
-START_TEST(test_keydiff_ranks_as_pairs_do)
+UNIT_TEST(test_keydiff_ranks_as_pairs_do)
 {
     enum { T = 240 };
     for (int i = 0; i < N_SHAPES; i++) {
@@ -33,9 +33,8 @@ START_TEST(test_keydiff_ranks_as_pairs_do)
         view_free(&v);
     }
 }
-END_TEST
 
-START_TEST(test_keydiff_degenerate)
+UNIT_TEST(test_keydiff_degenerate)
 {
     enum { T = 4 };
     const float opposite[2 * T] = {1, 0, -1, 0, 0, 2, 0, -2}, zeros[2 * T] = {0},
@@ -49,7 +48,6 @@ START_TEST(test_keydiff_degenerate)
         free(got);
     }
 }
-END_TEST
 
 // ---- Expected Attention ----
 
@@ -61,7 +59,7 @@ typedef struct ea_case {
 } ea_case;
 
 // Queries that the model rotates and lengthens, as with yarn, are queries that were longer before.
-START_TEST(test_expected_attention_of_a_lengthened_rotation)
+UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
 {
     enum { T = 60 };
     shape s = SHAPES[4];
@@ -85,7 +83,6 @@ START_TEST(test_expected_attention_of_a_lengthened_rotation)
     free(longer), free(got), free(want), free(shorter);
     view_free(&v);
 }
-END_TEST
 
 // Mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R mu and R C
 // R^T.
@@ -169,7 +166,7 @@ static void compare_ea(const ea_case *e, shape s, uint32_t T)
     view_free(&v);
 }
 
-START_TEST(test_expected_attention)
+UNIT_TEST(test_expected_attention)
 {
     static const ea_case cases[] = {
         {"ea", 512, 4, 0.02, true, true, false},
@@ -189,9 +186,8 @@ START_TEST(test_expected_attention)
     compare_ea(&cases[0], SHAPES[1], 1100); // over several chunks of the statistics
     compare_ea(&cases[1], SHAPES[1], 512 + 4);
 }
-END_TEST
 
-START_TEST(test_short_contexts)
+UNIT_TEST(test_short_contexts)
 {
     static const struct {
         const char *text;
@@ -211,15 +207,5 @@ START_TEST(test_short_contexts)
         view_free(&v);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_keydiff_ranks_as_pairs_do);
-    tcase_add_test(tc, test_keydiff_degenerate);
-    tcase_add_test(tc, test_expected_attention);
-    tcase_add_test(tc, test_expected_attention_of_a_lengthened_rotation);
-    tcase_add_test(tc, test_short_contexts);
-}
-
-UNIT_MAIN("profiler scorer", fill)
+UNIT_MAIN("profiler scorer")

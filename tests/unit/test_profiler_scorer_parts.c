@@ -19,7 +19,7 @@ static void plain_attention(double want[T], const layer_view *v, uint32_t h, uin
 }
 
 // _i: 0, as they are; 1, with a softcap; 2, with sinks; 3, with both
-START_TEST(test_attention_rows)
+UNIT_ROUNDS(test_attention_rows, 4)
 {
     for (int i = 0; i < N_SHAPES; i++) {
         shape s = SHAPES[i];
@@ -44,9 +44,8 @@ START_TEST(test_attention_rows)
         free(sinks);
     }
 }
-END_TEST
 
-START_TEST(test_pool_row)
+UNIT_TEST(test_pool_row)
 {
     float *x = case_floats(T, 1, 0), out[T], scratch[T];
     for (uint32_t kernel = 1; kernel <= 2 * T + 1; kernel += 2)
@@ -64,9 +63,8 @@ START_TEST(test_pool_row)
         }
     free(x);
 }
-END_TEST
 
-START_TEST(test_tails_and_checks)
+UNIT_TEST(test_tails_and_checks)
 {
     metric m;
     help_ok(metric_parse(&m, "snapkv:kvpress:window=20", err));
@@ -80,10 +78,9 @@ START_TEST(test_tails_and_checks)
     help_ok(check_window(&m, &v, 20, err));
     help_ok(check_kernel(&m, err)); // 7, its default
 }
-END_TEST
 
 // LagKV's partition by its formula, weights added to what is there; a channel whose reference is constant counts as 0.
-START_TEST(test_lagkv_partition)
+UNIT_TEST(test_lagkv_partition)
 {
     enum { N = 6, REF = 4, D = 5 };
     float *z = case_floats((size_t)N * D, 1, 0), *ref = case_floats((size_t)REF * D, 1, 0), out[N], scratch[3 * D + N];
@@ -112,9 +109,8 @@ START_TEST(test_lagkv_partition)
     ck_assert_msg(sample < 2e-6 && other > 1e-4, "sample's deviation: %g, population's: %g", sample, other);
     free(z), free(ref);
 }
-END_TEST
 
-START_TEST(test_snapkv_scores)
+UNIT_TEST(test_snapkv_scores)
 {
     shape s = SHAPES[4];
     layer_view v = view_make(s, T, 1);
@@ -133,16 +129,5 @@ START_TEST(test_snapkv_scores)
     free(want), free(got);
     view_free(&v);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_loop_test(tc, test_attention_rows, 0, 4);
-    tcase_add_test(tc, test_pool_row);
-    tcase_add_test(tc, test_tails_and_checks);
-    tcase_add_test(tc, test_lagkv_partition);
-    tcase_add_test(tc, test_snapkv_scores);
-}
-
-UNIT_MAIN("scorers' parts", fill)
+UNIT_MAIN_EACH("scorers' parts", help_setup, help_teardown)

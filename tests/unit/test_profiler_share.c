@@ -92,7 +92,7 @@ static double check_cover(const made_job *j, const uint8_t *state, uint32_t n)
     return heaviest / (total / n);
 }
 
-START_TEST(test_every_question_once)
+UNIT_TEST(test_every_question_once)
 {
     static const uint32_t counts[] = {1, 2, 3, 4, 7, 16, 100};
     for (uint32_t seed = 1; seed <= 12; seed++) {
@@ -113,9 +113,8 @@ START_TEST(test_every_question_once)
         job_free(j);
     }
 }
-END_TEST
 
-START_TEST(test_one_process_follows_the_calibration)
+UNIT_TEST(test_one_process_follows_the_calibration)
 {
     made_job *j = job_make(5, 9, 6, 900);
     profile_share share;
@@ -148,11 +147,10 @@ START_TEST(test_one_process_follows_the_calibration)
     profile_share_free(&share);
     job_free(j);
 }
-END_TEST
 
 // Many contexts: no share is much heavier than the mean. One long context with many questions is cut, and the repeated
 // prefill stays within what the shorter decoding is worth: never slower than one process.
-START_TEST(test_shares_are_even)
+UNIT_TEST(test_shares_are_even)
 {
     made_job *j = job_make(3, MAX_CONTEXTS, 10, 4000);
     ck_assert_double_lt(check_cover(j, NULL, 2), 1.02);
@@ -172,9 +170,8 @@ START_TEST(test_shares_are_even)
     }
     job_free(j);
 }
-END_TEST
 
-START_TEST(test_memory_is_linear)
+UNIT_TEST(test_memory_is_linear)
 {
     profile_options o = {.new_tokens = 64};
     uint64_t bytes[4];
@@ -196,11 +193,10 @@ START_TEST(test_memory_is_linear)
                                 0.001 * (double)bytes[i]);
     ck_assert_uint_lt(bytes[3], 8ull << 30);
 }
-END_TEST
 
 // Expected Attention's sums are counted: [H,T] and [G,T] doubles, and a covariance per query head. Metrics are scored
 // one after the other, so only the largest counts; a metric that wraps another has both.
-START_TEST(test_metrics_are_counted)
+UNIT_TEST(test_metrics_are_counted)
 {
     metric m[3];
     help_ok(metric_parse(&m[0], "knorm", err));
@@ -223,9 +219,8 @@ START_TEST(test_metrics_are_counted)
     ck_assert_uint_gt(metric_score_bytes(&m[0], &shape, 2), metric_score_bytes(&m[0], &shape, 1));
     job_free(j);
 }
-END_TEST
 
-START_TEST(test_batches_fit_into_memory)
+UNIT_TEST(test_batches_fit_into_memory)
 {
     made_job *j = job_make(1, 3, 1, 3000);
     profile_options o = {.new_tokens = 64};
@@ -256,16 +251,5 @@ START_TEST(test_batches_fit_into_memory)
     ck_assert_uint_eq(j->job.max_questions, 4);
     job_free(j);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_every_question_once);
-    tcase_add_test(tc, test_one_process_follows_the_calibration);
-    tcase_add_test(tc, test_shares_are_even);
-    tcase_add_test(tc, test_memory_is_linear);
-    tcase_add_test(tc, test_metrics_are_counted);
-    tcase_add_test(tc, test_batches_fit_into_memory);
-}
-
-UNIT_MAIN("profiler share", fill)
+UNIT_MAIN("profiler share")

@@ -44,7 +44,7 @@ static kvb_status read_text(const char *text, size_t *row, test_settings *out, k
     return status;
 }
 
-START_TEST(rows_and_variants)
+UNIT_TEST(rows_and_variants)
 {
     static const struct {
         const char *text;
@@ -62,9 +62,8 @@ START_TEST(rows_and_variants)
     help_ok(spec_find(&LIST, "xx+pl=a file:b", 3, 14, &row, &rest, err)); // a part of a text
     ck_assert(row == 5 && rest == 5);
 }
-END_TEST
 
-START_TEST(fields_are_filled)
+UNIT_TEST(fields_are_filled)
 {
     size_t row;
     test_settings s;
@@ -82,9 +81,8 @@ START_TEST(fields_are_filled)
     ck_assert(strcmp(small, "plain") == 0 && small[6] == 'x');
     help_fails(spec_write_all(small, sizeof small, &LIST, &ROWS[row], &s, err), KVB_ARGUMENT, "at most 7 fit");
 }
-END_TEST
 
-START_TEST(errors_say_what_is_known_and_where)
+UNIT_TEST(errors_say_what_is_known_and_where)
 {
     static const char *const cases[][2] = {
         {"", "thing '' is unknown; expected one of plain, two:first, two:usual, both, both:more, pl=FILE, with"},
@@ -131,7 +129,6 @@ START_TEST(errors_say_what_is_known_and_where)
         help_fails(read_text(cases[i][0], &row, &s, err), KVB_ARGUMENT, cases[i][1]);
     }
 }
-END_TEST
 
 static uint32_t draw(uint64_t *state)
 {
@@ -140,7 +137,7 @@ static uint32_t draw(uint64_t *state)
 }
 
 // Bytes that nobody would write: no crash, and a message of one line of printable characters.
-START_TEST(bad_text_by_program)
+UNIT_TEST(bad_text_by_program)
 {
     enum { ROUNDS = 20000, LONG = 70000 };
     static const char whole[] = "plain:on=1:count=12:large=3:share=0.25:shade=green";
@@ -171,10 +168,9 @@ START_TEST(bad_text_by_program)
     }
     free(endless);
 }
-END_TEST
 
 // Any setting has one text, and the text gives back the same bits.
-START_TEST(random_round_trips)
+UNIT_TEST(random_round_trips)
 {
     enum { ROUNDS = 20000 };
     uint64_t state = 7;
@@ -210,15 +206,5 @@ START_TEST(random_round_trips)
     spec_write(text, sizeof text, &ROWS[0], &zero);
     ck_assert_str_eq(text, "plain:share=0");
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, rows_and_variants);
-    tcase_add_test(tc, fields_are_filled);
-    tcase_add_test(tc, errors_say_what_is_known_and_where);
-    tcase_add_test(tc, bad_text_by_program);
-    tcase_add_test(tc, random_round_trips);
-}
-
-UNIT_MAIN("profiler spec", fill)
+UNIT_MAIN("profiler spec")

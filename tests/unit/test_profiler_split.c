@@ -41,7 +41,7 @@ static void set_number(int part, const char *key, unsigned char value)
     free(bytes);
 }
 
-START_TEST(any_part_opens_the_whole)
+UNIT_ROUNDS(any_part_opens_the_whole, PARTS)
 {
     model *whole = case_open(help_path("tiny.gguf"), &backend_cpu), *m = case_open(part_path(_i), &backend_cpu);
     float *want = case_logits(whole, T), *got = case_logits(m, T);
@@ -67,7 +67,6 @@ START_TEST(any_part_opens_the_whole)
     free(want), free(got);
     model_free(whole), model_free(m), model_free(other);
 }
-END_TEST
 
 static void fails(kvb_status status, const char *part)
 {
@@ -90,7 +89,7 @@ static bool hashed(void *context, double done, double total)
 }
 
 // Whoever watches is told after each file, of the bytes of all, and may stop it.
-START_TEST(hashing_tells_how_far_it_is)
+UNIT_TEST(hashing_tells_how_far_it_is)
 {
     told t = {.stop_at = 0};
     model *m = NULL;
@@ -109,17 +108,15 @@ START_TEST(hashing_tells_how_far_it_is)
                "tiny-00002-of-00003.gguf: stopped while it was hashed");
     ck_assert(t.calls == 2 && !m);
 }
-END_TEST
 
-START_TEST(a_missing_part_is_named)
+UNIT_TEST(a_missing_part_is_named)
 {
     remove(part_path(1));
     fails(KVB_IO, "tiny-00002-of-00003.gguf: cannot open");
     fails(KVB_IO, "(part 2 of 3 of the model)");
 }
-END_TEST
 
-START_TEST(parts_of_other_models_are_refused)
+UNIT_TEST(parts_of_other_models_are_refused)
 {
     set_number(2, "split.no", 1);
     fails(KVB_FORMAT, "tiny-00003-of-00003.gguf: expected part 3 of 3, found part 2 of 3");
@@ -135,19 +132,17 @@ START_TEST(parts_of_other_models_are_refused)
     set_number(1, "split.no", 7);
     fails(KVB_FORMAT, "split.no 7 of split.count 3 is no possible part");
 }
-END_TEST
 
-START_TEST(a_renamed_part_is_refused)
+UNIT_TEST(a_renamed_part_is_refused)
 {
     gguf_set set;
     rename(part_path(0), help_path("first.gguf"));
     help_fails(gguf_set_open(&set, help_path("first.gguf"), err), KVB_FORMAT,
                "first.gguf: is part 1 of 3 of a model, expected a name that ends with -00001-of-00003.gguf");
 }
-END_TEST
 
 // Part 3 in the place of part 2, with its number: tensors stand in it twice, others nowhere.
-START_TEST(a_tensor_that_stands_in_two_parts_is_refused)
+UNIT_TEST(a_tensor_that_stands_in_two_parts_is_refused)
 {
     size_t size;
     model *m = NULL;
@@ -159,10 +154,9 @@ START_TEST(a_tensor_that_stands_in_two_parts_is_refused)
                "tensor blk.1.ffn_down.weight stands in it twice");
     free(bytes);
 }
-END_TEST
 
 // Also a part's shapes are checked, under its own name; and what changes after it was opened is found.
-START_TEST(faults_name_the_part)
+UNIT_TEST(faults_name_the_part)
 {
     size_t size;
     model *m = NULL;
@@ -175,9 +169,8 @@ START_TEST(faults_name_the_part)
     fails(KVB_FORMAT, "tiny-00002-of-00003.gguf: tensor blk.1.ffn_norm.weight: expected 256 bytes");
     free(bytes);
 }
-END_TEST
 
-START_TEST(a_part_that_changes_is_found)
+UNIT_TEST(a_part_that_changes_is_found)
 {
     gguf_set set;
     help_ok(gguf_set_open(&set, part_path(0), err));
@@ -188,19 +181,5 @@ START_TEST(a_part_that_changes_is_found)
     gguf_set_close(&set);
     gguf_set_close(&set);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, help_teardown);
-    tcase_add_loop_test(tc, any_part_opens_the_whole, 0, PARTS);
-    tcase_add_test(tc, hashing_tells_how_far_it_is);
-    tcase_add_test(tc, a_missing_part_is_named);
-    tcase_add_test(tc, parts_of_other_models_are_refused);
-    tcase_add_test(tc, a_renamed_part_is_refused);
-    tcase_add_test(tc, a_tensor_that_stands_in_two_parts_is_refused);
-    tcase_add_test(tc, faults_name_the_part);
-    tcase_add_test(tc, a_part_that_changes_is_found);
-}
-
-UNIT_MAIN("profiler split", fill)
+UNIT_MAIN_EACH("profiler split", setup, help_teardown)

@@ -62,7 +62,7 @@ static query_statistics *gather_two(float *all, uint32_t *n)
     return s;
 }
 
-START_TEST(gathered_as_defined)
+UNIT_TEST(gathered_as_defined)
 {
     float all[3 * T * D];
     uint32_t n;
@@ -78,9 +78,8 @@ START_TEST(gathered_as_defined)
         }
     query_statistics_free(s);
 }
-END_TEST
 
-START_TEST(files)
+UNIT_TEST(files)
 {
     float all[3 * T * D];
     uint32_t n;
@@ -113,9 +112,8 @@ START_TEST(files)
     free(bytes);
     query_statistics_free(s);
 }
-END_TEST
 
-START_TEST(of_the_context_itself)
+UNIT_TEST(of_the_context_itself)
 {
     query_gather *g = query_gather_open(1, H, D, SKIP);
     query_statistics *s;
@@ -145,14 +143,5 @@ START_TEST(of_the_context_itself)
     query_gather_close(g);
     free_layer(&a);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, gathered_as_defined);
-    tcase_add_test(tc, files);
-    tcase_add_test(tc, of_the_context_itself);
-}
-
-UNIT_MAIN("stored query statistics", fill)
+UNIT_MAIN_EACH("stored query statistics", help_setup, help_teardown)

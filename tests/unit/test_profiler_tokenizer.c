@@ -32,7 +32,7 @@ static size_t encode(const tokenizer *t, const char *text, size_t size, bool spe
     return n;
 }
 
-START_TEST(test_golden)
+UNIT_TEST(test_golden)
 {
     file_view view;
     ck_assert_msg(file_map(&view, "tests/golden/tokens.json", &err) == KVB_OK, "%s", err.message);
@@ -56,7 +56,6 @@ START_TEST(test_golden)
     ck_assert_int_gt(checked, 100);
     cJSON_Delete(all);
 }
-END_TEST
 
 enum { SPACE = TINY_FIRST_BYTE + ' ', TWO_SPACES = TINY_FIRST_MERGE + 15, TOOL = TINY_FIRST_MERGE + TINY_MERGES + 1 };
 static int32_t byte(char c)
@@ -65,7 +64,7 @@ static int32_t byte(char c)
 }
 
 // What tells the pre-tokenizers apart, by hand.
-START_TEST(test_pre_tokenizers)
+UNIT_TEST(test_pre_tokenizers)
 {
     tokenizer *smollm = make("smollm"), *llama = make("llama-bpe"), *qwen = make("qwen2"), *gpt = make("gpt-2");
     int32_t twelve = TINY_FIRST_MERGE + 18, cache = TINY_FIRST_MERGE + TINY_MERGES;
@@ -85,9 +84,8 @@ START_TEST(test_pre_tokenizers)
     tokenizer_free(qwen);
     tokenizer_free(gpt);
 }
-END_TEST
 
-START_TEST(test_special)
+UNIT_TEST(test_special)
 {
     tokenizer *t = make("smollm");
     int32_t *ids;
@@ -110,7 +108,6 @@ START_TEST(test_special)
     tokenizer_free(t);
     tokenizer_free(NULL);
 }
-END_TEST
 
 static uint64_t next_random(uint64_t *state)
 {
@@ -120,7 +117,7 @@ static uint64_t next_random(uint64_t *state)
 
 // Byte-level text comes back as it was, for every byte sequence that is UTF-8; and whatever the bytes, it comes back
 // as its repair.
-START_TEST(test_round_trip)
+UNIT_TEST(test_round_trip)
 {
     static const char *const pieces[] = {"the ", "  ",  "\n",     "12",  "你好",   "\xff",     "\xe4\xbd", "é",
                                          "😀",    "'ll", "<tool>", "\0x", "\r\n\t", "\xed\xa0", ">",        "nd an"};
@@ -158,9 +155,8 @@ START_TEST(test_round_trip)
     }
     tokenizer_free(t);
 }
-END_TEST
 
-START_TEST(test_decode)
+UNIT_TEST(test_decode)
 {
     tokenizer *t = make("smollm");
     const int32_t ids[] = {
@@ -182,10 +178,9 @@ START_TEST(test_decode)
     free(none);
     tokenizer_free(t);
 }
-END_TEST
 
 // Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
-START_TEST(test_long_words)
+UNIT_TEST(test_long_words)
 {
     enum { SIZE = 1 << 18 };
     static const char *const pres[] = {"smollm", "llama-bpe", "qwen2", "gpt-2"};
@@ -207,7 +202,6 @@ START_TEST(test_long_words)
     }
     free(text);
 }
-END_TEST
 
 // ---- vocabularies made by hand: "a", "b", "ab", then perhaps more ----
 
@@ -260,7 +254,7 @@ static void expect_parts_refused(parts p, kvb_status status, const char *part)
         expect_parts_refused(p, status, part); \
     } while (0)
 
-START_TEST(test_refusals)
+UNIT_TEST(test_refusals)
 {
     REFUSED(KVB_FORMAT, "tokenizer.ggml.model", p.model = NULL);
     REFUSED(KVB_FORMAT, "tokenizer.ggml.scores", p.model = "llama");
@@ -277,9 +271,8 @@ START_TEST(test_refusals)
     REFUSED(KVB_FORMAT, "bos_token_id is missing", p.add_bos = 1);
     REFUSED(KVB_UNSUPPORTED, "add_space_prefix", p.prefix = true);
 }
-END_TEST
 
-START_TEST(test_incomplete_vocabularies)
+UNIT_TEST(test_incomplete_vocabularies)
 {
     tokenizer *t;
     parts p = WHOLE;
@@ -299,9 +292,8 @@ START_TEST(test_incomplete_vocabularies)
     ck_assert(tokenizer_special(t).add_bos); // Llama 3 does, unless the file says otherwise
     tokenizer_free(t);
 }
-END_TEST
 
-START_TEST(test_hash)
+UNIT_TEST(test_hash)
 {
     tokenizer *a = make("smollm"), *b = make("smollm"), *c = make("qwen2");
     ck_assert_uint_eq(strlen(tokenizer_sha256(a)), 64);
@@ -313,19 +305,5 @@ START_TEST(test_hash)
     tokenizer_free(b);
     tokenizer_free(c);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_golden);
-    tcase_add_test(tc, test_pre_tokenizers);
-    tcase_add_test(tc, test_special);
-    tcase_add_test(tc, test_round_trip);
-    tcase_add_test(tc, test_decode);
-    tcase_add_test(tc, test_long_words);
-    tcase_add_test(tc, test_refusals);
-    tcase_add_test(tc, test_incomplete_vocabularies);
-    tcase_add_test(tc, test_hash);
-}
-
-UNIT_MAIN("profiler: tokenizer", fill)
+UNIT_MAIN("profiler: tokenizer")

@@ -22,7 +22,7 @@ static tokenizer *make(const char *tokens, const char *config, const char *gener
     return t;
 }
 
-START_TEST(test_golden)
+UNIT_TEST(test_golden)
 {
     file_view view;
     ck_assert_msg(file_map(&view, "tests/golden/tokenizers.json", &err) == KVB_OK, "%s", err.message);
@@ -46,7 +46,6 @@ START_TEST(test_golden)
     ck_assert_int_ge(kinds, 12);
     ck_assert_int_gt(cases, 500);
 }
-END_TEST
 
 // ---- by hand: the tokens a, b, ab, <s>, </s>, <end>, and a pair of bytes ----
 
@@ -59,7 +58,7 @@ END_TEST
 #define WHOLE(steps, more) "{" steps ADDED MODEL(more) "}"
 #define PLAIN WHOLE(STEPS("null", "null"), "")
 
-START_TEST(test_bytes_and_unknown)
+UNIT_TEST(test_bytes_and_unknown)
 {
     tokenizer *t = make(PLAIN, NULL, NULL);
     EXPECT_IDS(t, "abxba", true, 2, 1, 0); // x has no token, and there is no unknown one
@@ -71,9 +70,8 @@ START_TEST(test_bytes_and_unknown)
     EXPECT_IDS(t, "zzabz", true, 3, 2, 3);
     tokenizer_free(t);
 }
-END_TEST
 
-START_TEST(test_decode)
+UNIT_TEST(test_decode)
 {
     tokenizer *t = make(
         WHOLE(STEPS("{\"type\":\"Prepend\",\"prepend\":\"\\u2581\"}", "null"), "\"byte_fallback\":true,"), NULL, NULL);
@@ -85,9 +83,8 @@ START_TEST(test_decode)
     ck_assert_uint_eq(tokenizer_decode(t, ids, 7, NULL, 0), 11);
     tokenizer_free(t);
 }
-END_TEST
 
-START_TEST(test_special_tokens)
+UNIT_TEST(test_special_tokens)
 {
     tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
                         "{\"eos_token_id\":[4,9]}");
@@ -106,7 +103,6 @@ START_TEST(test_special_tokens)
     ck_assert_str_eq(tokenizer_chat_template(t), "Y");
     tokenizer_free(t);
 }
-END_TEST
 
 static void expect_refused(kvb_status status, const char *part, const char *tokens)
 {
@@ -117,7 +113,7 @@ static void expect_refused(kvb_status status, const char *part, const char *toke
     ck_assert_msg(strstr(err.message, part) && strstr(err.message, "folder"), "'%s' is not in: %s", part, err.message);
 }
 
-START_TEST(test_refusals)
+UNIT_TEST(test_refusals)
 {
     expect_refused(KVB_FORMAT, "not JSON", "{\"model\":");
     expect_refused(KVB_FORMAT, "not JSON", "");
@@ -141,7 +137,6 @@ START_TEST(test_refusals)
     expect_refused(KVB_FORMAT, "added_tokens: expected an id",
                    "{\"added_tokens\":[{\"id\":1}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}");
 }
-END_TEST
 
 // ---- expressions of a model's files may backtrack without end ----
 
@@ -167,7 +162,7 @@ static kvb_status encode_run(const char *tokens, const char *text, size_t times,
 
 // Their work is bounded by the text's length, in steps and, for what takes none, in time. An honest word of any length
 // is cut, also where each of its characters is a place to go back to; a long text of honest words is too.
-START_TEST(test_backtracking)
+UNIT_TEST(test_backtracking)
 {
     static const char *const hostile[] = {SPLIT("(a|a)*\\\\z", "Isolated"), SPLIT("(?:a+a+)+b|.", "Isolated"),
                                           SPLIT("(?:[^b])*b|.", "Isolated")};
@@ -183,10 +178,9 @@ START_TEST(test_backtracking)
     ck_assert_int_eq(encode_run(SPLIT("(?:\\\\p{L}|\\\\p{N})+| ", "Isolated"), "aba ab ", 30000, &n), KVB_OK);
     ck_assert_uint_eq(n, 90000); // a space has no token
 }
-END_TEST
 
 // Replacements that make a text longer and longer end as well.
-START_TEST(test_growing_text)
+UNIT_TEST(test_growing_text)
 {
     char tokens[2000] = "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[";
     for (int i = 0; i < 16; i++)
@@ -197,9 +191,8 @@ START_TEST(test_growing_text)
     ck_assert_int_eq(encode_run(tokens, "a", 100000, &n), KVB_UNSUPPORTED);
     ck_assert_msg(strstr(err.message, "the tokenizer's normalizer makes more than"), "%s", err.message);
 }
-END_TEST
 
-START_TEST(test_folder)
+UNIT_TEST(test_folder)
 {
     char folder[] = "/tmp/kvbudget-unit.XXXXXX", path[64];
     tokenizer *t;
@@ -219,18 +212,5 @@ START_TEST(test_folder)
     tokenizer_free(t);
     remove(path), remove(jinja), remove(folder);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_golden);
-    tcase_add_test(tc, test_bytes_and_unknown);
-    tcase_add_test(tc, test_decode);
-    tcase_add_test(tc, test_special_tokens);
-    tcase_add_test(tc, test_refusals);
-    tcase_add_test(tc, test_folder);
-    tcase_add_test(tc, test_backtracking);
-    tcase_add_test(tc, test_growing_text);
-}
-
-UNIT_MAIN("profiler: tokenizer.json", fill)
+UNIT_MAIN("profiler: tokenizer.json")

@@ -23,7 +23,7 @@ static const char *const replaced[][2] = {
     {"\x80\x80z", BAD BAD "z"},
 };
 
-START_TEST(repairs_as_python)
+UNIT_TEST(repairs_as_python)
 {
     for (size_t i = 0; i < sizeof replaced / sizeof *replaced; i++) {
         const char *text = replaced[i][0], *want = replaced[i][1], *out;
@@ -35,9 +35,8 @@ START_TEST(repairs_as_python)
         free(owned);
     }
 }
-END_TEST
 
-START_TEST(tells_text_from_other_files)
+UNIT_TEST(tells_text_from_other_files)
 {
     kvb_error err;
     ck_assert_int_eq(utf8_check_text("f", "a\xe2\x82\xac\n", 5, &err), KVB_OK);
@@ -49,9 +48,8 @@ START_TEST(tells_text_from_other_files)
                                      3, &err),
                      KVB_FORMAT); // UTF-16
 }
-END_TEST
 
-START_TEST(steps_over_characters)
+UNIT_TEST(steps_over_characters)
 {
     bool valid = true;
     ck_assert(utf8_step((const unsigned char *)"\xe2\x82\xac!", 4, &valid) == 3 && valid);
@@ -60,13 +58,5 @@ START_TEST(steps_over_characters)
     valid = true;
     ck_assert(utf8_step((const unsigned char *)"\xf8\x88\x80\x80\x80", 5, &valid) == 1 && !valid);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, repairs_as_python);
-    tcase_add_test(tc, tells_text_from_other_files);
-    tcase_add_test(tc, steps_over_characters);
-}
-
-UNIT_MAIN("profiler utf8", fill)
+UNIT_MAIN("profiler utf8")

@@ -22,7 +22,7 @@ static void same_as_gguf(const char *path, bool same)
     model_free(gguf), model_free(other);
 }
 
-START_TEST(test_a_folder_is_its_gguf)
+UNIT_TEST(test_a_folder_is_its_gguf)
 {
     folder f = folder_make("whole");
     char path[1024];
@@ -35,9 +35,8 @@ START_TEST(test_a_folder_is_its_gguf)
     model_free(a), model_free(b);
     folder_free(&f);
 }
-END_TEST
 
-START_TEST(test_shards_and_other_prefixes)
+UNIT_TEST(test_shards_and_other_prefixes)
 {
     folder f = folder_make("shards");
     char text[8192] = "{\"weight_map\":{", file[1024];
@@ -73,10 +72,9 @@ START_TEST(test_shards_and_other_prefixes)
     help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "model.safetensors.index.json");
     folder_free(&f);
 }
-END_TEST
 
 // transformers 5 writes rope_parameters; 4 rope_scaling and rope_theta. The GGUF has theta 10000 and no scaling.
-START_TEST(test_rotary_settings_in_both_forms)
+UNIT_TEST(test_rotary_settings_in_both_forms)
 {
     static const struct {
         const char *old_form, *new_form;
@@ -108,9 +106,8 @@ START_TEST(test_rotary_settings_in_both_forms)
     }
     folder_free(&f);
 }
-END_TEST
 
-START_TEST(test_wrong_configs)
+UNIT_TEST(test_wrong_configs)
 {
     static const struct {
         const char *more;
@@ -153,10 +150,9 @@ START_TEST(test_wrong_configs)
     model_free(m);
     folder_free(&f);
 }
-END_TEST
 
 // A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
-START_TEST(test_config_alone)
+UNIT_TEST(test_config_alone)
 {
     folder f = folder_make("alone");
     model *bare = NULL, *whole = NULL;
@@ -182,10 +178,9 @@ START_TEST(test_config_alone)
     weights_close(w);
     folder_free(&f);
 }
-END_TEST
 
 // The same of every family, each in the type of its own file.
-START_TEST(test_config_alone_of_every_family)
+UNIT_TEST(test_config_alone_of_every_family)
 {
     static const char families[] = "tests/golden/families";
     const model_options plan = {.without_weights = true, .for_plan = true};
@@ -214,9 +209,8 @@ START_TEST(test_config_alone_of_every_family)
     closedir(all);
     ck_assert_uint_ge(n, 24);
 }
-END_TEST
 
-START_TEST(test_wrong_tensors)
+UNIT_TEST(test_wrong_tensors)
 {
     folder f = folder_make("tensors");
     model *m = NULL;
@@ -243,10 +237,9 @@ START_TEST(test_wrong_tensors)
                "tensor 'model.layers.0.self_attn.sinks' is not part of the llama architecture with 2 layers");
     folder_free(&f);
 }
-END_TEST
 
 // Quantised folders are refused by the name of their method, but for the experts of gpt-oss.
-START_TEST(test_quantised_configs)
+UNIT_TEST(test_quantised_configs)
 {
     static const char *const methods[][2] = {
         {"{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", "'fp8', expected mxfp4"},
@@ -271,7 +264,6 @@ START_TEST(test_quantised_configs)
     weights_close(w);
     folder_free(&f);
 }
-END_TEST
 
 // What stands in both containers is the same under the names of each; what is asked for is no longer unclaimed; a file
 // that changes is noticed.
@@ -320,7 +312,7 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     weights_close(w);
 }
 
-START_TEST(test_what_a_source_says)
+UNIT_TEST(test_what_a_source_says)
 {
     folder f = folder_make("said");
     write_all(&f);
@@ -330,20 +322,5 @@ START_TEST(test_what_a_source_says)
     case_tiny_model(help_path("own.gguf"), NULL);
     judge_source(strcpy(path, help_path("own.gguf")), true, "llama.block_count", "token_embd.weight");
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
-    tcase_add_test(tc, test_a_folder_is_its_gguf);
-    tcase_add_test(tc, test_shards_and_other_prefixes);
-    tcase_add_test(tc, test_rotary_settings_in_both_forms);
-    tcase_add_test(tc, test_wrong_configs);
-    tcase_add_test(tc, test_quantised_configs);
-    tcase_add_test(tc, test_wrong_tensors);
-    tcase_add_test(tc, test_config_alone);
-    tcase_add_test(tc, test_config_alone_of_every_family);
-    tcase_add_test(tc, test_what_a_source_says);
-}
-
-UNIT_MAIN("profiler weights", fill)
+UNIT_MAIN_ONCE("profiler weights", folder_setup, help_teardown)

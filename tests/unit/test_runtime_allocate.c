@@ -17,7 +17,7 @@ static uint64_t sum_of(const uint32_t *keep, uint32_t n)
     return sum;
 }
 
-START_TEST(uniform_rounds_as_kvpress_does)
+UNIT_TEST(uniform_rounds_as_kvpress_does)
 {
     allocate_shape s = {2, 3, 1000};
     uint32_t keep[6];
@@ -27,9 +27,8 @@ START_TEST(uniform_rounds_as_kvpress_does)
     ck_assert_uint_eq(allocate_mean(&s, 0), 1000);
     ck_assert_uint_eq(allocate_mean(&s, 1), 0);
 }
-END_TEST
 
-START_TEST(level_meets_every_total_between_the_floors_and_the_whole)
+UNIT_TEST(level_meets_every_total_between_the_floors_and_the_whole)
 {
     allocate_shape s = {1, 4, 10};
     uint32_t keep[4] = {1, 9, 4, 12};
@@ -42,10 +41,9 @@ START_TEST(level_meets_every_total_between_the_floors_and_the_whole)
     allocate_level(&s, 1000, 2, keep);
     for (int h = 0; h < 4; h++) ck_assert_uint_eq(keep[h], 10);
 }
-END_TEST
 
 // methods.md 4: T = 4096, 80 %, 32 layers: 1597 .. 41, 26214 tokens in all; window 64 is uniform below 6,400 tokens.
-START_TEST(pyramid_has_the_published_figures)
+UNIT_TEST(pyramid_has_the_published_figures)
 {
     allocate_shape s = {32, 1, 4096}, wide = {32, 8, 4096};
     uint32_t keep[256];
@@ -63,10 +61,9 @@ START_TEST(pyramid_has_the_published_figures)
     ck_assert(!allocate_pyramid(&s, 0.5, 20, 8, keep));
     ck_assert_uint_eq(keep[0], 3150);
 }
-END_TEST
 
 // Half of the cache: the upper end is cut at T - window, and the mean stays.
-START_TEST(pyramid_is_cut_at_the_whole_context)
+UNIT_TEST(pyramid_is_cut_at_the_whole_context)
 {
     allocate_shape s = {5, 1, 1000};
     uint32_t keep[5];
@@ -75,7 +72,6 @@ START_TEST(pyramid_is_cut_at_the_whole_context)
     ck_assert_uint_eq(keep[4], 408);
     ck_assert_uint_eq(sum_of(keep, 5), 3500);
 }
-END_TEST
 
 typedef struct ranked {
     float score;
@@ -114,7 +110,7 @@ static void plain_ada(const allocate_shape *s, double ratio, double alpha, const
     free(all);
 }
 
-START_TEST(ada_equals_a_plain_sort)
+UNIT_TEST(ada_equals_a_plain_sort)
 {
     uint32_t seed = 7;
     for (int round = 0; round < 60; round++) {
@@ -139,9 +135,8 @@ START_TEST(ada_equals_a_plain_sort)
         for (uint32_t h = 0; h < n; h++) ck_assert_uint_eq(found[h], expected[h]);
     }
 }
-END_TEST
 
-START_TEST(ada_in_its_original_form)
+UNIT_TEST(ada_in_its_original_form)
 {
     // 12 tokens, the last 2 are the window; n = 6, so 4 of a head's 10 compete for 2 x 4 places: 7 and 1 win.
     allocate_shape s = {1, 2, 12};
@@ -151,9 +146,8 @@ START_TEST(ada_in_its_original_form)
     ck_assert_uint_eq(keep[0], 8); // rint(0.75 * 7 + int(0.25 * 4)) + 2 = rint(6.25) + 2
     ck_assert_uint_eq(keep[1], 4); // rint(0.75 + 1) + 2
 }
-END_TEST
 
-START_TEST(headkv_shares_out_by_score)
+UNIT_TEST(headkv_shares_out_by_score)
 {
     allocate_shape s = {2, 1, 1000};
     const float scores[4] = {1, 3, 0, 0};
@@ -167,9 +161,8 @@ START_TEST(headkv_shares_out_by_score)
     ck_assert_uint_eq(keep[0], 500);
     ck_assert_uint_eq(keep[1], 500);
 }
-END_TEST
 
-START_TEST(duo_splits_heads_in_two_kinds)
+UNIT_TEST(duo_splits_heads_in_two_kinds)
 {
     allocate_shape s = {2, 2, 4096};
     const float scores[4] = {0.5f, 0.9f, 0.5f, 0.1f};
@@ -187,18 +180,5 @@ START_TEST(duo_splits_heads_in_two_kinds)
     ck_assert_uint_eq(split.n_retrieval, 0);
     ck_assert_uint_eq(keep[1], 204);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, uniform_rounds_as_kvpress_does);
-    tcase_add_test(tc, level_meets_every_total_between_the_floors_and_the_whole);
-    tcase_add_test(tc, pyramid_has_the_published_figures);
-    tcase_add_test(tc, pyramid_is_cut_at_the_whole_context);
-    tcase_add_test(tc, ada_equals_a_plain_sort);
-    tcase_add_test(tc, ada_in_its_original_form);
-    tcase_add_test(tc, headkv_shares_out_by_score);
-    tcase_add_test(tc, duo_splits_heads_in_two_kinds);
-}
-
-UNIT_MAIN("runtime_allocate", fill)
+UNIT_MAIN("runtime_allocate")

@@ -100,7 +100,7 @@ static void check_counts(char *line)
     free(r);
 }
 
-START_TEST(test_kvpress)
+UNIT_TEST(test_kvpress)
 {
     char *text = read_golden(), *rest = text;
     size_t counts[4] = {0};
@@ -130,7 +130,6 @@ START_TEST(test_kvpress)
     kvb_table_close(rows);
     free(text);
 }
-END_TEST
 
 // ---- tables of one test ----
 
@@ -164,7 +163,7 @@ static void expect_counts(const kvb_table *t, uint32_t n_tokens, const kvb_budge
     }
 }
 
-START_TEST(test_roundings)
+UNIT_TEST(test_roundings)
 {
     kvb_budget_options floor_rule = {.rounding = KVB_ROUND_FLOOR}, global = {.rounding = KVB_ROUND_GLOBAL_LR};
     kvb_table *t = table_of(1, 3, 0, 0, (const double[]){0.5, 0.5004, 0.2501});
@@ -189,9 +188,8 @@ START_TEST(test_roundings)
     expect_counts(t, 1, &global, (const uint32_t[]){1, 1}, 2);
     kvb_table_close(t);
 }
-END_TEST
 
-START_TEST(test_strict)
+UNIT_TEST(test_strict)
 {
     kvb_budget_options strict = {.strict = 1};
     kvb_table *t = table_of(2, 2, 4, 1, (const double[]){0.9, 0.2, 0.97, 0.33});
@@ -205,9 +203,8 @@ START_TEST(test_strict)
     expect_counts(t, 12, &strict, (const uint32_t[]){5, 5, 5}, 3); // 8 tokens cannot pay: the total grows
     kvb_table_close(t);
 }
-END_TEST
 
-START_TEST(test_blocks)
+UNIT_TEST(test_blocks)
 {
     kvb_budget_options block = {.block = 16}, strict = {.block = 4, .strict = 1};
     kvb_table *t = table_of(1, 4, 4, 1, (const double[]){0.99, 0.5, 0.25, 0.4});
@@ -223,7 +220,6 @@ START_TEST(test_blocks)
     expect_counts(t, 100, &block, (const uint32_t[]){100, 100, 100, 100}, 4);
     kvb_table_close(t);
 }
-END_TEST
 
 // ---- rules rewritten slowly ----
 
@@ -312,7 +308,7 @@ static void random_ratios(uint64_t *random, double *r, size_t n)
     }
 }
 
-START_TEST(test_against_slow_rules)
+UNIT_TEST(test_against_slow_rules)
 {
     uint64_t random = case_seed("test_against_slow_rules");
     for (int round = 0; round < 400; ++round) {
@@ -351,11 +347,10 @@ START_TEST(test_against_slow_rules)
         kvb_table_close(t);
     }
 }
-END_TEST
 
 // ---- lookup ----
 
-START_TEST(test_linear)
+UNIT_TEST(test_linear)
 {
     table_case c = case_default();
     double r[99 * 6];
@@ -397,9 +392,8 @@ START_TEST(test_linear)
     ck_assert_mem_eq(keep, other, sizeof keep);
     kvb_table_close(t);
 }
-END_TEST
 
-START_TEST(test_summary)
+UNIT_TEST(test_summary)
 {
     table_case c = case_default();
     c.saturated_row = 97;
@@ -450,9 +444,8 @@ START_TEST(test_summary)
     ck_assert_int_eq(kvb_budgets_summarize(t, 0.5, 1000, NULL, keep, 6, NULL, NULL), KVB_ARGUMENT);
     kvb_table_close(t);
 }
-END_TEST
 
-START_TEST(test_arguments)
+UNIT_TEST(test_arguments)
 {
     static const double bad_ratios[] = {1, 1.5, NAN, INFINITY, -INFINITY};
     table_case c = case_default();
@@ -488,10 +481,9 @@ START_TEST(test_arguments)
     }
     kvb_table_close(t);
 }
-END_TEST
 
 // A layer that is bounded keeps all and takes part in nothing: the others' budgets are those of a table without it.
-START_TEST(test_bounded_layers)
+UNIT_TEST(test_bounded_layers)
 {
     enum { L = 3, G = 2, T = 777 };
     static double all[CASE_ROWS * L * G], counted[CASE_ROWS * (L - 1) * G];
@@ -526,19 +518,5 @@ START_TEST(test_bounded_layers)
     }
     for (int i = 0; i < 2; i++) kvb_table_close(tables[i]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_bounded_layers);
-    tcase_add_test(tc, test_kvpress);
-    tcase_add_test(tc, test_roundings);
-    tcase_add_test(tc, test_strict);
-    tcase_add_test(tc, test_blocks);
-    tcase_add_test(tc, test_against_slow_rules);
-    tcase_add_test(tc, test_linear);
-    tcase_add_test(tc, test_summary);
-    tcase_add_test(tc, test_arguments);
-}
-
-UNIT_MAIN("runtime_budgets", fill)
+UNIT_MAIN("runtime_budgets")

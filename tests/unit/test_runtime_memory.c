@@ -186,7 +186,7 @@ static size_t walk(kvb_status (*run)(const task *, kvb_error *), const task *it)
     }
 }
 
-START_TEST(test_every_allocation)
+UNIT_TEST(test_every_allocation)
 {
     char path[] = "/tmp/kvbudget-test-XXXXXX";
     task it = {0};
@@ -208,10 +208,9 @@ START_TEST(test_every_allocation)
     unlink(path);
     free(bytes);
 }
-END_TEST
 
 // An error allocates nothing, however long its path; what is too long loses its middle.
-START_TEST(test_message_without_memory)
+UNIT_TEST(test_message_without_memory)
 {
     char path[2000];
     kvb_error err;
@@ -223,7 +222,6 @@ START_TEST(test_message_without_memory)
     ck_assert_uint_eq(strlen(err.message), sizeof err.message - 1);
     ck_assert(err.message[0] == 'a' && strstr(err.message, " ... ") && strstr(err.message, ": opening: "));
 }
-END_TEST
 
 // What kvbudget.h promises of kvb_table_open*.
 static size_t allowed(size_t size)
@@ -242,7 +240,7 @@ static void check_peak(const unsigned char *bytes, size_t size, kvb_status expec
 }
 
 // Numbers that ask for gigabytes, in a file of some kilobytes.
-START_TEST(test_claimed_sizes)
+UNIT_TEST(test_claimed_sizes)
 {
     table_case c = case_default();
     size_t size;
@@ -256,10 +254,9 @@ START_TEST(test_claimed_sizes)
     check_peak(bytes, size, KVB_OK);
     free(bytes);
 }
-END_TEST
 
 // Headers of the smallest things that cJSON makes the most of.
-START_TEST(test_dense_headers)
+UNIT_TEST(test_dense_headers)
 {
     static const struct {
         const char *begin, *repeated, *end;
@@ -279,16 +276,10 @@ START_TEST(test_dense_headers)
     }
     free(text);
 }
-END_TEST
 
-static void fill(TCase *tc)
+int main(void)
 {
     static cJSON_Hooks hooks = {__wrap_malloc, __wrap_free};
     cJSON_InitHooks(&hooks);
-    tcase_add_test(tc, test_every_allocation);
-    tcase_add_test(tc, test_message_without_memory);
-    tcase_add_test(tc, test_claimed_sizes);
-    tcase_add_test(tc, test_dense_headers);
+    return unit_run("runtime_memory", UNIT_CASES(unit_case()));
 }
-
-UNIT_MAIN("runtime_memory", fill)

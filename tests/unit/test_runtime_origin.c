@@ -18,7 +18,7 @@ static void weights_differ(const kvb_table *t, kvb_weights mine, const char *mes
     ck_assert_msg(strstr(err.message, message), "%s", err.message);
 }
 
-START_TEST(test_check_weights)
+UNIT_TEST(test_check_weights)
 {
     table_case c = case_default();
     kvb_table *nothing = case_open(&c);
@@ -47,9 +47,8 @@ START_TEST(test_check_weights)
     ck_assert_int_eq(kvb_table_check_weights(t, &(kvb_weights){missing, 2, NULL, NULL}, NULL), KVB_ARGUMENT);
     kvb_table_close(t), kvb_table_close(nothing);
 }
-END_TEST
 
-START_TEST(test_damaged_files)
+UNIT_TEST(test_damaged_files)
 {
     static const char *const damages[][2] = {
         {FILES("3"), "file \"2.safetensors\": expected 64 hexadecimal digits, found \"\""},
@@ -68,12 +67,5 @@ START_TEST(test_damaged_files)
         free(bytes);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_check_weights);
-    tcase_add_test(tc, test_damaged_files);
-}
-
-UNIT_MAIN("runtime_origin", fill)
+UNIT_MAIN("runtime_origin")

@@ -27,7 +27,7 @@ static size_t make(const char *header, size_t n_data)
 
 // The examples of FIPS 180-4 (their last one a million times "a", here in pieces that do not fit the blocks), and
 // lengths about where the padding takes another block.
-START_TEST(hashes)
+UNIT_TEST(hashes)
 {
     static const struct {
         const char *text, *hash;
@@ -51,9 +51,8 @@ START_TEST(hashes)
     kvb_sha256(pieces, 1000, hex);
     ck_assert_str_eq(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
-END_TEST
 
-START_TEST(container)
+UNIT_TEST(container)
 {
     size_t size = make("{\"__metadata__\":{\"k\":\"v\",\"\":\"empty\"},"
                        "\"z\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[6,22]},"
@@ -76,9 +75,8 @@ START_TEST(container)
     kvb_safetensors_free(&file); // freed already
     ck_assert_ptr_null(file.header);
 }
-END_TEST
 
-START_TEST(damaged_containers)
+UNIT_TEST(damaged_containers)
 {
     const struct {
         const char *header;
@@ -114,10 +112,9 @@ START_TEST(damaged_containers)
     memset(bytes, 0xff, 8); // a header of 2^64 - 1 bytes
     ck_assert_int_ne(kvb_safetensors_parse(&file, bytes, sizeof bytes, "name", &err), KVB_OK);
 }
-END_TEST
 
 // Every sequence of UTF-8 by its definition, all two-byte beginnings, and the edges of the longer ones.
-START_TEST(sequences_of_utf8)
+UNIT_TEST(sequences_of_utf8)
 {
     for (int a = 0; a < 256; a++)
         for (int b = 0; b < 256; b++) {
@@ -135,9 +132,8 @@ START_TEST(sequences_of_utf8)
         ck_assert_msg(kvb_utf8_size(longer[i].text, strlen(longer[i].text)) == longer[i].size, "case %zu", i);
     ck_assert_uint_eq(kvb_utf8_size("\xe2\x82\xac", 2), 0); // what may not be read is not there
 }
-END_TEST
 
-START_TEST(cleaned_texts)
+UNIT_TEST(cleaned_texts)
 {
     char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end",
          turned[] = "a\xe2\x80\xae+\xe2\x81\xa6\xd8\x9c\xe2\x80\x93";
@@ -146,10 +142,9 @@ START_TEST(cleaned_texts)
     kvb_clean_text(text);
     ck_assert_str_eq(text, "a?b?[2J? \xc3\xa9 ?? ?? end");
 }
-END_TEST
 
 // JSON, what is none with its place, and numbers in a locale that writes them with a comma.
-START_TEST(decimal_digits)
+UNIT_TEST(decimal_digits)
 {
     const struct {
         const char *text;
@@ -182,10 +177,9 @@ START_TEST(decimal_digits)
         ck_assert_uint_eq(value, read ? cases[i].value : 77);
     }
 }
-END_TEST
 
 // Bytes behind the first NUL count, so sizes are given.
-START_TEST(kinds_of_files)
+UNIT_TEST(kinds_of_files)
 {
     static const struct {
         const char *bytes;
@@ -211,16 +205,14 @@ START_TEST(kinds_of_files)
     ck_assert_str_eq(kvb_kind_name(KVB_FILE_SAFETENSORS), "safetensors, as tables and weights are");
     ck_assert_str_eq(kvb_kind_name(KVB_FILE_OTHER), "something else");
 }
-END_TEST
 
-START_TEST(ends_of_names)
+UNIT_TEST(ends_of_names)
 {
     ck_assert(kvb_ends_with("ids.npy", ".npy") && kvb_ends_with(".npy", ".npy") && kvb_ends_with("ids", ""));
     ck_assert(!kvb_ends_with("ids.npy", ".np") && !kvb_ends_with("npy", ".npy") && !kvb_ends_with("", ".npy"));
 }
-END_TEST
 
-START_TEST(parsed_json)
+UNIT_TEST(parsed_json)
 {
     bool no_memory;
     const char *end;
@@ -233,9 +225,8 @@ START_TEST(parsed_json)
     ck_assert_ptr_null(kvb_json_parse("{\"a\": 1.5}", 9, NULL, &no_memory)); // only what may be read
     ck_assert(!no_memory);
 }
-END_TEST
 
-START_TEST(limits_in_units)
+UNIT_TEST(limits_in_units)
 {
     kvb_limits m;
     ck_assert_msg(kvb_limits_init(&m, 2, 4, &err) == KVB_OK, "%s", err.message);
@@ -256,20 +247,5 @@ START_TEST(limits_in_units)
     kvb_limits_free(&m);
     ck_assert_ptr_null(m.least);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, hashes);
-    tcase_add_test(tc, container);
-    tcase_add_test(tc, damaged_containers);
-    tcase_add_test(tc, sequences_of_utf8);
-    tcase_add_test(tc, cleaned_texts);
-    tcase_add_test(tc, decimal_digits);
-    tcase_add_test(tc, kinds_of_files);
-    tcase_add_test(tc, ends_of_names);
-    tcase_add_test(tc, parsed_json);
-    tcase_add_test(tc, limits_in_units);
-}
-
-UNIT_MAIN("runtime_parts", fill)
+UNIT_MAIN("runtime_parts")

@@ -61,7 +61,7 @@ static kvb_ranking *open_made(void)
 }
 
 // The same reader serves a file of its own and a table that carries the ranking: both are parsed first.
-START_TEST(read_from_a_parsed_file)
+UNIT_TEST(read_from_a_parsed_file)
 {
     kvb_error err = {0};
     kvb_safetensors file;
@@ -81,9 +81,8 @@ START_TEST(read_from_a_parsed_file)
     ck_assert_ptr_nonnull(strstr(err.message, "rank_weights"));
     kvb_safetensors_free(&file);
 }
-END_TEST
 
-START_TEST(what_the_file_says)
+UNIT_TEST(what_the_file_says)
 {
     kvb_ranking *r = open_made();
     const kvb_ranking_info *info = kvb_ranking_about(r);
@@ -99,9 +98,8 @@ START_TEST(what_the_file_says)
     kvb_ranking_close(r);
     kvb_ranking_close(NULL);
 }
-END_TEST
 
-START_TEST(damaged_files)
+UNIT_TEST(damaged_files)
 {
     static const struct {
         const char *from, *to, *says;
@@ -150,7 +148,6 @@ START_TEST(damaged_files)
     ck_assert_int_eq(kvb_ranking_open(NULL, "x", &err), KVB_ARGUMENT);
     ck_assert_int_eq(kvb_ranking_open_memory(&r, NULL, 1, NULL, &err), KVB_ARGUMENT);
 }
-END_TEST
 
 // The formula, in its own words.
 static double expected(const double *w, const float *const *features, const int *logarithm, uint32_t sink, uint32_t T,
@@ -174,7 +171,7 @@ static double expected(const double *w, const float *const *features, const int 
     return sum;
 }
 
-START_TEST(scores_are_the_formula)
+UNIT_TEST(scores_are_the_formula)
 {
     enum { T = 40 };
     kvb_ranking *r = open_made();
@@ -199,10 +196,9 @@ START_TEST(scores_are_the_formula)
     ck_assert_double_eq_tol(out[1], r->weights[P + 5] - 0 * r->weights[P + 4], 1e-6);
     kvb_ranking_close(r);
 }
-END_TEST
 
 // With layer_mean: the heads' own parts as ever, and of each feature the mean of z over the layer's heads.
-START_TEST(layers_are_ranked_together)
+UNIT_TEST(layers_are_ranked_together)
 {
     enum { T = 30, N = 3 };
     double w[2 * N * (P + F)];
@@ -250,9 +246,8 @@ START_TEST(layers_are_ranked_together)
     ck_assert_int_eq(kvb_rank_layer_fold(&r, 0, 1, features, T, out, &err), KVB_NUMERIC);
     ck_assert_ptr_nonnull(strstr(err.message, "case: feature 1, head 2, token 7"));
 }
-END_TEST
 
-START_TEST(values_and_moments)
+UNIT_TEST(values_and_moments)
 {
     const float x[5] = {100, 1, 3, 5, 7};
     double mean, scale;
@@ -275,16 +270,5 @@ START_TEST(values_and_moments)
     ck_assert_int_eq(kvb_rank_weights(w, 1, plain, 0, features, 3, out, "case", &err), KVB_NUMERIC);
     ck_assert_ptr_nonnull(strstr(err.message, "case: feature 0, token 2"));
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, read_from_a_parsed_file);
-    tcase_add_test(tc, what_the_file_says);
-    tcase_add_test(tc, damaged_files);
-    tcase_add_test(tc, scores_are_the_formula);
-    tcase_add_test(tc, layers_are_ranked_together);
-    tcase_add_test(tc, values_and_moments);
-}
-
-UNIT_MAIN("runtime_rank", fill)
+UNIT_MAIN("runtime_rank")

@@ -232,7 +232,7 @@ static void check_case(head_case *c)
     free(v);
 }
 
-START_TEST(test_against_plain_sums)
+UNIT_TEST(test_against_plain_sums)
 {
     static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {257, 33, 70, 61}, {97, 72, 48, 200},
                                          {128, 16, 7, 32},   {64, 8, 3, 17},    {500, 64, 120, 90}};
@@ -246,7 +246,6 @@ START_TEST(test_against_plain_sums)
     }
     ck_assert_uint_eq(changed, KVB_REFIT_KEYS | KVB_REFIT_VALUES);
 }
-END_TEST
 
 static bool is_bare(const head_case *c)
 {
@@ -258,7 +257,7 @@ static bool is_bare(const head_case *c)
     return same && c->out.changed == 0;
 }
 
-START_TEST(test_degenerate_heads)
+UNIT_TEST(test_degenerate_heads)
 {
     // T, d, t, n; all bare: one token, all kept, more than half kept, no queries, too few
     static const uint32_t BARE[][4] = {{1, 8, 1, 16}, {9, 8, 9, 16}, {20, 8, 11, 64}, {20, 8, 3, 0}, {20, 8, 3, 3}};
@@ -279,10 +278,9 @@ START_TEST(test_degenerate_heads)
         close_case(&c);
     }
 }
-END_TEST
 
 // NaN, infinities, huge and tiny numbers anywhere: refused or survived, and what is written is finite or the input's.
-START_TEST(test_poisoned_heads)
+UNIT_TEST(test_poisoned_heads)
 {
     static const float POISON[] = {NAN, INFINITY, -INFINITY, 3e38f, -1e30f, 1e-40f, 1e10f};
     uint64_t random = 77;
@@ -299,9 +297,8 @@ START_TEST(test_poisoned_heads)
         close_case(&c);
     }
 }
-END_TEST
 
-START_TEST(test_refused)
+UNIT_TEST(test_refused)
 {
     uint64_t random = 1;
     head_case c = open_case(40, 8, 10, 24, &random);
@@ -326,13 +323,5 @@ START_TEST(test_refused)
     ck_assert(status == KVB_UNSUPPORTED || bytes / 4 > (size_t)huge.n_kept * 65536);
     close_case(&c);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_against_plain_sums);
-    tcase_add_test(tc, test_degenerate_heads);
-    tcase_add_test(tc, test_poisoned_heads);
-    tcase_add_test(tc, test_refused);
-}
-UNIT_MAIN("runtime_refit", fill)
+UNIT_MAIN("runtime_refit")

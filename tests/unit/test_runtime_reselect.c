@@ -38,7 +38,7 @@ static uint32_t random_places(uint64_t *random, uint32_t n_tokens, uint32_t *pla
     return n;
 }
 
-START_TEST(test_against_naive)
+UNIT_TEST(test_against_naive)
 {
     uint64_t random = case_seed("test_against_naive");
     float scores[MOST];
@@ -55,9 +55,8 @@ START_TEST(test_against_naive)
                       round, keep, n_rows, sink, window);
     }
 }
-END_TEST
 
-START_TEST(test_uncut_head_is_select)
+UNIT_TEST(test_uncut_head_is_select)
 {
     uint64_t random = case_seed("test_uncut_head_is_select");
     float scores[MOST];
@@ -70,9 +69,8 @@ START_TEST(test_uncut_head_is_select)
     ck_assert_int_eq(kvb_select(scores, MOST, 100, 4, 32, once, MOST, NULL), KVB_OK);
     ck_assert_mem_eq(again, once, 100 * sizeof *once);
 }
-END_TEST
 
-START_TEST(test_all_heads)
+UNIT_TEST(test_all_heads)
 {
     // Ten tokens were seen; 5 and 6 are new, sinks are 0 and 1, the window is 8 and 9.
     const uint32_t places[] = {0, 1, 5, 6, 8, 9, /**/ 0, 9, /**/ 2, 3, 4, 5, 6, 7, 8, 9};
@@ -93,9 +91,8 @@ START_TEST(test_all_heads)
     ck_assert_ptr_nonnull(strstr(err.message, "old_offsets[2]"));
     ck_assert_int_eq(kvb_reselect_all(scores, places, 3, NULL, 10, keep, 2, 2, offsets, rows, 10, &err), KVB_ARGUMENT);
 }
-END_TEST
 
-START_TEST(test_errors)
+UNIT_TEST(test_errors)
 {
     const float scores[] = {1, NAN, 3, 4};
     uint32_t rows[4] = {7, 7, 7, 7};
@@ -109,9 +106,8 @@ START_TEST(test_errors)
     ck_assert_int_eq(kvb_reselect(scores, NULL, 4, 9, 2, 0, 0, rows, 4, &err), KVB_ARGUMENT);
     ck_assert_uint_eq(rows[0], 7); // untouched
 }
-END_TEST
 
-START_TEST(test_cu_seqlens)
+UNIT_TEST(test_cu_seqlens)
 {
     const uint32_t lengths[] = {3, 0, 16, 17};
     int32_t cu[5];
@@ -127,9 +123,8 @@ START_TEST(test_cu_seqlens)
     ck_assert_int_eq(kvb_cu_seqlens(lengths, 0, 0, 0, cu, 1, &err), KVB_OK);
     ck_assert_int_eq(cu[0], 0);
 }
-END_TEST
 
-START_TEST(test_cu_seqlens_errors)
+UNIT_TEST(test_cu_seqlens_errors)
 {
     const uint32_t lengths[] = {INT32_MAX, UINT32_MAX};
     int32_t cu[3];
@@ -143,15 +138,5 @@ START_TEST(test_cu_seqlens_errors)
     ck_assert_int_eq(kvb_cu_seqlens(lengths, 2, 0, 64, cu, 3, &err), KVB_OK);
     ck_assert_int_eq(kvb_cu_seqlens(NULL, 2, 0, 0, cu, 3, &err), KVB_ARGUMENT);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_against_naive);
-    tcase_add_test(tc, test_uncut_head_is_select);
-    tcase_add_test(tc, test_all_heads);
-    tcase_add_test(tc, test_errors);
-    tcase_add_test(tc, test_cu_seqlens);
-    tcase_add_test(tc, test_cu_seqlens_errors);
-}
-UNIT_MAIN("runtime_reselect", fill)
+UNIT_MAIN("runtime_reselect")

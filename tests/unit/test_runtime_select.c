@@ -100,7 +100,7 @@ static void expect(const float *scores, uint32_t n_tokens, uint32_t keep, uint32
     }
 }
 
-START_TEST(test_examples)
+UNIT_TEST(test_examples)
 {
     const float scores[20] = {0, 0, 0, 0, 9, 1, 8, 2, 7, 3, 6, 4, 5, 5, 5, 5, 5, 5, 0, 0};
     static const uint32_t all[20] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
@@ -126,7 +126,6 @@ START_TEST(test_examples)
     expect(signs, 6, 3, 0, 0, (const uint32_t[]){0, 3, 5}); // -0 equals +0: the lower position
     expect(signs, 6, 5, 0, 0, (const uint32_t[]){0, 1, 2, 3, 5});
 }
-END_TEST
 
 static float random_score(uint64_t *random, uint64_t kind)
 {
@@ -141,7 +140,7 @@ static float random_score(uint64_t *random, uint64_t kind)
     return isnan(value) ? INFINITY : value;
 }
 
-START_TEST(test_against_sort)
+UNIT_TEST(test_against_sort)
 {
     uint64_t random = case_seed("test_against_sort");
     float scores[700];
@@ -162,9 +161,8 @@ START_TEST(test_against_sort)
                       keep, n_tokens, sink, window, (unsigned)kind);
     }
 }
-END_TEST
 
-START_TEST(test_errors)
+UNIT_TEST(test_errors)
 {
     float scores[8] = {1, 2, 3, NAN, 5, 6, 7, NAN};
     uint32_t positions[8];
@@ -181,9 +179,8 @@ START_TEST(test_errors)
     ck_assert_int_eq(kvb_select(NULL, 8, 4, 1, 1, positions, 8, &err), KVB_ARGUMENT);
     ck_assert_int_eq(kvb_select(scores, 8, 4, 1, 1, NULL, 8, NULL), KVB_ARGUMENT);
 }
-END_TEST
 
-START_TEST(test_all_heads)
+UNIT_TEST(test_all_heads)
 {
     enum { HEADS = 5, TOKENS = 100 };
     uint64_t random = case_seed("test_all_heads");
@@ -214,10 +211,9 @@ START_TEST(test_all_heads)
     ck_assert_int_eq(kvb_select_all(scores, 0, TOKENS, keep, 0, 0, offsets, positions, 0, &err), KVB_OK);
     ck_assert_int_eq(kvb_select_all(scores, 1, TOKENS, NULL, 0, 0, offsets, positions, 210, NULL), KVB_ARGUMENT);
 }
-END_TEST
 
 // Engines call these between two tokens: nothing but open and close may allocate.
-START_TEST(test_no_allocation)
+UNIT_TEST(test_no_allocation)
 {
     enum { TOKENS = 5000, HEADS = 1024 };
     static float scores[TOKENS];
@@ -264,15 +260,5 @@ START_TEST(test_no_allocation)
     kvb_table_close(t);
     free(r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_examples);
-    tcase_add_test(tc, test_against_sort);
-    tcase_add_test(tc, test_errors);
-    tcase_add_test(tc, test_all_heads);
-    tcase_add_test(tc, test_no_allocation);
-}
-
-UNIT_MAIN("runtime_select", fill)
+UNIT_MAIN("runtime_select")

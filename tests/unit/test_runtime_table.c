@@ -4,7 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-START_TEST(test_names)
+UNIT_TEST(test_names)
 {
     ck_assert_str_eq(kvb_status_name(KVB_OK), "OK");
     ck_assert_str_eq(kvb_status_name(KVB_MISMATCH), "MISMATCH");
@@ -14,9 +14,8 @@ START_TEST(test_names)
     ck_assert_ptr_nonnull(strchr(kvb_version(), '.'));
     ck_assert_uint_eq(kvb_budgets_version(), KVB_BUDGETS_VERSION);
 }
-END_TEST
 
-START_TEST(test_info)
+UNIT_TEST(test_info)
 {
     table_case c = case_default();
     c.saturated_row = 99;
@@ -58,7 +57,6 @@ START_TEST(test_info)
     kvb_table_close(t);
     kvb_table_close(NULL);
 }
-END_TEST
 
 #define BOUNDED(layers) "\"bounded_layers\":\"" layers "\",\"note\""
 
@@ -135,7 +133,7 @@ static const struct {
     {"\"note\"", BOUNDED("0"), KVB_FORMAT, "bounded"}, // its ratios are not 0
 };
 
-START_TEST(test_edited_headers)
+UNIT_TEST(test_edited_headers)
 {
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; ++i) {
         table_case c = case_default();
@@ -154,9 +152,8 @@ START_TEST(test_edited_headers)
         free(bytes);
     }
 }
-END_TEST
 
-START_TEST(test_bad_numbers)
+UNIT_TEST(test_bad_numbers)
 {
     static const struct {
         size_t tensor, element;
@@ -190,10 +187,9 @@ START_TEST(test_bad_numbers)
     ck_assert_ptr_nonnull(strstr(err.message, "\"saturated\": element 5"));
     free(bytes);
 }
-END_TEST
 
 // Every prefix of a file, and the file with bytes after it.
-START_TEST(test_truncated)
+UNIT_TEST(test_truncated)
 {
     table_case c = case_default();
     size_t size;
@@ -214,10 +210,9 @@ START_TEST(test_truncated)
     free(longer);
     free(bytes);
 }
-END_TEST
 
 // Every bit of the header and a sample of the others: an error with the name in it, or a table that still works.
-START_TEST(test_bit_flips)
+UNIT_TEST(test_bit_flips)
 {
     table_case c = case_default();
     size_t size, data, opened = 0;
@@ -240,10 +235,9 @@ START_TEST(test_bit_flips)
     ck_assert_uint_gt(opened, 0);
     free(bytes);
 }
-END_TEST
 
 // Headers that are hostile rather than damaged.
-START_TEST(test_hostile)
+UNIT_TEST(test_hostile)
 {
     static const char *const headers[] = {"{}", "[]", "1", "{\"a\":1}", "{\"a\":{}}", "\"x\"", "{\"__metadata__\":{}}"};
     kvb_table *t;
@@ -276,9 +270,8 @@ START_TEST(test_hostile)
     ck_assert_ptr_nonnull(strstr(err.message, "NUL"));
     free(bytes);
 }
-END_TEST
 
-START_TEST(test_files)
+UNIT_TEST(test_files)
 {
     char folder[] = "/tmp/kvbudget-test-XXXXXX", path[64], long_path[600];
     kvb_table *t;
@@ -320,10 +313,9 @@ START_TEST(test_files)
     ck_assert_ptr_nonnull(strstr(err.message, "expected at least 8 bytes"));
     ck_assert_int_eq(rmdir(folder), 0);
 }
-END_TEST
 
 // Escapes that only look like \u0000.
-START_TEST(test_backslashes)
+UNIT_TEST(test_backslashes)
 {
     table_case c = case_default();
     c.edit_from = "unknown keys";
@@ -338,11 +330,10 @@ START_TEST(test_backslashes)
     ck_assert_str_eq(kvb_table_metadata(t, "note"), "\\u0000 \1 \n are kept");
     kvb_table_close(t);
 }
-END_TEST
 
 // A host program's locale may write 0,5, or 0\u066b5, whose point has two bytes. Where glibc's sources of locales are
 // there, they are made for this test.
-START_TEST(test_locales)
+UNIT_TEST(test_locales)
 {
     static const char *const names[] = {"de_DE", "ps_AF"};
     char folder[] = "/tmp/kvbudget-test-XXXXXX", command[256];
@@ -373,10 +364,9 @@ START_TEST(test_locales)
     snprintf(command, sizeof command, "rm -r %s", folder);
     ck_assert_int_eq(system(command), 0);
 }
-END_TEST
 
 // A message is one line, without what a terminal would obey, and begins and ends as it should however long a path is.
-START_TEST(test_messages)
+UNIT_TEST(test_messages)
 {
     char path[5000], *end;
     kvb_table *t;
@@ -397,9 +387,8 @@ START_TEST(test_messages)
         ck_assert_ptr_null(strstr(err.message + 6, "?"));
     }
 }
-END_TEST
 
-START_TEST(test_check)
+UNIT_TEST(test_check)
 {
     table_case c = case_default();
     kvb_table *t = case_open(&c);
@@ -438,22 +427,5 @@ START_TEST(test_check)
     ck_assert_int_eq(kvb_table_check(NULL, &e, NULL), KVB_ARGUMENT);
     kvb_table_close(t);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, test_names);
-    tcase_add_test(tc, test_info);
-    tcase_add_test(tc, test_edited_headers);
-    tcase_add_test(tc, test_bad_numbers);
-    tcase_add_test(tc, test_truncated);
-    tcase_add_test(tc, test_bit_flips);
-    tcase_add_test(tc, test_hostile);
-    tcase_add_test(tc, test_files);
-    tcase_add_test(tc, test_backslashes);
-    tcase_add_test(tc, test_locales);
-    tcase_add_test(tc, test_messages);
-    tcase_add_test(tc, test_check);
-}
-
-UNIT_MAIN("runtime_table", fill)
+UNIT_MAIN("runtime_table")

@@ -3,7 +3,7 @@
 #include "solver/aggregate.h"
 #include "test_solver_cases.h"
 
-START_TEST(mean_and_deviation_of_ratios)
+UNIT_TEST(mean_and_deviation_of_ratios)
 {
     cache_shape shape = {1, 2, 10, 0, 0};
     const uint32_t kept[3][2] = {{10, 0}, {4, 6}, {1, 9}};
@@ -25,9 +25,8 @@ START_TEST(mean_and_deviation_of_ratios)
     ratio_mean_free(&r);
     allocation_free(&a);
 }
-END_TEST
 
-START_TEST(mean_ratio_keeps_the_row_mean)
+UNIT_TEST(mean_ratio_keeps_the_row_mean)
 {
     case_seed("row mean");
     double ratios[TABLE_ROWS];
@@ -56,11 +55,10 @@ START_TEST(mean_ratio_keeps_the_row_mean)
     free(mean);
     ratio_mean_free(&r);
 }
-END_TEST
 
 // In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of
 // ratios beats them by more than the certified gap.
-START_TEST(mean_loss_minimises_the_mean)
+UNIT_TEST(mean_loss_minimises_the_mean)
 {
     case_seed("mean loss");
     enum { PAIRS = 4 };
@@ -98,10 +96,9 @@ START_TEST(mean_loss_minimises_the_mean)
     problem_free(&whole);
     loss_mean_free(&m);
 }
-END_TEST
 
 // A context that is another one with every token doubled has the same curve over the kept share.
-START_TEST(contexts_of_different_length_meet_on_the_share)
+UNIT_TEST(contexts_of_different_length_meet_on_the_share)
 {
     kvb_error err = {0};
     const double few[8] = {8, 4, 2, 1, 3, 2, 2, 0};
@@ -127,9 +124,8 @@ START_TEST(contexts_of_different_length_meet_on_the_share)
     loss_mean_free(&m);
     loss_mean_free(&single);
 }
-END_TEST
 
-START_TEST(resampling_keeps_the_mass_and_the_floor)
+UNIT_TEST(resampling_keeps_the_mass_and_the_floor)
 {
     case_seed("resample");
     for (int round = 0; round < 200; round++) {
@@ -152,9 +148,8 @@ START_TEST(resampling_keeps_the_mass_and_the_floor)
         loss_mean_free(&m);
     }
 }
-END_TEST
 
-START_TEST(rounding_is_by_largest_remainder_in_a_layer)
+UNIT_TEST(rounding_is_by_largest_remainder_in_a_layer)
 {
     uint32_t keep[4];
     round_layers((const double[]){0.5, 0.5004, 0.2501}, 1, 3, 10, keep); // kvpress's own example: 5 5 7
@@ -179,9 +174,8 @@ START_TEST(rounding_is_by_largest_remainder_in_a_layer)
         for (int i = 0; i < 4; i++) ck_assert(keep[i] <= t && fabs(keep[i] - (1 - ratio[i]) * t) <= 1);
     }
 }
-END_TEST
 
-START_TEST(table_loss_is_the_loss_of_its_counts)
+UNIT_TEST(table_loss_is_the_loss_of_its_counts)
 {
     case_seed("table loss");
     double ratios[TABLE_ROWS];
@@ -201,9 +195,8 @@ START_TEST(table_loss_is_the_loss_of_its_counts)
     ratio_mean_free(&r);
     problem_free(&p);
 }
-END_TEST
 
-START_TEST(shrinking_ends_at_uniform)
+UNIT_TEST(shrinking_ends_at_uniform)
 {
     case_seed("shrink");
     kvb_error err = {0};
@@ -244,9 +237,8 @@ START_TEST(shrinking_ends_at_uniform)
         problem_free(&p);
     }
 }
-END_TEST
 
-START_TEST(means_can_be_joined)
+UNIT_TEST(means_can_be_joined)
 {
     case_seed("join");
     kvb_error err = {0};
@@ -275,19 +267,5 @@ START_TEST(means_can_be_joined)
         loss_curves_free(&c[i]);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, mean_and_deviation_of_ratios);
-    tcase_add_test(tc, mean_ratio_keeps_the_row_mean);
-    tcase_add_test(tc, mean_loss_minimises_the_mean);
-    tcase_add_test(tc, shrinking_ends_at_uniform);
-    tcase_add_test(tc, means_can_be_joined);
-    tcase_add_test(tc, contexts_of_different_length_meet_on_the_share);
-    tcase_add_test(tc, resampling_keeps_the_mass_and_the_floor);
-    tcase_add_test(tc, rounding_is_by_largest_remainder_in_a_layer);
-    tcase_add_test(tc, table_loss_is_the_loss_of_its_counts);
-}
-
-UNIT_MAIN("solver_aggregate", fill)
+UNIT_MAIN("solver_aggregate")

@@ -175,7 +175,7 @@ static int check_case(const loss_curves *c, const kvb_limits *m, const double *r
     return (int)better;
 }
 
-START_TEST(equals_brute_force)
+UNIT_TEST(equals_brute_force)
 {
     static const uint32_t shapes[][3] = {{1, 2, 14}, {2, 2, 9}, {1, 4, 7}, {3, 1, 11},
                                          {1, 3, 12}, {3, 2, 5}, {2, 3, 5}};
@@ -197,11 +197,5 @@ START_TEST(equals_brute_force)
     printf("rows with a bound that is not the best: %d\n", loose);
     ck_assert_int_gt(better, 100);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, equals_brute_force);
-}
-
-UNIT_MAIN("constraints of the solver", fill)
+UNIT_MAIN("constraints of the solver")

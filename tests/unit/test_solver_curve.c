@@ -4,7 +4,7 @@
 #include "test_solver_cases.h"
 #include <float.h>
 
-START_TEST(floor_is_evaluated_in_double)
+UNIT_TEST(floor_is_evaluated_in_double)
 {
     // 0.01 * 4050 is 40.5, which rint takes to 40; (1.0 - 0.99) * 4050 is a little more.
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 4050, 4, 1}), 41);
@@ -13,7 +13,6 @@ START_TEST(floor_is_evaluated_in_double)
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10000, 4, 32}), 100);
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10, 0, 0}), 0);
 }
-END_TEST
 
 enum { MOST_ITEMS = 5000 };
 
@@ -25,7 +24,7 @@ static int stable_order(const void *x, const void *y)
     return a->a < b->a ? -1 : a->a > b->a;
 }
 
-START_TEST(sorts_stably)
+UNIT_TEST(sorts_stably)
 {
     static keyed items[MOST_ITEMS], want[MOST_ITEMS], scratch[MOST_ITEMS];
     const size_t sizes[] = {0, 1, 2, 47, 48, 49, 1000, MOST_ITEMS}; // around the size from which on digits are counted
@@ -42,9 +41,8 @@ START_TEST(sorts_stably)
         }
     }
 }
-END_TEST
 
-START_TEST(keys_order_as_numbers)
+UNIT_TEST(keys_order_as_numbers)
 {
     const double ascending[] = {-INFINITY, -DBL_MAX, -1, -FLT_MIN, -5e-324, 0,
                                 5e-324,    FLT_MIN,  1,  1.5,      DBL_MAX, INFINITY};
@@ -59,9 +57,8 @@ START_TEST(keys_order_as_numbers)
     for (size_t i = 0; i < n; i++)
         if (ascending[i] >= 0) ck_assert(double_from_key(key_from_double(ascending[i])) == ascending[i]);
 }
-END_TEST
 
-START_TEST(order_is_by_score_then_position)
+UNIT_TEST(order_is_by_score_then_position)
 {
     const float scores[10] = {99, 1, 3, 3, -INFINITY, -0.0f, 0.0f, INFINITY, -2, 99};
     const uint32_t expected[8] = {7, 2, 3, 1, 5, 6, 8, 4};
@@ -72,9 +69,8 @@ START_TEST(order_is_by_score_then_position)
     ck_assert_mem_eq(order.position, expected, sizeof expected);
     metric_order_free(&order);
 }
-END_TEST
 
-START_TEST(order_equals_slow_sort)
+UNIT_TEST(order_equals_slow_sort)
 {
     case_seed("order");
     for (int round = 0; round < 300; round++) {
@@ -98,10 +94,9 @@ START_TEST(order_equals_slow_sort)
         free(scores);
     }
 }
-END_TEST
 
 // The fast hull has the blocks of PAVA; where gains tie, PAVA's neighbours of one slope may be one block.
-START_TEST(fast_hull_equals_pava)
+UNIT_TEST(fast_hull_equals_pava)
 {
     case_seed("hull");
     for (int round = 0; round < 400; round++) {
@@ -134,9 +129,8 @@ START_TEST(fast_hull_equals_pava)
         loss_curves_free(&c);
     }
 }
-END_TEST
 
-START_TEST(bad_numbers_are_refused_with_their_place)
+UNIT_TEST(bad_numbers_are_refused_with_their_place)
 {
     cache_shape shape = {2, 2, 6, 1, 1};
     float scores[24] = {0}, oracle[24] = {0};
@@ -160,10 +154,9 @@ START_TEST(bad_numbers_are_refused_with_their_place)
     ck_assert_ptr_null(order.position);
     loss_curves_free(&c);
 }
-END_TEST
 
 // The oracle's own order is that of a metric whose scores are the oracle's numbers.
-START_TEST(the_oracles_own_order)
+UNIT_TEST(the_oracles_own_order)
 {
     enum { N = 2 * 2 * 7 };
     const cache_shape shape = {2, 2, 7, 1, 1};
@@ -188,9 +181,8 @@ START_TEST(the_oracles_own_order)
     loss_curves_free(&perfect);
     loss_curves_free(&ranked);
 }
-END_TEST
 
-START_TEST(shapes_without_choice_are_refused)
+UNIT_TEST(shapes_without_choice_are_refused)
 {
     kvb_error err = {0};
     ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 1, 36, 4, 32}, &err), KVB_ARGUMENT);
@@ -202,12 +194,11 @@ START_TEST(shapes_without_choice_are_refused)
     ck_assert_int_eq(cache_shape_check(&(cache_shape){64, 8, UINT32_MAX, 0, 0}, &err), KVB_UNSUPPORTED);
     must(cache_shape_check(&(cache_shape){1, 1, 37, 4, 32}, &err), &err);
 }
-END_TEST
 
 // methods.md 2.4, worked by hand.
 static const double WORKED[8] = {30, 5, 25, 10, 2, 8, 12, 8};
 
-START_TEST(worked_example)
+UNIT_TEST(worked_example)
 {
     const double loss[9] = {100, 70, 65, 40, 30, 28, 20, 8, 0};
     const double sum[4] = {30, 30, 10, 30}, slope[4] = {30, 15, 10, 7.5};
@@ -230,7 +221,6 @@ START_TEST(worked_example)
     hulls_free(&h);
     loss_curves_free(&c);
 }
-END_TEST
 
 // Lower hull at c by its definition: the lowest chord over all pairs of points around c.
 static double slow_hull(const double *loss, uint32_t m, uint32_t c)
@@ -266,7 +256,7 @@ static void check_blocks(const double *gain, uint32_t m, const hull_block *block
     free(loss);
 }
 
-START_TEST(pava_is_the_lower_hull)
+UNIT_TEST(pava_is_the_lower_hull)
 {
     case_seed("pava");
     for (int round = 0; round < 40 * CASE_KINDS; round++) {
@@ -277,10 +267,9 @@ START_TEST(pava_is_the_lower_hull)
         check_blocks(gain, m, block, pava_blocks(block, gain, m));
     }
 }
-END_TEST
 
 // Gains that differ in their last bits: products pass the comparison that their rounded quotients would not.
-START_TEST(slopes_fall_whatever_the_rounding)
+UNIT_TEST(slopes_fall_whatever_the_rounding)
 {
     case_seed("rounding");
     for (int round = 0; round < 20000; round++) {
@@ -291,9 +280,8 @@ START_TEST(slopes_fall_whatever_the_rounding)
         for (size_t k = 1; k < count; k++) ck_assert(block[k].slope <= block[k - 1].slope);
     }
 }
-END_TEST
 
-START_TEST(published_hull_is_pava_up_to_rounding)
+UNIT_TEST(published_hull_is_pava_up_to_rounding)
 {
     case_seed("published");
     for (int round = 0; round < 200; round++) {
@@ -319,9 +307,8 @@ START_TEST(published_hull_is_pava_up_to_rounding)
         ck_assert_uint_eq(k, a);
     }
 }
-END_TEST
 
-START_TEST(feasible_hull_starts_at_the_floor)
+UNIT_TEST(feasible_hull_starts_at_the_floor)
 {
     case_seed("feasible");
     kvb_error err = {0};
@@ -337,24 +324,5 @@ START_TEST(feasible_hull_starts_at_the_floor)
     hulls_free(&h);
     loss_curves_free(&c);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, floor_is_evaluated_in_double);
-    tcase_add_test(tc, sorts_stably);
-    tcase_add_test(tc, keys_order_as_numbers);
-    tcase_add_test(tc, order_is_by_score_then_position);
-    tcase_add_test(tc, order_equals_slow_sort);
-    tcase_add_test(tc, fast_hull_equals_pava);
-    tcase_add_test(tc, bad_numbers_are_refused_with_their_place);
-    tcase_add_test(tc, the_oracles_own_order);
-    tcase_add_test(tc, shapes_without_choice_are_refused);
-    tcase_add_test(tc, worked_example);
-    tcase_add_test(tc, pava_is_the_lower_hull);
-    tcase_add_test(tc, slopes_fall_whatever_the_rounding);
-    tcase_add_test(tc, published_hull_is_pava_up_to_rounding);
-    tcase_add_test(tc, feasible_hull_starts_at_the_floor);
-}
-
-UNIT_MAIN("solver_curve", fill)
+UNIT_MAIN("solver_curve")

@@ -128,7 +128,7 @@ static int check_rows(const solved_case *s, case_kind kind, bool feasible)
     return better;
 }
 
-START_TEST(bounds_optima_and_greedy)
+UNIT_TEST(bounds_optima_and_greedy)
 {
     case_seed("reduced");
     int better = 0;
@@ -144,10 +144,9 @@ START_TEST(bounds_optima_and_greedy)
     printf("rows where greedy is not optimal: %d\n", better);
     ck_assert_int_gt(better, 100); // else the cases would be too easy to say anything
 }
-END_TEST
 
 // The corners that a random draw may miss.
-START_TEST(corners)
+UNIT_TEST(corners)
 {
     case_seed("corners");
     const cache_shape shapes[] = {
@@ -167,11 +166,10 @@ START_TEST(corners)
                 free_case(&s);
             }
 }
-END_TEST
 
 // methods.md 2.5: at 3 tokens greedy has 119, the optimum is 110, and D is largest at 15, the slope of the block that
 // greedy stops in: 109 = 170 - 30 - 16 - 15.
-START_TEST(known_gap)
+UNIT_TEST(known_gap)
 {
     const double gains[16] = {30, 5, 25, 10, 2, 8, 12, 8, 16, 14, 12, 9, 9, 6, 2, 2};
     const double ratios[2] = {0.625, 0.8125}; // 10 and 13 of 16 tokens go
@@ -198,10 +196,9 @@ START_TEST(known_gap)
     solved_rows_free(&x);
     problem_free(&p);
 }
-END_TEST
 
 // Any limits, any multiplier, any starting budgets.
-START_TEST(limits_of_heads)
+UNIT_TEST(limits_of_heads)
 {
     case_seed("limits of heads");
     core_work *w = core_work_new();
@@ -232,10 +229,9 @@ START_TEST(limits_of_heads)
     }
     core_work_free(w);
 }
-END_TEST
 
 // A size at which threads take turns: the same bytes from one thread and from three.
-START_TEST(threads_do_not_matter)
+UNIT_TEST(threads_do_not_matter)
 {
     case_seed("threads");
     int before = omp_get_max_threads();
@@ -253,10 +249,9 @@ START_TEST(threads_do_not_matter)
     solved_rows_free(&again);
     free_case(&s);
 }
-END_TEST
 
 // Beyond the limits of work the start is kept, and said to be unproved.
-START_TEST(limits_of_work_are_kept)
+UNIT_TEST(limits_of_work_are_kept)
 {
     case_seed("limits");
     cache_shape shape = {2, 3, 300, 4, 1};
@@ -280,9 +275,8 @@ START_TEST(limits_of_work_are_kept)
     core_work_free(w);
     problem_free(&p);
 }
-END_TEST
 
-START_TEST(wrong_arguments_are_refused)
+UNIT_TEST(wrong_arguments_are_refused)
 {
     case_seed("wrong");
     cache_shape shape = {1, 2, 400, 1, 1}, other = {1, 3, 400, 1, 1};
@@ -310,7 +304,6 @@ START_TEST(wrong_arguments_are_refused)
     loss_curves_free(&c);
     problem_free(&p);
 }
-END_TEST
 
 // ---- Inputs that are allowed but say little: every solver must give a defined, certified result ---------------------
 
@@ -355,7 +348,7 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
     metric_order_free(&order);
 }
 
-START_TEST(little_is_said)
+UNIT_TEST(little_is_said)
 {
     static const cache_shape shapes[] = {{1, 1, 2, 0, 1}, {1, 1, 40, 2, 4}, {2, 2, 7, 2, 4}, {2, 3, 20, 0, 0}};
     float scores[6 * MOST], oracle[6 * MOST];
@@ -377,18 +370,5 @@ START_TEST(little_is_said)
             for (int r = 1; r < TABLE_ROWS; r++) ck_assert(losses[r] >= losses[r - 1]);
         }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, bounds_optima_and_greedy);
-    tcase_add_test(tc, corners);
-    tcase_add_test(tc, known_gap);
-    tcase_add_test(tc, limits_of_heads);
-    tcase_add_test(tc, threads_do_not_matter);
-    tcase_add_test(tc, limits_of_work_are_kept);
-    tcase_add_test(tc, wrong_arguments_are_refused);
-    tcase_add_test(tc, little_is_said);
-}
-
-UNIT_MAIN("solver_exact", fill)
+UNIT_MAIN("solver_exact")

@@ -133,7 +133,7 @@ static void solve_case(case_kind kind, hull_range range, solve_scope scope)
     problem_free(&p);
 }
 
-START_TEST(sweep_equals_one_token_heap)
+UNIT_TEST(sweep_equals_one_token_heap)
 {
     case_seed("sweep");
     for (int round = 0; round < 60; round++)
@@ -141,9 +141,8 @@ START_TEST(sweep_equals_one_token_heap)
             for (int way = 0; way < 4; way++)
                 solve_case((case_kind)kind, way & 1 ? HULL_FULL : HULL_FEASIBLE, way & 2 ? SCOPE_LAYER : SCOPE_GLOBAL);
 }
-END_TEST
 
-START_TEST(saturated_rows_stay_at_the_floor)
+UNIT_TEST(saturated_rows_stay_at_the_floor)
 {
     cache_shape shape = {2, 3, 1024, 4, 32};
     problem p;
@@ -158,9 +157,8 @@ START_TEST(saturated_rows_stay_at_the_floor)
     }
     problem_free(&p);
 }
-END_TEST
 
-START_TEST(any_list_of_ratios)
+UNIT_TEST(any_list_of_ratios)
 {
     const double ratios[] = {0, 0, 0.123, 0.5, 0.5, 0.875, 1}, wrong[] = {0.5, 0.4}, nan_ratio[] = {NAN},
                  above[] = {1.01};
@@ -186,9 +184,8 @@ START_TEST(any_list_of_ratios)
     allocation_free(&two);
     problem_free(&p);
 }
-END_TEST
 
-START_TEST(targets_are_rounded_as_published)
+UNIT_TEST(targets_are_rounded_as_published)
 {
     ck_assert_uint_eq(prune_target(0.01, 30, 3, 4125), 3712); // 3712.5
     ck_assert_uint_eq(prune_target(0.03, 30, 3, 4125), (uint64_t)rint(0.03 * 30 * 3 * 4125));
@@ -197,10 +194,9 @@ START_TEST(targets_are_rounded_as_published)
     ck_assert_uint_eq(prune_target(0, 30, 3, 4125), 0);
     ck_assert_uint_eq(prune_target(1, 30, 3, 4125), 371250);
 }
-END_TEST
 
 // Large enough to be shared among threads; their number must not change a bit.
-START_TEST(threads_change_nothing)
+UNIT_TEST(threads_change_nothing)
 {
     case_seed("threads");
     double ratios[TABLE_ROWS];
@@ -237,15 +233,5 @@ START_TEST(threads_change_nothing)
     free(scores);
     free(oracle);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, sweep_equals_one_token_heap);
-    tcase_add_test(tc, saturated_rows_stay_at_the_floor);
-    tcase_add_test(tc, any_list_of_ratios);
-    tcase_add_test(tc, targets_are_rounded_as_published);
-    tcase_add_test(tc, threads_change_nothing);
-}
-
-UNIT_MAIN("solver_greedy", fill)
+UNIT_MAIN("solver_greedy")

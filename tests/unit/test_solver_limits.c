@@ -116,7 +116,7 @@ static int round_all(const kvb_limits *m, const cache_shape *s, const double *pr
     return refused;
 }
 
-START_TEST(runtime_keeps_to_all)
+UNIT_TEST(runtime_keeps_to_all)
 {
     case_seed("limits");
     int tables = 0, refused = 0;
@@ -140,10 +140,9 @@ START_TEST(runtime_keeps_to_all)
     printf("tables %d, budgets refused for coarse pages %d\n", tables, refused);
     ck_assert_int_gt(tables, 50);
 }
-END_TEST
 
 // Averages of tables break pages and levels; the projection brings them back, and leaves alone what is allowed.
-START_TEST(projection)
+UNIT_TEST(projection)
 {
     case_seed("projection");
     for (int round = 0; round < 30; round++) {
@@ -179,7 +178,6 @@ START_TEST(projection)
         kvb_limits_free(&m);
     }
 }
-END_TEST
 
 static void refuse(const char *text, const char *expected)
 {
@@ -190,7 +188,7 @@ static void refuse(const char *text, const char *expected)
     ck_assert_ptr_null(m.least);
 }
 
-START_TEST(metadata)
+UNIT_TEST(metadata)
 {
     kvb_limits m;
     kvb_error err = {0};
@@ -223,10 +221,9 @@ START_TEST(metadata)
     refuse("{\"least\":[1,1,1,0,0,0,0,0],\"layer_cap\":[0.5,1]}", "layer 0");
     refuse("{\"colour\":1}", "\"colour\" is not known");
 }
-END_TEST
 
 // Wishes that no budget fulfils: refused, with the numbers.
-START_TEST(contradictions)
+UNIT_TEST(contradictions)
 {
     kvb_error err = {0};
     cache_shape s = {2, 2, 100, 2, 2};
@@ -264,10 +261,9 @@ START_TEST(contradictions)
     kvb_limits_free(&m);
     loss_curves_free(&c);
 }
-END_TEST
 
 // A length whose totals have more than 32 bits is refused; one that is only just short of it does not take for ever.
-START_TEST(huge_lengths)
+UNIT_TEST(huge_lengths)
 {
     kvb_error err = {0};
     kvb_limits m;
@@ -284,11 +280,10 @@ START_TEST(huge_lengths)
     must(constrained_check(&m, UINT32_MAX, keep, &err), &err);
     kvb_limits_free(&m);
 }
-END_TEST
 
 // Questions on contexts of different length become one constrained table, whose bound is proved and whose budgets keep
 // to every limit at each of the lengths.
-START_TEST(unequal_lengths)
+UNIT_TEST(unequal_lengths)
 {
     case_seed("unequal lengths");
     for (int round = 0; round < 40; round++) {
@@ -337,16 +332,5 @@ START_TEST(unequal_lengths)
         kvb_limits_free(&m);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, runtime_keeps_to_all);
-    tcase_add_test(tc, huge_lengths);
-    tcase_add_test(tc, unequal_lengths);
-    tcase_add_test(tc, projection);
-    tcase_add_test(tc, metadata);
-    tcase_add_test(tc, contradictions);
-}
-
-UNIT_MAIN("limits", fill)
+UNIT_MAIN("limits")

@@ -32,7 +32,7 @@ static double text_loss(const loss_mean *text, const double *prune_ratio, uint32
     return loss;
 }
 
-START_TEST(tail_of_a_list)
+UNIT_TEST(tail_of_a_list)
 {
     const double loss[5] = {1, 5, 3, 5, 2};
     double w[5];
@@ -43,9 +43,8 @@ START_TEST(tail_of_a_list)
     ck_assert_double_eq_tol(w[2], 0.2, 1e-15);
     ck_assert_double_eq_tol(tail_mean(loss, 5, 1, NULL), 3.2, 1e-14);
 }
-END_TEST
 
-START_TEST(one_text_is_greedys_problem)
+UNIT_TEST(one_text_is_greedys_problem)
 {
     case_seed("one text");
     kvb_error err = {0};
@@ -67,11 +66,10 @@ START_TEST(one_text_is_greedys_problem)
     robust_free(&x);
     loss_mean_free(&text);
 }
-END_TEST
 
 // Losses are what they say, bounds hold for tables of every other kind, and the worst text is better off than with
 // them.
-START_TEST(nothing_beats_the_bound)
+UNIT_TEST(nothing_beats_the_bound)
 {
     kvb_error err = {0};
     case_seed("worst");
@@ -119,9 +117,8 @@ START_TEST(nothing_beats_the_bound)
         for (int k = 0; k < TEXTS; k++) loss_mean_free(&texts[k]);
     }
 }
-END_TEST
 
-START_TEST(hostile_arguments)
+UNIT_TEST(hostile_arguments)
 {
     kvb_error err = {0};
     robust_result x;
@@ -135,14 +132,5 @@ START_TEST(hostile_arguments)
     ck_assert(x.loss == NULL);
     loss_mean_free(&text);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, tail_of_a_list);
-    tcase_add_test(tc, one_text_is_greedys_problem);
-    tcase_add_test(tc, nothing_beats_the_bound);
-    tcase_add_test(tc, hostile_arguments);
-}
-
-UNIT_MAIN("solver_robust", fill)
+UNIT_MAIN("solver_robust")

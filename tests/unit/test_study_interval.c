@@ -70,7 +70,7 @@ static void cover(uint32_t n, double spread, double covered[4])
     gsl_rng_free(rng);
 }
 
-START_TEST(paired_intervals_cover_92_to_98_per_cent_for_5_8_and_20_texts)
+UNIT_TEST(paired_intervals_cover_92_to_98_per_cent_for_5_8_and_20_texts)
 {
     static const uint32_t texts[] = {5, 8, 20};
     static const double spreads[] = {0.4, 0.7};
@@ -85,9 +85,8 @@ START_TEST(paired_intervals_cover_92_to_98_per_cent_for_5_8_and_20_texts)
                               "%u texts, spread %g, kind %d: %.2f %%", texts[i], spreads[k], w, covered[w]);
         }
 }
-END_TEST
 
-START_TEST(fewer_than_five_groups_say_nothing)
+UNIT_TEST(fewer_than_five_groups_say_nothing)
 {
     sample s = {.a = {{1, 2}, {3, 4}}, .b = {{1, 1}, {1, 1}}};
     value_groups a = groups_of(&s, 2);
@@ -98,9 +97,8 @@ START_TEST(fewer_than_five_groups_say_nothing)
     a.n_groups = INTERVAL_GROUPS - 1;
     ck_assert(isnan(interval_mean(&a).low));
 }
-END_TEST
 
-START_TEST(a_mean_is_that_of_students_tables)
+UNIT_TEST(a_mean_is_that_of_students_tables)
 {
     // One value per group: 1 .. 5 have mean 3 and error sqrt(0.5); t(4, 0.975) = 2.776445.
     double v[5] = {1, 2, 3, 4, 5};
@@ -115,9 +113,8 @@ START_TEST(a_mean_is_that_of_students_tables)
     x = interval_mean(&(value_groups){same, uneven, 5});
     ck_assert(x.value == 2 && x.low == 2 && x.high == 2);
 }
-END_TEST
 
-START_TEST(ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm)
+UNIT_TEST(ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm)
 {
     sample s;
     value_groups a = groups_of(&s, 6);
@@ -137,9 +134,8 @@ START_TEST(ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm)
                                    (const double *const[]){s.a[0], s.a[0], s.a[0], s.a[0], s.a[0], s.a[0]})
                         .value));
 }
-END_TEST
 
-START_TEST(all_right_is_not_certain)
+UNIT_TEST(all_right_is_not_certain)
 {
     sample s;
     value_groups a = groups_of(&s, 20);
@@ -152,10 +148,9 @@ START_TEST(all_right_is_not_certain)
     ck_assert(difference.value == 0 && difference.low < -0.02 && difference.high > 0.02);
     ck_assert(difference.low > -0.2 && difference.high < 0.2);
 }
-END_TEST
 
 // Ten equal questions of each of six texts are worth six observations, not sixty; two texts say nothing.
-START_TEST(questions_of_a_text_are_not_independent)
+UNIT_TEST(questions_of_a_text_are_not_independent)
 {
     double loss[120];
     for (int i = 0; i < 60; i++) loss[60 + i] = 0.8 * (loss[i] = 1 + i / 10);
@@ -172,26 +167,13 @@ START_TEST(questions_of_a_text_are_not_independent)
     loss_intervals(&s, 0, mean, ratio);
     ck_assert(mean[0].value == 1.5 && isnan(mean[0].low) && isnan(mean[0].high));
 }
-END_TEST
 
-START_TEST(heads_on_which_pairs_disagree_are_flagged)
+UNIT_TEST(heads_on_which_pairs_disagree_are_flagged)
 {
     const double prune_ratio[3] = {0.9, 0.9, 0}, std[3] = {0.05, 0.11, 0};
     uint8_t flags[3];
     ck_assert_uint_eq(flag_heads(prune_ratio, std, 3, flags), 1);
     ck_assert(!flags[0] && flags[1] && !flags[2]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, paired_intervals_cover_92_to_98_per_cent_for_5_8_and_20_texts);
-    tcase_add_test(tc, fewer_than_five_groups_say_nothing);
-    tcase_add_test(tc, a_mean_is_that_of_students_tables);
-    tcase_add_test(tc, ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm);
-    tcase_add_test(tc, all_right_is_not_certain);
-    tcase_add_test(tc, questions_of_a_text_are_not_independent);
-    tcase_add_test(tc, heads_on_which_pairs_disagree_are_flagged);
-}
-
-UNIT_MAIN("study/interval", fill)
+UNIT_MAIN("study/interval")

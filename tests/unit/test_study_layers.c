@@ -21,7 +21,7 @@ static void teardown(void)
     help_teardown();
 }
 
-START_TEST(map_of_a_record)
+UNIT_TEST(map_of_a_record)
 {
     layer_map m;
     double *all;
@@ -36,9 +36,8 @@ START_TEST(map_of_a_record)
     free(all);
     layer_map_free(&m);
 }
-END_TEST
 
-START_TEST(a_list_that_cannot_be)
+UNIT_TEST(a_list_that_cannot_be)
 {
     static const char *const lists[] = {"1,0", "0,0", "0,7", "x", "0,", "-1", "0;1"};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
@@ -52,10 +51,9 @@ START_TEST(a_list_that_cannot_be)
         from = (selection){0};
     }
 }
-END_TEST
 
 // The table has a row for every layer of the model, solves the one that counts, and is checked against its record.
-START_TEST(table_of_all_layers)
+UNIT_TEST(table_of_all_layers)
 {
     kvb_table *table;
     open_record("one.h5", "0,2");
@@ -83,14 +81,5 @@ START_TEST(table_of_all_layers)
                "bounded layers");
     table_check_free(&k);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, teardown);
-    tcase_add_test(tc, map_of_a_record);
-    tcase_add_test(tc, a_list_that_cannot_be);
-    tcase_add_test(tc, table_of_all_layers);
-}
-
-UNIT_MAIN("study layers", fill)
+UNIT_MAIN_EACH("study layers", help_setup, teardown)

@@ -76,7 +76,7 @@ static void teardown(void)
 
 static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, false, 2};
 
-START_TEST(finds_the_metrics_that_count)
+UNIT_TEST(finds_the_metrics_that_count)
 {
     learned *l = calloc(1, sizeof *l);
     open_all(TEXTS);
@@ -98,9 +98,8 @@ START_TEST(finds_the_metrics_that_count)
     learn_free(l);
     free(l);
 }
-END_TEST
 
-START_TEST(settings_that_are_given_stay)
+UNIT_TEST(settings_that_are_given_stay)
 {
     learned *l = calloc(1, sizeof *l);
     learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, false, 2};
@@ -112,11 +111,10 @@ START_TEST(settings_that_are_given_stay)
     learn_free(l);
     free(l);
 }
-END_TEST
 
 // What a metric costs, its record says: `random`, which no head needs, is taken for nothing where a loss may be a
 // little larger, and dear metrics are not. Records that say nothing of costs have metrics that all cost the same.
-START_TEST(costs_are_the_records)
+UNIT_TEST(costs_are_the_records)
 {
     static const char *const texts[] = {NULL,
                                         "{\"keydiff\":{\"cost\":1},\"knorm\":{\"cost\":16},\"random\":{\"cost\":0}}"};
@@ -135,10 +133,9 @@ START_TEST(costs_are_the_records)
     }
     open_all(TEXTS);
 }
-END_TEST
 
 // Where both heads need what their mean says, layer_mean loses less on texts left out, and the file says so.
-START_TEST(the_mean_of_a_layer)
+UNIT_TEST(the_mean_of_a_layer)
 {
     learned *own = calloc(1, sizeof *own), *mean = calloc(1, sizeof *mean);
     learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2};
@@ -167,10 +164,9 @@ START_TEST(the_mean_of_a_layer)
     free(own);
     free(mean);
 }
-END_TEST
 
 // The same text under two names, with questions of its own each, is left out as one.
-START_TEST(a_text_that_was_recorded_twice)
+UNIT_TEST(a_text_that_was_recorded_twice)
 {
     learned *l = calloc(1, sizeof *l);
     kvb_ranking *r;
@@ -189,10 +185,9 @@ START_TEST(a_text_that_was_recorded_twice)
     learn_free(l);
     free(l);
 }
-END_TEST
 
 // Layers with a window have weights of 0 in the file, the other its own; scores are those of a model without them.
-START_TEST(layers_that_are_not_budgeted)
+UNIT_TEST(layers_that_are_not_budgeted)
 {
     learned *l = calloc(1, sizeof *l);
     kvb_ranking *r, *whole;
@@ -227,9 +222,8 @@ START_TEST(layers_that_are_not_budgeted)
     learn_free(l);
     free(l);
 }
-END_TEST
 
-START_TEST(one_text_is_too_few)
+UNIT_TEST(one_text_is_too_few)
 {
     learned *l = calloc(1, sizeof *l);
     open_all(1);
@@ -237,7 +231,6 @@ START_TEST(one_text_is_too_few)
     learn_free(l);
     free(l);
 }
-END_TEST
 
 static const char *fit_file(kvb_ranking **r)
 {
@@ -255,7 +248,7 @@ static const char *fit_file(kvb_ranking **r)
     return path;
 }
 
-START_TEST(texts_that_were_fitted_on_are_ranked_by_others)
+UNIT_TEST(texts_that_were_fitted_on_are_ranked_by_others)
 {
     kvb_ranking *r;
     char sha256[65];
@@ -275,10 +268,9 @@ START_TEST(texts_that_were_fitted_on_are_ranked_by_others)
     }
     kvb_ranking_close(r);
 }
-END_TEST
 
 // solve --metric learned=FILE; the table carries the ranking, and its bounds are checked with that alone.
-START_TEST(tables_of_a_ranking)
+UNIT_TEST(tables_of_a_ranking)
 {
     kvb_ranking *r;
     char named[300];
@@ -313,9 +305,8 @@ START_TEST(tables_of_a_ranking)
     record_metric_free(&m);
     kvb_ranking_close(r);
 }
-END_TEST
 
-START_TEST(rankings_of_other_records)
+UNIT_TEST(rankings_of_other_records)
 {
     kvb_ranking *r;
     open_all(TEXTS);
@@ -334,21 +325,5 @@ START_TEST(rankings_of_other_records)
     r->info.n_layers = 1;
     kvb_ranking_close(r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, teardown);
-    tcase_add_test(tc, finds_the_metrics_that_count);
-    tcase_add_test(tc, settings_that_are_given_stay);
-    tcase_add_test(tc, costs_are_the_records);
-    tcase_add_test(tc, the_mean_of_a_layer);
-    tcase_add_test(tc, a_text_that_was_recorded_twice);
-    tcase_add_test(tc, layers_that_are_not_budgeted);
-    tcase_add_test(tc, one_text_is_too_few);
-    tcase_add_test(tc, texts_that_were_fitted_on_are_ranked_by_others);
-    tcase_add_test(tc, tables_of_a_ranking);
-    tcase_add_test(tc, rankings_of_other_records);
-}
-
-UNIT_MAIN("study_learn", fill)
+UNIT_MAIN_EACH("study_learn", help_setup, teardown)

@@ -47,7 +47,7 @@ static const char *make(const char *name, const float a[2], const float b[2], fl
 
 static const float STEEP[2] = {8, 1}, OPPOSITE[2] = {1, 8};
 
-START_TEST(test_gains_are_geometric_means)
+UNIT_TEST(test_gains_are_geometric_means)
 {
     selection s;
     double gain;
@@ -68,9 +68,8 @@ START_TEST(test_gains_are_geometric_means)
     study_table_free(&t);
     selection_close(&s);
 }
-END_TEST
 
-START_TEST(test_curves_are_lines_between_the_levels)
+UNIT_TEST(test_curves_are_lines_between_the_levels)
 {
     selection s;
     loss_curves c;
@@ -89,10 +88,9 @@ START_TEST(test_curves_are_lines_between_the_levels)
     loss_curves_free(&c);
     selection_close(&s);
 }
-END_TEST
 
 // Half of the tokens, and what the heads' own shares leave: straight lines, times the gain.
-START_TEST(test_layers_have_gains_and_losses)
+UNIT_TEST(test_layers_have_gains_and_losses)
 {
     layer_losses l;
     const double even[2] = {0.5, 0.75}, pruned[2] = {0, 0.5};
@@ -112,11 +110,10 @@ START_TEST(test_layers_have_gains_and_losses)
                "has no curves");
     layer_losses_free(&l);
 }
-END_TEST
 
 // The head whose output matters eight times as much keeps what it can; the prediction is in nats, and what the table
 // says of its loss is found again when it is read.
-START_TEST(test_budgets_follow_the_output)
+UNIT_TEST(test_budgets_follow_the_output)
 {
     selection s;
     study_table t;
@@ -143,10 +140,9 @@ START_TEST(test_budgets_follow_the_output)
     study_table_free(&t);
     selection_close(&s);
 }
-END_TEST
 
 // Each text's budgets are the worst for the other: uniform ones lose less on left-out texts, and are taken.
-START_TEST(test_rivals_are_taken)
+UNIT_TEST(test_rivals_are_taken)
 {
     selection s;
     study_table t;
@@ -170,10 +166,9 @@ START_TEST(test_rivals_are_taken)
     study_table_free(&t);
     selection_close(&s);
 }
-END_TEST
 
 // A curve that rises between its ends: the hull passes below the bump, and the optimum stays above the bound.
-START_TEST(test_a_curve_may_rise)
+UNIT_TEST(test_a_curve_may_rise)
 {
     selection s;
     study_table t;
@@ -189,17 +184,5 @@ START_TEST(test_a_curve_may_rise)
     study_table_free(&t);
     selection_close(&s);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, test_gains_are_geometric_means);
-    tcase_add_test(tc, test_curves_are_lines_between_the_levels);
-    tcase_add_test(tc, test_layers_have_gains_and_losses);
-    tcase_add_test(tc, test_budgets_follow_the_output);
-    tcase_add_test(tc, test_rivals_are_taken);
-    tcase_add_test(tc, test_a_curve_may_rise);
-}
-
-UNIT_MAIN("study loss", fill)
+UNIT_MAIN_EACH("study loss", help_setup, help_teardown)

@@ -60,7 +60,7 @@ static double least(const bed *b, double keep)
     return sum;
 }
 
-START_TEST(budgets_are_near_the_best)
+UNIT_TEST(budgets_are_near_the_best)
 {
     kvb_error err = {0};
     case_seed("measured");
@@ -78,9 +78,8 @@ START_TEST(budgets_are_near_the_best)
         }
     }
 }
-END_TEST
 
-START_TEST(layers_move_together)
+UNIT_TEST(layers_move_together)
 {
     bed b;
     kvb_error err = {0};
@@ -95,9 +94,8 @@ START_TEST(layers_move_together)
     must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
     ck_assert(total(&b, b.out + 79 * N) < total(&b, b.prune + 79 * N));
 }
-END_TEST
 
-START_TEST(the_best_table_stays)
+UNIT_TEST(the_best_table_stays)
 {
     bed b;
     kvb_error err = {0};
@@ -107,9 +105,8 @@ START_TEST(the_best_table_stays)
     for (int i = 0; i < KNOTS * N; i++)
         ck_assert_msg(fabs(b.shift[i]) < 0.05, "head %d moves by %g", i % N, b.shift[i]);
 }
-END_TEST
 
-START_TEST(what_makes_no_sense_is_refused)
+UNIT_TEST(what_makes_no_sense_is_refused)
 {
     bed b;
     kvb_error err = {0};
@@ -125,14 +122,5 @@ START_TEST(what_makes_no_sense_is_refused)
     ck_assert_uint_eq(measured_levels(KNOT + 1, 1, b.levels), 4);
     ck_assert(b.levels[0] < 0.55 && b.levels[3] > 0.94 && b.levels[1] < b.levels[2]);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, budgets_are_near_the_best);
-    tcase_add_test(tc, layers_move_together);
-    tcase_add_test(tc, the_best_table_stays);
-    tcase_add_test(tc, what_makes_no_sense_is_refused);
-}
-
-UNIT_MAIN("study/measured", fill)
+UNIT_MAIN("study/measured")

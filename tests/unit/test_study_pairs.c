@@ -40,7 +40,7 @@ static void begin(pair_walk *w, study_progress *p, double min_keep)
     pair_walk_open(w, &pairs, &solve, min_keep, p);
 }
 
-START_TEST(pairs_are_counted)
+UNIT_TEST(pairs_are_counted)
 {
     ck_assert_uint_eq(pairs.n_pairs, 3);
     ck_assert_uint_eq(pairs.n_contexts, 2);
@@ -50,9 +50,8 @@ START_TEST(pairs_are_counted)
     ck_assert_uint_eq(pairs.longest.n_tokens, 12); // of those in use
     ck_assert_uint_eq(pairs.longest.sink, 1);
 }
-END_TEST
 
-START_TEST(protection_comes_from_the_options_before_the_record)
+UNIT_TEST(protection_comes_from_the_options_before_the_record)
 {
     pair_set other;
     study_options o = case_options("mean_loss");
@@ -66,9 +65,8 @@ START_TEST(protection_comes_from_the_options_before_the_record)
                "context one: keydiff protects 3 + 3 of its 6");
     pairs_close(&other);
 }
-END_TEST
 
-START_TEST(nothing_to_solve)
+UNIT_TEST(nothing_to_solve)
 {
     pair_set other;
     selection skipped;
@@ -79,9 +77,8 @@ START_TEST(nothing_to_solve)
     pairs_close(&other);
     selection_close(&skipped);
 }
-END_TEST
 
-START_TEST(every_pair_with_its_curves)
+UNIT_TEST(every_pair_with_its_curves)
 {
     pair_walk w;
     begin(&w, NULL, 0.4);
@@ -108,7 +105,6 @@ START_TEST(every_pair_with_its_curves)
     ck_assert(w.ended);
     pair_walk_close(&w);
 }
-END_TEST
 
 static void gather_all(gathered *g, aggregation how, double shrink)
 {
@@ -130,7 +126,7 @@ static bool stop_at_two(void *to, double done, double total)
     return done < 2 && total > 0;
 }
 
-START_TEST(whoever_is_told_may_stop_it)
+UNIT_TEST(whoever_is_told_may_stop_it)
 {
     pair_walk w;
     double seen = 0;
@@ -144,9 +140,8 @@ START_TEST(whoever_is_told_may_stop_it)
     help_fails(pair_walk_next(&w, err), KVB_INTERRUPTED, "stopped");
     pair_walk_close(&w);
 }
-END_TEST
 
-START_TEST(the_average_of_all_pairs)
+UNIT_TEST(the_average_of_all_pairs)
 {
     gathered g;
     gather_all(&g, AGGREGATE_MEAN_LOSS, 0);
@@ -160,9 +155,8 @@ START_TEST(the_average_of_all_pairs)
     ck_near(loss_at(&g.all.curves, 0, 2), 0.5);
     gather_free(&g);
 }
-END_TEST
 
-START_TEST(one_average_for_each_text_that_has_pairs)
+UNIT_TEST(one_average_for_each_text_that_has_pairs)
 {
     gathered g;
     gather_all(&g, AGGREGATE_TAIL, 0);
@@ -175,9 +169,8 @@ START_TEST(one_average_for_each_text_that_has_pairs)
     ck_assert_uint_eq(g.n_texts, 0);
     gather_free(&g);
 }
-END_TEST
 
-START_TEST(a_table_is_judged_as_the_runtime_rounds_it)
+UNIT_TEST(a_table_is_judged_as_the_runtime_rounds_it)
 {
     pair_walk w;
     double sum[2] = {0.5, 0};
@@ -190,18 +183,5 @@ START_TEST(a_table_is_judged_as_the_runtime_rounds_it)
     ck_near(sum[1], 2.0 / 14);
     pair_walk_close(&w);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, pairs_are_counted);
-    tcase_add_test(tc, protection_comes_from_the_options_before_the_record);
-    tcase_add_test(tc, nothing_to_solve);
-    tcase_add_test(tc, every_pair_with_its_curves);
-    tcase_add_test(tc, whoever_is_told_may_stop_it);
-    tcase_add_test(tc, the_average_of_all_pairs);
-    tcase_add_test(tc, one_average_for_each_text_that_has_pairs);
-    tcase_add_test(tc, a_table_is_judged_as_the_runtime_rounds_it);
-}
-UNIT_MAIN("study pairs", fill)
+UNIT_MAIN_EACH("study pairs", setup, teardown)

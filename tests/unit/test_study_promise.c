@@ -23,7 +23,7 @@ static double share_passed(int kind, double mean, double limit, uint32_t n, doub
     return (double)passed / DRAWS;
 }
 
-START_TEST(p_values_keep_their_level)
+UNIT_TEST(p_values_keep_their_level)
 {
     case_seed("promise");
     for (int kind = 0; kind < 3; kind++)
@@ -34,18 +34,16 @@ START_TEST(p_values_keep_their_level)
                           wrong);
         }
 }
-END_TEST
 
-START_TEST(small_variance_is_rewarded)
+UNIT_TEST(small_variance_is_rewarded)
 {
     case_seed("promise, power");
     double steady = share_passed(1, 0.07, 0.15, 40, 0.1), coins = share_passed(0, 0.07, 0.15, 40, 0.1);
     ck_assert_msg(steady > 0.95, "nearly constant losses pass in %.3f", steady);
     ck_assert_msg(coins < steady, "coins in %.3f, nearly constant losses in %.3f", coins, steady);
 }
-END_TEST
 
-START_TEST(p_values_by_hand)
+UNIT_TEST(p_values_by_hand)
 {
     const double none[3] = {0, 0, 0}, all[2] = {1, 1};
     // Nothing lost: (1 - limit)^-n for the largest bet.
@@ -58,9 +56,8 @@ START_TEST(p_values_by_hand)
     const double six[6] = {0};
     ck_assert_double_eq_tol(promise_p_value(none, 3, 0.2, 2), promise_p_value(six, 6, 0.2, 1), 1e-12);
 }
-END_TEST
 
-START_TEST(how_many_texts)
+UNIT_TEST(how_many_texts)
 {
     uint32_t n = promise_least_texts(0.2, 0.05);
     double none[64] = {0};
@@ -71,9 +68,8 @@ START_TEST(how_many_texts)
     ck_assert_uint_gt(promise_texts_needed(some, 4, 0.2, 0.05), n);
     ck_assert_uint_eq(promise_texts_needed(many, 2, 0.2, 0.05), 0);
 }
-END_TEST
 
-START_TEST(the_sequence_ends_at_the_first_failure)
+UNIT_TEST(the_sequence_ends_at_the_first_failure)
 {
     enum { RATIOS = 4, TEXTS = 50 };
     double kl[RATIOS][TEXTS], flips[RATIOS][TEXTS];
@@ -105,10 +101,9 @@ START_TEST(the_sequence_ends_at_the_first_failure)
     criteria[0].cap = 0.1;
     ck_assert(promise_find(&task, NULL, &passed, &err) == KVB_ARGUMENT);
 }
-END_TEST
 
 // Texts like real ones: a few lose ten times as much as most; damage grows with the ratio.
-START_TEST(promises_are_kept_on_halves)
+UNIT_TEST(promises_are_kept_on_halves)
 {
     enum { RATIOS = 10, TEXTS = 120, HALF = TEXTS / 2, RESAMPLES = 200 };
     static double kl[RATIOS][TEXTS];
@@ -139,16 +134,5 @@ START_TEST(promises_are_kept_on_halves)
     ck_assert_msg(broken <= 20, "%u of 200 promises were broken", broken);
     ck_assert_msg(refused < 20 && all_passed >= 2 * RESAMPLES, "%u refused, %u ratios", refused, all_passed);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, p_values_keep_their_level);
-    tcase_add_test(tc, small_variance_is_rewarded);
-    tcase_add_test(tc, p_values_by_hand);
-    tcase_add_test(tc, how_many_texts);
-    tcase_add_test(tc, the_sequence_ends_at_the_first_failure);
-    tcase_add_test(tc, promises_are_kept_on_halves);
-}
-
-UNIT_MAIN("study/promise", fill)
+UNIT_MAIN("study/promise")

@@ -78,7 +78,7 @@ static double gain(const refine_result *r)
     return sum;
 }
 
-START_TEST(the_search_finds_its_way)
+UNIT_TEST(the_search_finds_its_way)
 {
     kvb_error err = {0};
     bowl b;
@@ -102,9 +102,8 @@ START_TEST(the_search_finds_its_way)
     refine_free(&r);
     refine_free(&again);
 }
-END_TEST
 
-START_TEST(the_selection_set_ends_what_overfits)
+UNIT_TEST(the_selection_set_ends_what_overfits)
 {
     kvb_error err = {0};
     bowl b;
@@ -119,9 +118,8 @@ START_TEST(the_selection_set_ends_what_overfits)
     for (int k = 0; k < KNOTS; k++) ck_assert(r.selection[k] <= r.selection_before[k]);
     refine_free(&r);
 }
-END_TEST
 
-START_TEST(a_stop_leaves_nothing)
+UNIT_TEST(a_stop_leaves_nothing)
 {
     kvb_error err = {0};
     case_seed("refine, stops");
@@ -135,9 +133,8 @@ START_TEST(a_stop_leaves_nothing)
         ck_assert_ptr_null(r.shift);
     }
 }
-END_TEST
 
-START_TEST(layers_alone_move_together)
+UNIT_TEST(layers_alone_move_together)
 {
     bowl b;
     refine_result r;
@@ -152,9 +149,8 @@ START_TEST(layers_alone_move_together)
     task.n_selection = 0;
     ck_assert(refine_run(&r, &task, &err) == KVB_ARGUMENT);
 }
-END_TEST
 
-START_TEST(a_start_is_tried_and_judged)
+UNIT_TEST(a_start_is_tried_and_judged)
 {
     bowl b;
     refine_result r;
@@ -182,15 +178,5 @@ START_TEST(a_start_is_tried_and_judged)
     ck_assert(r.rounds == 3);
     refine_free(&r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, the_search_finds_its_way);
-    tcase_add_test(tc, the_selection_set_ends_what_overfits);
-    tcase_add_test(tc, a_stop_leaves_nothing);
-    tcase_add_test(tc, a_start_is_tried_and_judged);
-    tcase_add_test(tc, layers_alone_move_together);
-}
-
-UNIT_MAIN("study/refine", fill)
+UNIT_MAIN("study/refine")

@@ -22,7 +22,7 @@ static void budgets(const kvb_table *table, double ratio, uint32_t keep[CASE_HEA
     help_ok(kvb_budgets(table, ratio, 1000, NULL, keep, CASE_HEADS, err));
 }
 
-START_TEST(a_refined_table_is_a_table)
+UNIT_TEST(a_refined_table_is_a_table)
 {
     char run[256], path[256], refined[256];
     snprintf(run, sizeof run, "%s", case_record("run.h5", CONTEXTS, 2));
@@ -68,9 +68,8 @@ START_TEST(a_refined_table_is_a_table)
     kvb_table *const all[4] = {table, same, other, read};
     for (int i = 0; i < 4; i++) kvb_table_close(all[i]);
 }
-END_TEST
 
-START_TEST(its_bounds_are_still_true)
+UNIT_TEST(its_bounds_are_still_true)
 {
     char run[256], path[256];
     snprintf(run, sizeof run, "%s", case_record("bounds.h5", CONTEXTS, 2));
@@ -97,13 +96,5 @@ START_TEST(its_bounds_are_still_true)
     refine_table_free(&t);
     kvb_table_close(table);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_unchecked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, a_refined_table_is_a_table);
-    tcase_add_test(tc, its_bounds_are_still_true);
-}
-
-UNIT_MAIN("study/refine_table", fill)
+UNIT_MAIN_ONCE("study/refine_table", help_setup, help_teardown)

@@ -27,7 +27,7 @@ static kvb_status take(selection *s, const char *contexts, const char *const *na
     return selection_open(s, path, &wanted, err);
 }
 
-START_TEST(metrics_by_name_by_beginning_and_all)
+UNIT_TEST(metrics_by_name_by_beginning_and_all)
 {
     selection s;
     const char *const some[] = {"keydiff", "ea", "keydiff"};
@@ -48,9 +48,8 @@ START_TEST(metrics_by_name_by_beginning_and_all)
         selection_close(&s);
     }
 }
-END_TEST
 
-START_TEST(contexts_in_the_given_order_once)
+UNIT_TEST(contexts_in_the_given_order_once)
 {
     selection s;
     help_ok(take(&s, "two,one", CASE_METRIC, 1, err));
@@ -65,9 +64,8 @@ START_TEST(contexts_in_the_given_order_once)
     help_fails(take(&s, "one,", CASE_METRIC, 1, err), KVB_ARGUMENT, "has no context ''");
     selection_close(&s);
 }
-END_TEST
 
-START_TEST(questions_without_queries_and_later_ones_are_left_out)
+UNIT_TEST(questions_without_queries_and_later_ones_are_left_out)
 {
     selection s;
     const selection_request two = {CASE_METRIC, 1, NULL, 2, NULL};
@@ -80,9 +78,8 @@ START_TEST(questions_without_queries_and_later_ones_are_left_out)
     ck_assert(!selection_has(&s, &selection_context(&s, 0)->questions[2], 2));
     selection_close(&s);
 }
-END_TEST
 
-START_TEST(another_model_is_refused)
+UNIT_TEST(another_model_is_refused)
 {
     selection s;
     case_select(&s, path);
@@ -94,9 +91,8 @@ START_TEST(another_model_is_refused)
                "t.safetensors are of different");
     selection_close(&s);
 }
-END_TEST
 
-START_TEST(what_the_record_says_of_a_metric)
+UNIT_TEST(what_the_record_says_of_a_metric)
 {
     selection s;
     record_metric m;
@@ -134,11 +130,10 @@ START_TEST(what_the_record_says_of_a_metric)
         selection_close(&s);
     }
 }
-END_TEST
 
 // What a metric costs and whose kin it is, the record says, of metrics that nobody here knows; of records of before the
 // name tells the kin, and all cost alike.
-START_TEST(cost_and_kin_of_a_metric)
+UNIT_TEST(cost_and_kin_of_a_metric)
 {
     static const struct {
         const char *about, *metric, *kin;
@@ -164,16 +159,5 @@ START_TEST(cost_and_kin_of_a_metric)
         selection_close(&s);
     }
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, metrics_by_name_by_beginning_and_all);
-    tcase_add_test(tc, contexts_in_the_given_order_once);
-    tcase_add_test(tc, questions_without_queries_and_later_ones_are_left_out);
-    tcase_add_test(tc, another_model_is_refused);
-    tcase_add_test(tc, what_the_record_says_of_a_metric);
-    tcase_add_test(tc, cost_and_kin_of_a_metric);
-}
-UNIT_MAIN("study selection", fill)
+UNIT_MAIN_EACH("study selection", setup, help_teardown)

@@ -41,7 +41,7 @@ static void check_nested(const bed *b)
     for (int i = N; i < R * N; i++) ck_assert_msg(b->out[i] >= b->out[i - N] - 1e-12, "row %d, head %d", i / N, i % N);
 }
 
-START_TEST(no_shift_is_the_table)
+UNIT_TEST(no_shift_is_the_table)
 {
     bed b;
     kvb_error err = {0};
@@ -53,9 +53,8 @@ START_TEST(no_shift_is_the_table)
     must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
     for (int i = 0; i < R * N; i++) ck_assert_double_eq_tol(b.out[i], b.prune[i], 1e-9);
 }
-END_TEST
 
-START_TEST(totals_stay_and_rows_are_nested)
+UNIT_TEST(totals_stay_and_rows_are_nested)
 {
     bed b;
     kvb_error err = {0};
@@ -73,9 +72,8 @@ START_TEST(totals_stay_and_rows_are_nested)
             }
     }
 }
-END_TEST
 
-START_TEST(a_head_with_a_negative_shift_keeps_more)
+UNIT_TEST(a_head_with_a_negative_shift_keeps_more)
 {
     bed b;
     kvb_error err = {0};
@@ -87,9 +85,8 @@ START_TEST(a_head_with_a_negative_shift_keeps_more)
         for (int h = 0; h < N; h++)
             ck_assert(h == 5 ? b.out[r * N + h] < b.prune[r * N + h] : b.out[r * N + h] > b.prune[r * N + h]);
 }
-END_TEST
 
-START_TEST(limits_hold)
+UNIT_TEST(limits_hold)
 {
     bed b;
     kvb_error err = {0};
@@ -123,9 +120,8 @@ START_TEST(limits_hold)
     }
     kvb_limits_free(&limits);
 }
-END_TEST
 
-START_TEST(what_makes_no_sense_is_refused)
+UNIT_TEST(what_makes_no_sense_is_refused)
 {
     bed b;
     kvb_error err = {0};
@@ -137,15 +133,5 @@ START_TEST(what_makes_no_sense_is_refused)
     b.shift[3] = NAN;
     ck_assert(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err) == KVB_NUMERIC);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, no_shift_is_the_table);
-    tcase_add_test(tc, totals_stay_and_rows_are_nested);
-    tcase_add_test(tc, a_head_with_a_negative_shift_keeps_more);
-    tcase_add_test(tc, limits_hold);
-    tcase_add_test(tc, what_makes_no_sense_is_refused);
-}
-
-UNIT_MAIN("study/shift", fill)
+UNIT_MAIN("study/shift")

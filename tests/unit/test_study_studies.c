@@ -29,7 +29,7 @@ static void teardown(void)
 
 // ---- Holdout --------------------------------------------------------------------------------------------------------
 
-START_TEST(texts_held_out)
+UNIT_TEST(texts_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
     help_ok(holdout_open(h, &from, "keydiff", &o, err));
@@ -47,9 +47,8 @@ START_TEST(texts_held_out)
     holdout_free(h);
     free(h);
 }
-END_TEST
 
-START_TEST(one_text_cannot_be_held_out)
+UNIT_TEST(one_text_cannot_be_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
     selection one;
@@ -60,7 +59,6 @@ START_TEST(one_text_cannot_be_held_out)
     selection_close(&one);
     free(h);
 }
-END_TEST
 
 // ---- Ablation -------------------------------------------------------------------------------------------------------
 
@@ -84,7 +82,7 @@ static void ablate(ablation *x, const char *id)
     unlink(help_path("ranked.h5"));
 }
 
-START_TEST(budgets_of_other_methods)
+UNIT_TEST(budgets_of_other_methods)
 {
     ablation x;
     enum { AT = 4 }; // 25 %
@@ -104,13 +102,5 @@ START_TEST(budgets_of_other_methods)
     ck_near(x.loss[WAY_UNIFORM][AT], (4 + 3.0 / 8) / 5.25);
     ablation_free(&x);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, texts_held_out);
-    tcase_add_test(tc, one_text_cannot_be_held_out);
-    tcase_add_test(tc, budgets_of_other_methods);
-}
-UNIT_MAIN("study studies", fill)
+UNIT_MAIN_EACH("study studies", setup, teardown)

@@ -34,7 +34,7 @@ static void make_sums(pair_sums *sums, const double (*heads)[2], uint32_t n)
     }
 }
 
-START_TEST(tables_of_one_part)
+UNIT_TEST(tables_of_one_part)
 {
     pair_sums sums;
     double table[4];
@@ -51,9 +51,8 @@ START_TEST(tables_of_one_part)
     ck_assert_double_eq_tol(table[1], 0.5, 1e-12); // the only text is the worst one
     pair_sums_free(&sums);
 }
-END_TEST
 
-START_TEST(parts_count_by_their_pairs)
+UNIT_TEST(parts_count_by_their_pairs)
 {
     pair_sums sums[PARTS];
     double table[4];
@@ -70,9 +69,8 @@ START_TEST(parts_count_by_their_pairs)
     ck_assert(pair_sums_mean_loss(table, parts, 0, 0, &OPTIONS, &err) == KVB_ARGUMENT);
     for (int i = 0; i < PARTS; i++) pair_sums_free(&sums[i]);
 }
-END_TEST
 
-START_TEST(limits_as_text_come_back)
+UNIT_TEST(limits_as_text_come_back)
 {
     kvb_limits m, again;
     must(kvb_limits_init(&m, 2, 2, &err), &err);
@@ -97,9 +95,8 @@ START_TEST(limits_as_text_come_back)
     cJSON_free(text);
     kvb_limits_free(&m);
 }
-END_TEST
 
-START_TEST(names_and_progress)
+UNIT_TEST(names_and_progress)
 {
     study_options o = study_options_make();
     study_progress p = {.done = 7};
@@ -119,13 +116,5 @@ START_TEST(names_and_progress)
     double before = study_seconds();
     ck_assert_double_ge(study_seconds(), before);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, tables_of_one_part);
-    tcase_add_test(tc, parts_count_by_their_pairs);
-    tcase_add_test(tc, limits_as_text_come_back);
-    tcase_add_test(tc, names_and_progress);
-}
-UNIT_MAIN("study sums", fill)
+UNIT_MAIN("study sums")

@@ -25,7 +25,7 @@ static void teardown(void)
     help_teardown();
 }
 
-START_TEST(one_pair_with_a_useless_head)
+UNIT_TEST(one_pair_with_a_useless_head)
 {
     study_table t;
     study_options o = case_options("mean_ratio");
@@ -49,9 +49,8 @@ START_TEST(one_pair_with_a_useless_head)
     ck_near(t.effective[98], 20.0 / 24);
     study_table_free(&t);
 }
-END_TEST
 
-START_TEST(aggregations_of_two_opposite_pairs)
+UNIT_TEST(aggregations_of_two_opposite_pairs)
 {
     study_table t;
     const case_context both[] = {HEAD_0, HEAD_1};
@@ -86,9 +85,8 @@ START_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.text_weights[2 * 24] + t.text_weights[2 * 24 + 1], 1);
     study_table_free(&t);
 }
-END_TEST
 
-START_TEST(pairs_that_cannot_lose_anything_count)
+UNIT_TEST(pairs_that_cannot_lose_anything_count)
 {
     static const char *const how[] = {"mean_ratio", "mean_loss"};
     const case_context nothing = {.id = "n", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 0}, NULL}}};
@@ -104,13 +102,12 @@ START_TEST(pairs_that_cannot_lose_anything_count)
         study_table_free(&t);
     }
 }
-END_TEST
 
 // Head 0 needs its last chosen token only, which the metric ranks last: greedy's hull does not see the step.
 static const float STEP[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0};
 static const case_context STEPS = {.id = "s", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, STEP}}};
 
-START_TEST(exact_budgets_lose_no_more_than_greedy)
+UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
 {
     study_table greedy, exact, perfect;
     study_options o = case_options("mean_loss");
@@ -135,9 +132,8 @@ START_TEST(exact_budgets_lose_no_more_than_greedy)
     study_table_free(&exact);
     study_table_free(&perfect);
 }
-END_TEST
 
-START_TEST(ratios_of_ones_own_must_be_allowed)
+UNIT_TEST(ratios_of_ones_own_must_be_allowed)
 {
     study_table t;
     kvb_limits limits;
@@ -160,11 +156,10 @@ START_TEST(ratios_of_ones_own_must_be_allowed)
     study_table_free(&t);
     kvb_limits_free(&limits);
 }
-END_TEST
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-START_TEST(the_file_says_how_it_was_made)
+UNIT_TEST(the_file_says_how_it_was_made)
 {
     study_table t;
     kvb_table *table;
@@ -196,9 +191,8 @@ START_TEST(the_file_says_how_it_was_made)
     ck_assert(help_exists(help_path("b.npy")));
     study_table_free(&t);
 }
-END_TEST
 
-START_TEST(aggregations_by_name)
+UNIT_TEST(aggregations_by_name)
 {
     static const char *const wrong[] = {"",         "mean",      "cvar",     "cvar:", "cvar:0",
                                         "cvar:1.1", "cvar:0.5x", "cvar:nan", "Worst"};
@@ -207,7 +201,6 @@ START_TEST(aggregations_by_name)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         help_fails(study_options_aggregate(&o, wrong[i], err), KVB_ARGUMENT, "cvar:A with 0 < A <= 1");
 }
-END_TEST
 
 // ---- Checking -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +225,7 @@ static uint32_t count_faults(const char *path, const char *fault)
     return n;
 }
 
-START_TEST(bounds_hold_and_wrong_ones_are_found)
+UNIT_TEST(bounds_hold_and_wrong_ones_are_found)
 {
     static const char *const how[] = {"mean_ratio", "mean_loss", "worst", "cvar:0.6"};
     const case_context all[] = {HEAD_0, STEPS, HEAD_1};
@@ -256,9 +249,8 @@ START_TEST(bounds_hold_and_wrong_ones_are_found)
         study_table_free(&t);
     }
 }
-END_TEST
 
-START_TEST(a_table_of_another_record_is_refused)
+UNIT_TEST(a_table_of_another_record_is_refused)
 {
     study_table t;
     table_check *k = calloc(1, sizeof *k);
@@ -277,10 +269,9 @@ START_TEST(a_table_of_another_record_is_refused)
     free(k);
     study_table_free(&t);
 }
-END_TEST
 
 // What a table was solved for comes out of its file, and a record of another model or shape is not its own.
-START_TEST(a_table_opens_with_its_record)
+UNIT_TEST(a_table_opens_with_its_record)
 {
     study_table t;
     kvb_table *table = NULL;
@@ -311,20 +302,5 @@ START_TEST(a_table_opens_with_its_record)
     selection_close(&opened);
     study_table_free(&t);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, teardown);
-    tcase_add_test(tc, one_pair_with_a_useless_head);
-    tcase_add_test(tc, a_table_opens_with_its_record);
-    tcase_add_test(tc, aggregations_of_two_opposite_pairs);
-    tcase_add_test(tc, pairs_that_cannot_lose_anything_count);
-    tcase_add_test(tc, exact_budgets_lose_no_more_than_greedy);
-    tcase_add_test(tc, ratios_of_ones_own_must_be_allowed);
-    tcase_add_test(tc, the_file_says_how_it_was_made);
-    tcase_add_test(tc, aggregations_by_name);
-    tcase_add_test(tc, bounds_hold_and_wrong_ones_are_found);
-    tcase_add_test(tc, a_table_of_another_record_is_refused);
-}
-UNIT_MAIN("study table", fill)
+UNIT_MAIN_EACH("study table", help_setup, teardown)

@@ -48,7 +48,7 @@ static double mean_best(double ratio)
     return (best_loss(&a[0], ratio) + best_loss(&a[1], ratio) + best_loss(&b[0], ratio)) / PAIRS;
 }
 
-START_TEST(the_optimum_is_that_of_trying_all_budgets)
+UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
 {
     validation *v = calloc(1, sizeof *v);
     study_options o = case_options("mean_ratio");
@@ -68,9 +68,8 @@ START_TEST(the_optimum_is_that_of_trying_all_budgets)
     validation_free(v);
     free(v);
 }
-END_TEST
 
-START_TEST(the_average_is_one_problem)
+UNIT_TEST(the_average_is_one_problem)
 {
     validation *v = calloc(1, sizeof *v);
     study_options o = case_options("mean_loss");
@@ -86,9 +85,8 @@ START_TEST(the_average_is_one_problem)
     validation_free(v);
     free(v);
 }
-END_TEST
 
-START_TEST(under_constraints_rows_of_the_options_count)
+UNIT_TEST(under_constraints_rows_of_the_options_count)
 {
     validation *v = calloc(1, sizeof *v);
     study_options o = case_options("mean_ratio");
@@ -107,13 +105,5 @@ START_TEST(under_constraints_rows_of_the_options_count)
     free(v);
     kvb_limits_free(&limits);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, the_optimum_is_that_of_trying_all_budgets);
-    tcase_add_test(tc, the_average_is_one_problem);
-    tcase_add_test(tc, under_constraints_rows_of_the_options_count);
-}
-UNIT_MAIN("study validation", fill)
+UNIT_MAIN_EACH("study validation", setup, teardown)

@@ -43,7 +43,7 @@ static int parse(values *v, const char *const *words)
 }
 #define PARSE(v, ...) parse(v, (const char *const[]){"try", __VA_ARGS__, NULL})
 
-START_TEST(options_of_every_kind)
+UNIT_TEST(options_of_every_kind)
 {
     values v;
     ck_assert_int_eq(
@@ -62,17 +62,15 @@ START_TEST(options_of_every_kind)
     ck_assert_int_eq(PARSE(&v, "--help"), -1);
     ck_assert_int_eq(PARSE(&v, "-h"), -1);
 }
-END_TEST
 
-START_TEST(wrong_options)
+UNIT_TEST(wrong_options)
 {
     values v;
     static const char *const wrong[] = {"--nothing", "-x", "--text", "-t", "--flag=1", "--help=1"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, wrong[i]), EXIT_USAGE);
 }
-END_TEST
 
-START_TEST(numbers_are_strict)
+UNIT_TEST(numbers_are_strict)
 {
     values v;
     ck_assert_int_eq(PARSE(&v, "-n", "18446744073709551615", "-r", ".5"), 0);
@@ -85,9 +83,8 @@ START_TEST(numbers_are_strict)
         ck_assert_int_eq(PARSE(&v, "-n", counts[i]), EXIT_USAGE);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) ck_assert_int_eq(PARSE(&v, "-r", reals[i]), EXIT_USAGE);
 }
-END_TEST
 
-START_TEST(ratios_are_shares_or_per_cent)
+UNIT_TEST(ratios_are_shares_or_per_cent)
 {
     double r = 0;
     ck_assert(cli_ratio(&r, "0.8") && r == 0.8);
@@ -96,7 +93,6 @@ START_TEST(ratios_are_shares_or_per_cent)
     const char *const wrong[] = {"1", "-0.1", "100%", "80", "0.8x", "80%%", "", "nan"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
 }
-END_TEST
 
 // What `say` puts on standard error, or on standard output; valid until the next call.
 static const char *said(int stream, void (*say)(void))
@@ -133,7 +129,7 @@ static void slow_down(void)
     progress_end(p, "%d steps", 21);
 }
 
-START_TEST(what_is_left_never_grows)
+UNIT_TEST(what_is_left_never_grows)
 {
     const char *text = said(STDERR_FILENO, slow_down);
     ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
@@ -141,7 +137,6 @@ START_TEST(what_is_left_never_grows)
     ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
     ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
 }
-END_TEST
 
 // Hashing counts gigabytes, ends without a word, and stops when somebody asks.
 static void hash_models(void)
@@ -158,13 +153,12 @@ static void hash_models(void)
     progress_clear(p);
 }
 
-START_TEST(hashing_is_shown)
+UNIT_TEST(hashing_is_shown)
 {
     ck_assert_str_eq(said(STDERR_FILENO, hash_models), "work:  25 %  4/16 GB\n\r\033[K");
 }
-END_TEST
 
-START_TEST(no_colour_is_respected)
+UNIT_TEST(no_colour_is_respected)
 {
     setenv("TERM", "xterm-256color", 1);
     setenv("NO_COLOR", "1", 1);
@@ -173,7 +167,6 @@ START_TEST(no_colour_is_respected)
     ck_assert_int_eq(cli_terminal_width(no_terminal, 77), 77);
     close(no_terminal);
 }
-END_TEST
 
 static void say_usage(void)
 {
@@ -193,7 +186,7 @@ static void say_manual(void)
     cli_print_manual(&COMMAND, options);
 }
 
-START_TEST(messages)
+UNIT_TEST(messages)
 {
     ck_assert_str_eq(said(STDERR_FILENO, say_usage), "kvbudget try: 3 is odd\nTry 'kvbudget help try'.\n");
     ck_assert_str_eq(said(STDERR_FILENO, say_failure), "kvbudget try: f: cannot open\nkvbudget try: MEMORY\n");
@@ -206,7 +199,6 @@ START_TEST(messages)
     const char *metrics = said(STDOUT_FILENO, print_metrics_help);
     ck_assert(strstr(metrics, "snapkv:lukv") && strstr(metrics, "arXiv 2510.00636"));
 }
-END_TEST
 
 static void say_progress(void)
 {
@@ -225,14 +217,13 @@ static void say_progress(void)
 }
 
 // In a log: a line after its interval, with share, rate and the time that is left, then a closing one; none when quiet.
-START_TEST(progress_in_a_log)
+UNIT_TEST(progress_in_a_log)
 {
     setenv("TERM", "dumb", 1);
     const char *text = said(STDERR_FILENO, say_progress);
     ck_assert_msg(strstr(text, "work: ") == text && strstr(text, "2/4 tokens") && strstr(text, " left"), "%s", text);
     ck_assert_msg(!strstr(text, "1/4") && strstr(text, "work: 4 done (2") && !strstr(text, "quiet"), "%s", text);
 }
-END_TEST
 
 // Threads that compute, of `threads`, which a stop could interrupt: dnnl_sgemm has no stack for its signal.
 static int interruptible(int threads)
@@ -250,7 +241,7 @@ static int interruptible(int threads)
 
 // Inputs, outputs and the first operand as an output; an option that is not in the table, --force, lets another kind be
 // replaced, and nothing lets an input be.
-START_TEST(files_that_are_named)
+UNIT_TEST(files_that_are_named)
 {
     char folder[] = "/tmp/kvb-cli-XXXXXX", in[64], out[64], notes[64];
     ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -302,7 +293,6 @@ START_TEST(files_that_are_named)
     named_files_begin(false);
     ck_assert_int_eq(unlink(in) | unlink(notes) | rmdir(folder), 0);
 }
-END_TEST
 
 // What a guarded standard output shows of `pieces`, each written by itself.
 static void shown(char *out, size_t size, const char *const *pieces)
@@ -331,7 +321,7 @@ static void shown(char *out, size_t size, const char *const *pieces)
 }
 
 // Outside text cannot command a terminal or turn a line round; characters that are cut in two by buffers stay whole.
-START_TEST(terminal_shows)
+UNIT_TEST(terminal_shows)
 {
     static const struct {
         const char *pieces[5], *shown;
@@ -351,11 +341,10 @@ START_TEST(terminal_shows)
         ck_assert_msg(strcmp(out, expected) == 0, "case %zu: %s", i, out);
     }
 }
-END_TEST
 
 // The first signal asks to stop, interrupts no thread that computes, and the program then ends by it; without one
 // nothing happens.
-START_TEST(signals)
+UNIT_TEST(signals)
 {
     cli_end_by_signal();
     cli_watch_signals();
@@ -374,22 +363,5 @@ START_TEST(signals)
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, messages);
-    tcase_add_test(tc, progress_in_a_log);
-    tcase_add_test(tc, files_that_are_named);
-    tcase_add_test(tc, terminal_shows);
-    tcase_add_test(tc, signals);
-    tcase_add_test(tc, options_of_every_kind);
-    tcase_add_test(tc, wrong_options);
-    tcase_add_test(tc, numbers_are_strict);
-    tcase_add_test(tc, ratios_are_shares_or_per_cent);
-    tcase_add_test(tc, what_is_left_never_grows);
-    tcase_add_test(tc, hashing_is_shown);
-    tcase_add_test(tc, no_colour_is_respected);
-}
-
-UNIT_MAIN("tools_cli", fill)
+UNIT_MAIN("tools_cli")

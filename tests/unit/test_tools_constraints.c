@@ -17,7 +17,7 @@ static kvb_status apply(const constraint_wishes *w, study_options *o, kvb_limits
 // One entry in a list of the command line.
 #define LIST(text) ((cli_list){(const char *[]){text}, 1})
 
-START_TEST(ratios_as_a_list_and_as_a_range)
+UNIT_TEST(ratios_as_a_list_and_as_a_range)
 {
     study_options o;
     kvb_limits none;
@@ -35,9 +35,8 @@ START_TEST(ratios_as_a_list_and_as_a_range)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         help_fails(apply(&(constraint_wishes){.ratios = wrong[i]}, &o, &none, err), KVB_ARGUMENT, "--ratios");
 }
-END_TEST
 
-START_TEST(sizes_of_caches)
+UNIT_TEST(sizes_of_caches)
 {
     study_options o;
     kvb_limits limits;
@@ -72,9 +71,8 @@ START_TEST(sizes_of_caches)
         kvb_limits_free(&limits);
     }
 }
-END_TEST
 
-START_TEST(shares_of_heads_and_layers)
+UNIT_TEST(shares_of_heads_and_layers)
 {
     study_options o;
     kvb_limits m;
@@ -102,9 +100,8 @@ START_TEST(shares_of_heads_and_layers)
     ck_assert_double_eq(o.ratios[98], o.ratios[69]);
     kvb_limits_free(&m);
 }
-END_TEST
 
-START_TEST(wrong_places_and_shares)
+UNIT_TEST(wrong_places_and_shares)
 {
     study_options o;
     kvb_limits m;
@@ -122,9 +119,8 @@ START_TEST(wrong_places_and_shares)
                "not even 1 % can be pruned");
     kvb_limits_free(&m);
 }
-END_TEST
 
-START_TEST(files_of_metrics)
+UNIT_TEST(files_of_metrics)
 {
     char path[PATH_SIZE];
     const char *const two[] = {"a:b", "a=b"}, *folder = help_path("d");
@@ -147,15 +143,5 @@ START_TEST(files_of_metrics)
     help_ok(output_check(folder, &arrays, two, 1, err));
     help_fails(output_check(help_path("no/such"), &pictures, two, 1, err), KVB_IO, "no/such");
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, ratios_as_a_list_and_as_a_range);
-    tcase_add_test(tc, sizes_of_caches);
-    tcase_add_test(tc, shares_of_heads_and_layers);
-    tcase_add_test(tc, wrong_places_and_shares);
-    tcase_add_test(tc, files_of_metrics);
-}
-UNIT_MAIN("tools constraints", fill)
+UNIT_MAIN_EACH("tools constraints", help_setup, help_teardown)

@@ -31,7 +31,7 @@ static double number(const cJSON *of, const char *name)
     return cJSON_GetNumberValue(cJSON_GetObjectItem(of, name));
 }
 
-START_TEST(rankings)
+UNIT_TEST(rankings)
 {
     cJSON *doc = cJSON_CreateObject();
     help_ok(inspect_ranking(doc, ranking_file(), err));
@@ -45,9 +45,8 @@ START_TEST(rankings)
     help_fails(inspect_ranking(doc, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
     cJSON_Delete(doc);
 }
-END_TEST
 
-START_TEST(models)
+UNIT_TEST(models)
 {
     static const unsigned char one_number[] = {'G', 'G', 'U', 'F', 3,   0, 0, 0, 0, 0, 0, 0,   0, 0, 0,
                                                0,   1,   0,   0,   0,   0, 0, 0, 0, 3, 0, 0,   0, 0, 0,
@@ -62,9 +61,8 @@ START_TEST(models)
     ck_assert_str_eq(cJSON_GetObjectItem(cJSON_GetObjectItem(doc, "metadata"), "key")->valuestring, "1.5");
     cJSON_Delete(doc);
 }
-END_TEST
 
-START_TEST(results)
+UNIT_TEST(results)
 {
     static const char json[] =
         "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"tool_version\":\"0\",\"command\":"
@@ -80,10 +78,9 @@ START_TEST(results)
     help_fails(inspect_results(doc, json, strlen(json) - 9, "cut.json", err), KVB_FORMAT, "cut.json");
     cJSON_Delete(doc);
 }
-END_TEST
 
 // A document as text: names and values, inner objects indented, nothing that a terminal would obey.
-START_TEST(documents_as_text)
+UNIT_TEST(documents_as_text)
 {
     static char text[2048];
     cJSON *doc = cJSON_Parse(
@@ -112,24 +109,13 @@ START_TEST(documents_as_text)
     cJSON_free(whole);
     cJSON_Delete(doc);
 }
-END_TEST
 
-START_TEST(answers_need_a_record_and_its_model)
+UNIT_TEST(answers_need_a_record_and_its_model)
 {
     cJSON *doc = cJSON_CreateObject();
     help_fails(inspect_answers(doc, help_path("none.h5"), help_path("none.gguf"), NULL, err), KVB_IO, "none.h5");
     ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "answers")), 0);
     cJSON_Delete(doc);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_test(tc, rankings);
-    tcase_add_test(tc, models);
-    tcase_add_test(tc, results);
-    tcase_add_test(tc, documents_as_text);
-    tcase_add_test(tc, answers_need_a_record_and_its_model);
-}
-
-UNIT_MAIN("tools_inspect", fill)
+UNIT_MAIN("tools_inspect")

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-START_TEST(sizes)
+UNIT_TEST(sizes)
 {
     const struct {
         const char *text;
@@ -29,9 +29,8 @@ START_TEST(sizes)
                          "1e400"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_msg(!memory_parse(bad[i], &bytes), "%s", bad[i]);
 }
-END_TEST
 
-START_TEST(memory_of_this_process)
+UNIT_TEST(memory_of_this_process)
 {
     enum { SIZE = 64 << 20 };
     uint64_t before = memory_resident();
@@ -44,10 +43,9 @@ START_TEST(memory_of_this_process)
     ck_assert(memory_peak() + SIZE / 10 >= with); // Linux counts pages in batches
     ck_assert(memory_free() > 0);
 }
-END_TEST
 
 // A limit of the address space is seen, and memory_free never promises more than it leaves.
-START_TEST(room_of_the_address_space)
+UNIT_TEST(room_of_the_address_space)
 {
     ck_assert(memory_address_room() == UINT64_MAX);
     struct rlimit was, less;
@@ -70,9 +68,8 @@ START_TEST(room_of_the_address_space)
     ck_assert(available <= spare);
     ck_assert(none == 0);
 }
-END_TEST
 
-START_TEST(json_to_stdout)
+UNIT_TEST(json_to_stdout)
 {
     static char text[1000];
     cJSON *document = cJSON_Parse("{\"a\": [1, true], \"b\": \"x\"}");
@@ -93,7 +90,6 @@ START_TEST(json_to_stdout)
     cJSON_Delete(again);
     cJSON_Delete(document);
 }
-END_TEST
 
 #ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space
 // A lack of memory in cJSON says what was asked for, and ends the program with status 1.
@@ -110,15 +106,10 @@ START_TEST(json_without_memory)
 END_TEST
 #endif
 
-static void fill(TCase *tc)
+int main(void)
 {
-    tcase_add_test(tc, sizes);
-    tcase_add_test(tc, memory_of_this_process);
-    tcase_add_test(tc, room_of_the_address_space);
-    tcase_add_test(tc, json_to_stdout);
 #ifndef __SANITIZE_ADDRESS__
-    tcase_add_exit_test(tc, json_without_memory, 1);
+    tcase_add_exit_test(unit_case(), json_without_memory, 1);
 #endif
+    return unit_run("tools/memory", UNIT_CASES(unit_case()));
 }
-
-UNIT_MAIN("tools/memory", fill)

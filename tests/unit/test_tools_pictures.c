@@ -20,7 +20,7 @@ static size_t occurrences(const char *what)
     return n;
 }
 
-START_TEST(parts_of_pictures)
+UNIT_TEST(parts_of_pictures)
 {
     FILE *file = begin_picture();
     svg_escape(file, "a<b> & \"c\"\x01");
@@ -31,9 +31,8 @@ START_TEST(parts_of_pictures)
     fclose(file);
     ck_assert(strstr(text, "<text ") && strstr(text, "class=\"name\"") && strstr(text, "&lt;&amp;</text>"));
 }
-END_TEST
 
-START_TEST(colours)
+UNIT_TEST(colours)
 {
     // The ends and the middle of viridis: #440154, #21918c, #fde725.
     const viridis_rgb want[] = {{0x44, 0x01, 0x54}, {0x21, 0x91, 0x8c}, {0xfd, 0xe7, 0x25}};
@@ -46,7 +45,6 @@ START_TEST(colours)
     ck_assert(memcmp(&low, &dark, sizeof low) == 0 && memcmp(&high, &light, sizeof high) == 0);
     ck_assert(viridis_is_light(light) && !viridis_is_light(dark));
 }
-END_TEST
 
 // ---- Head maps ------------------------------------------------------------------------------------------------------
 
@@ -75,7 +73,7 @@ static void draw_map(uint32_t layers, uint32_t heads, int columns, bool coloured
     free(kept);
 }
 
-START_TEST(maps_in_a_terminal)
+UNIT_TEST(maps_in_a_terminal)
 {
     draw_map(2, 3, 100, false, false);
     ck_assert_ptr_null(strchr(text, '\033'));
@@ -85,9 +83,8 @@ START_TEST(maps_in_a_terminal)
     ck_assert_ptr_nonnull(strstr(text, "\033[38;5;231;48;5;53m   0\033[0m"));
     ck_assert_uint_eq(occurrences("\033[0m"), 2 * 3 * 5 * 3); // every cell by itself
 }
-END_TEST
 
-START_TEST(maps_of_any_shape)
+UNIT_TEST(maps_of_any_shape)
 {
     static const uint32_t shapes[][2] = {{1, 1}, {1, 128}, {80, 8}, {3, 40}, {200, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -103,7 +100,6 @@ START_TEST(maps_of_any_shape)
         ck_assert(occurrences("<title>") == 1 && !strstr(text, "<style>") && occurrences("<rect ") >= cells);
     }
 }
-END_TEST
 
 // ---- Charts ---------------------------------------------------------------------------------------------------------
 
@@ -116,7 +112,7 @@ static void draw_chart(const svg_chart *chart)
     fclose(file);
 }
 
-START_TEST(charts_have_ticks_where_measured)
+UNIT_TEST(charts_have_ticks_where_measured)
 {
     static const double rising[40] = {0.1, 0.2, 0.4, 0.8, 0.9}, falling[40] = {0.9, 0.8, 0.4, 0.2, 0.1};
     const svg_series series[] = {{.name = "uniform", .y = rising, .low = falling, .high = rising},
@@ -135,7 +131,6 @@ START_TEST(charts_have_ticks_where_measured)
     draw_chart(&chart);
     ck_assert(strstr(text, ">10</text>") && !strstr(text, ">65</text>"));
 }
-END_TEST
 
 // What tells a line from the others; valid until the next call.
 static const char *key_of(const svg_chart *chart, size_t series)
@@ -147,7 +142,7 @@ static const char *key_of(const svg_chart *chart, size_t series)
 }
 
 // No two lines of a picture look alike, in grey as well; an allocator always looks the same, and so do its kin.
-START_TEST(lines_have_styles)
+UNIT_TEST(lines_have_styles)
 {
     static const char *const names[][SVG_SERIES_MAX] = {
         {"kvbudget", "uniform", "pyramid", "ada", "lukv", "headkv", "duo", "oracle"},
@@ -167,10 +162,9 @@ START_TEST(lines_have_styles)
         }
     }
 }
-END_TEST
 
 // Values that differ in the last bit, or not at all, still make an axis with few ticks and no coordinate that is none.
-START_TEST(equal_values_make_an_axis)
+UNIT_TEST(equal_values_make_an_axis)
 {
     const double x[2] = {0.5, 0.8},
                  pairs[][2] = {{9.0, 9.000000000000002}, {9, 9}, {0, 0}, {1e-300, 1e-300}, {NAN, NAN}};
@@ -188,13 +182,12 @@ START_TEST(equal_values_make_an_axis)
             ck_assert_msg(!strstr(text, "nan") && !strstr(text, "inf"), "pair %zu, axis %d: %s", i, how, text);
         }
 }
-END_TEST
 
 // ---- Charts of results ----------------------------------------------------------------------------------------------
 
 // A chart per method, task and column: rows of the full cache belong to none, and rows without protection count where
 // a method has no others.
-START_TEST(results_become_charts)
+UNIT_TEST(results_become_charts)
 {
     cJSON *rows =
         cJSON_Parse("[{\"metric\":\"m\",\"allocator\":\"uniform\",\"ratio\":0.8,\"kl\":0.4,\"top1\":0.5,\"loss\":1},"
@@ -228,29 +221,13 @@ START_TEST(results_become_charts)
                "x.json: no row of an allocator");
     cJSON_Delete(rows);
 }
-END_TEST
 
-START_TEST(pictures_are_svg)
+UNIT_TEST(pictures_are_svg)
 {
     static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf", "x.png"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         help_fails(picture_check(wrong[i], err), KVB_ARGUMENT, "rsvg-convert");
     help_ok(picture_check("x.svg", err));
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, parts_of_pictures);
-    tcase_add_test(tc, colours);
-    tcase_add_test(tc, maps_in_a_terminal);
-    tcase_add_test(tc, maps_of_any_shape);
-    tcase_add_test(tc, charts_have_ticks_where_measured);
-    tcase_add_test(tc, lines_have_styles);
-    tcase_add_test(tc, equal_values_make_an_axis);
-    tcase_add_test(tc, results_become_charts);
-    tcase_add_test(tc, pictures_are_svg);
-}
-
-UNIT_MAIN("tools/pictures", fill)
+UNIT_MAIN_EACH("tools/pictures", help_setup, help_teardown)

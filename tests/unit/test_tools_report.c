@@ -16,7 +16,7 @@ static FILE *begin(void)
     return fmemopen(text, sizeof text - 1, "w");
 }
 
-START_TEST(texts_are_escaped)
+UNIT_TEST(texts_are_escaped)
 {
     static const struct {
         void (*put)(FILE *, const char *);
@@ -42,13 +42,12 @@ START_TEST(texts_are_escaped)
     fclose(out);
     ck_assert_str_eq(text, "&lt; 7");
 }
-END_TEST
 
 // ---- Documents of results -------------------------------------------------------------------------------------------
 
 #define HEAD "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"command\":\"eval\",\"rows\":"
 
-START_TEST(documents_are_checked)
+UNIT_TEST(documents_are_checked)
 {
     const struct {
         const char *from;
@@ -76,7 +75,6 @@ START_TEST(documents_are_checked)
     ck_assert_int_eq(results_open(&r, "/nonexistent/r.json", &err), KVB_IO);
     ck_assert_ptr_null(r.document);
 }
-END_TEST
 
 static const char ROWS[] =
     HEAD "[{\"metric\":\"m\",\"allocator\":\"uniform\",\"ratio\":0.8,\"kl\":0.4,\"kl_low\":0.3,\"kl_high\":0.5},"
@@ -86,7 +84,7 @@ static const char ROWS[] =
          "{\"metric\":\"other\",\"allocator\":\"ada\",\"ratio\":0.9,\"kl\":7},"
          "{\"task\":\"t\",\"method\":\"m\",\"allocator\":\"ada\",\"ratio\":0.9,\"kl\":7}]}";
 
-START_TEST(rows_become_lines)
+UNIT_TEST(rows_become_lines)
 {
     results_document r;
     kvb_error err;
@@ -114,7 +112,6 @@ START_TEST(rows_become_lines)
     ck_assert(isnan(results_interval_at(task, "kl").low) && results_interval_at(task, "kl").value == 7);
     results_close(&r);
 }
-END_TEST
 
 // ---- A page ---------------------------------------------------------------------------------------------------------
 
@@ -206,7 +203,7 @@ static char *page_of(const page_paths *paths, const char *name)
     return whole;
 }
 
-START_TEST(hostile_texts_stay_texts)
+UNIT_TEST(hostile_texts_stay_texts)
 {
     const char *table = help_path("a'<img src=x>.safetensors"), *out = help_path("page.html");
     write_table(table, 2, 2);
@@ -224,9 +221,8 @@ START_TEST(hostile_texts_stay_texts)
     ck_assert(strstr(whole, page_css[0]) && !strstr(whole, "<script"));
     free(whole);
 }
-END_TEST
 
-START_TEST(verdicts_follow_the_intervals)
+UNIT_TEST(verdicts_follow_the_intervals)
 {
     static const struct {
         double low, high;
@@ -261,9 +257,8 @@ START_TEST(verdicts_follow_the_intervals)
         free(whole);
     }
 }
-END_TEST
 
-START_TEST(large_models_fit)
+UNIT_TEST(large_models_fit)
 {
     const char *tables[4], *out = help_path("page.html");
     for (int i = 0; i < 4; i++) write_table(tables[i] = help_path("%d.safetensors", i), 80, 8);
@@ -278,9 +273,8 @@ START_TEST(large_models_fit)
     }
     free(whole);
 }
-END_TEST
 
-START_TEST(too_much_is_refused)
+UNIT_TEST(too_much_is_refused)
 {
     const char *table = help_path("t.safetensors"), *out = help_path("page.html");
     write_table(table, 2500, 8); // a cell of its head map alone takes 60 bytes and more
@@ -292,9 +286,8 @@ START_TEST(too_much_is_refused)
     ck_assert(strstr(problem.message, "expected at most 2000000") && !help_exists(out));
     page_free(&p);
 }
-END_TEST
 
-START_TEST(what_does_not_belong_is_refused)
+UNIT_TEST(what_does_not_belong_is_refused)
 {
     const char *table = help_path("t.safetensors"), *none = help_path("none.h5");
     write_table(table, 2, 2);
@@ -311,9 +304,8 @@ START_TEST(what_does_not_belong_is_refused)
     ck_assert_int_eq(page_write(&p, "/nonexistent/x.html", &problem), KVB_IO);
     page_free(&p);
 }
-END_TEST
 
-START_TEST(lines_for_kvpress)
+UNIT_TEST(lines_for_kvpress)
 {
     cJSON *metadata = cJSON_Parse("{\"metric\": \"keydiff\", \"sink\": \"4\", \"window\": \"1\"}");
     cJSON *press = press_of_table(metadata);
@@ -325,20 +317,5 @@ START_TEST(lines_for_kvpress)
     cJSON_Delete(press);
     cJSON_Delete(metadata);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, texts_are_escaped);
-    tcase_add_test(tc, documents_are_checked);
-    tcase_add_test(tc, rows_become_lines);
-    tcase_add_test(tc, hostile_texts_stay_texts);
-    tcase_add_test(tc, verdicts_follow_the_intervals);
-    tcase_add_test(tc, large_models_fit);
-    tcase_add_test(tc, too_much_is_refused);
-    tcase_add_test(tc, what_does_not_belong_is_refused);
-    tcase_add_test(tc, lines_for_kvpress);
-}
-
-UNIT_MAIN("tools_report", fill)
+UNIT_MAIN_EACH("tools_report", help_setup, help_teardown)

@@ -28,7 +28,7 @@ static results two_rows(void)
     return r;
 }
 
-START_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
+UNIT_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
 {
     kvb_error err;
     results r = two_rows();
@@ -42,9 +42,8 @@ START_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
     results_free(&r);
     ck_assert_ptr_null(r.document);
 }
-END_TEST
 
-START_TEST(json_has_schema_command_inputs_and_the_same_rows)
+UNIT_TEST(json_has_schema_command_inputs_and_the_same_rows)
 {
     kvb_error err;
     results r = two_rows();
@@ -67,9 +66,8 @@ START_TEST(json_has_schema_command_inputs_and_the_same_rows)
     cJSON_Delete(read);
     results_free(&r);
 }
-END_TEST
 
-START_TEST(files_have_the_hash_of_their_bytes)
+UNIT_TEST(files_have_the_hash_of_their_bytes)
 {
     kvb_error err;
     results r = results_begin("validate");
@@ -83,9 +81,8 @@ START_TEST(files_have_the_hash_of_their_bytes)
     ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
     results_free(&r);
 }
-END_TEST
 
-START_TEST(a_file_that_cannot_be_written_is_an_error)
+UNIT_TEST(a_file_that_cannot_be_written_is_an_error)
 {
     kvb_error err;
     results r = two_rows();
@@ -94,15 +91,5 @@ START_TEST(a_file_that_cannot_be_written_is_an_error)
     ck_assert_int_eq(results_give(&r, false, NULL, &err), KVB_OK);
     results_free(&r);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, enter_folder, help_teardown);
-    tcase_add_test(tc, csv_has_every_column_once_and_quotes_what_needs_it);
-    tcase_add_test(tc, json_has_schema_command_inputs_and_the_same_rows);
-    tcase_add_test(tc, files_have_the_hash_of_their_bytes);
-    tcase_add_test(tc, a_file_that_cannot_be_written_is_an_error);
-}
-
-UNIT_MAIN("tools_results", fill)
+UNIT_MAIN_EACH("tools_results", enter_folder, help_teardown)

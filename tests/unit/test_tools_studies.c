@@ -84,7 +84,7 @@ static double value(const char *column, const char *name, double ratio, const ch
     return 0;
 }
 
-START_TEST(of_a_table)
+UNIT_TEST(of_a_table)
 {
     study_table t;
     help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
@@ -111,9 +111,8 @@ START_TEST(of_a_table)
     says("at 1 of 99 ratios, 50 to 50 %, this table loses more than uniform budgets");
     study_table_free(&t);
 }
-END_TEST
 
-START_TEST(of_texts_held_out)
+UNIT_TEST(of_texts_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
     help_ok(holdout_open(h, &from, "keydiff", &o, err));
@@ -127,9 +126,8 @@ START_TEST(of_texts_held_out)
     holdout_free(h);
     free(h);
 }
-END_TEST
 
-START_TEST(of_other_methods)
+UNIT_TEST(of_other_methods)
 {
     ablation x;
     char row[64];
@@ -143,9 +141,8 @@ START_TEST(of_other_methods)
     ck_near(value("loss", "allocator", 0.25, ablation_ways[WAY_OPTIMUM]), x.loss[WAY_OPTIMUM][4]);
     ablation_free(&x);
 }
-END_TEST
 
-START_TEST(of_a_validation)
+UNIT_TEST(of_a_validation)
 {
     validation *v = calloc(1, sizeof *v);
     char row[64];
@@ -165,7 +162,6 @@ START_TEST(of_a_validation)
     validation_free(v);
     free(v);
 }
-END_TEST
 
 // Writes the table of the record.
 static const char *write_table(void)
@@ -175,7 +171,7 @@ static const char *write_table(void)
     return path;
 }
 
-START_TEST(of_a_checked_table)
+UNIT_TEST(of_a_checked_table)
 {
     table_check k;
     uint32_t faults = 7;
@@ -194,9 +190,8 @@ START_TEST(of_a_checked_table)
     says("98 of 99 rows hold");
     table_check_free(&k);
 }
-END_TEST
 
-START_TEST(of_a_fit)
+UNIT_TEST(of_a_fit)
 {
     learned *l = calloc(1, sizeof *l);
     l->from = &from;
@@ -218,10 +213,9 @@ START_TEST(of_a_fit)
     cJSON_Delete(json);
     free(l);
 }
-END_TEST
 
 // 200 texts lose nothing at 25 %, half of what counts at 50 %.
-START_TEST(of_a_promise)
+UNIT_TEST(of_a_promise)
 {
     enum { N = 200 };
     static double losses[2 * N];
@@ -259,18 +253,5 @@ START_TEST(of_a_promise)
     help_fails(promise_report_refusal(&r, err), KVB_UNSUPPORTED, "mean damage is above the limit already");
     kvb_table_close(table);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, of_a_table);
-    tcase_add_test(tc, of_texts_held_out);
-    tcase_add_test(tc, of_other_methods);
-    tcase_add_test(tc, of_a_validation);
-    tcase_add_test(tc, of_a_checked_table);
-    tcase_add_test(tc, of_a_fit);
-    tcase_add_test(tc, of_a_promise);
-}
-
-UNIT_MAIN("tools_studies", fill)
+UNIT_MAIN_EACH("tools_studies", setup, teardown)

@@ -22,16 +22,15 @@ static int run_nothing(const cli_command *self, int argc, char **argv)
 
 static const cli_command COMMAND = {"try", "try", "Tries", NULL, run_nothing};
 
-START_TEST(backends_by_name)
+UNIT_TEST(backends_by_name)
 {
     ck_assert_ptr_eq(device_find(&COMMAND, "ref", "f32"), backend_find("ref"));
     ck_assert_ptr_eq(device_find(&COMMAND, "cpu", "bf16"), backend_find_compute("cpu", "bf16"));
     ck_assert_ptr_null(device_find(&COMMAND, "ref", "bf16"));
     ck_assert_ptr_null(device_find(&COMMAND, "abacus", "f32"));
 }
-END_TEST
 
-START_TEST(threads)
+UNIT_TEST(threads)
 {
     ck_assert_int_eq(device_take_threads(&COMMAND, 3), EXIT_DONE);
     ck_assert_int_eq(omp_get_max_threads(), 3);
@@ -53,10 +52,9 @@ START_TEST(threads)
     ck_assert_int_eq(few, EXIT_DONE);
     ck_assert_int_eq(many, EXIT_FAILED);
 }
-END_TEST
 
 // A process that no launcher started is one rank of one, and what all ranks agree on is what it says itself.
-START_TEST(one_rank)
+UNIT_TEST(one_rank)
 {
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
     for (int i = 0; i < 3; i++) unsetenv(launchers[i]);
@@ -80,10 +78,9 @@ START_TEST(one_rank)
     ck_assert_str_eq(text, "mine");
     ranks_end();
 }
-END_TEST
 
 // Allocators are a setting of the results, and tables among them inputs.
-START_TEST(allocators_are_named)
+UNIT_TEST(allocators_are_named)
 {
     allocator all[2] = {{.label = "uniform", .identity = "uniform"},
                         {.label = "mine", .identity = "table 12ab", .kind = ALLOCATOR_TABLE}};
@@ -100,10 +97,9 @@ START_TEST(allocators_are_named)
     free(text);
     results_free(&r);
 }
-END_TEST
 
 // A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
-START_TEST(results_of_a_record)
+UNIT_TEST(results_of_a_record)
 {
     const case_context one = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
     selection from;
@@ -131,10 +127,9 @@ START_TEST(results_of_a_record)
     results_free(&r);
     selection_close(&from);
 }
-END_TEST
 
 // The array and its side-car: the ratios, and the press that the metric is.
-START_TEST(curves_for_kvpress)
+UNIT_TEST(curves_for_kvpress)
 {
     static double ratios[99 * 2 * 3];
     for (int i = 0; i < 99 * 6; i++) ratios[i] = i / 600.0;
@@ -160,17 +155,5 @@ START_TEST(curves_for_kvpress)
     free(side);
     cJSON_Delete(metadata);
 }
-END_TEST
 
-static void fill(TCase *tc)
-{
-    tcase_add_checked_fixture(tc, help_setup, help_teardown);
-    tcase_add_test(tc, backends_by_name);
-    tcase_add_test(tc, threads);
-    tcase_add_test(tc, one_rank);
-    tcase_add_test(tc, allocators_are_named);
-    tcase_add_test(tc, results_of_a_record);
-    tcase_add_test(tc, curves_for_kvpress);
-}
-
-UNIT_MAIN("tools: work", fill)
+UNIT_MAIN_EACH("tools: work", help_setup, help_teardown)

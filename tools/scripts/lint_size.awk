@@ -10,7 +10,7 @@ FNR == 1 { start = 0; head = "" }
 }
 !start && /^[A-Za-z_].*\(/ {
     head = $0
-    if (!sub(/^START_TEST\(/, "", head)) sub(/[ ]*\(.*/, "", head)
-    sub(/\).*/, "", head)
+    if (!sub(/^(UNIT_TEST|UNIT_ROUNDS)\(/, "", head)) sub(/[ ]*\(.*/, "", head)
+    sub(/[,)].*/, "", head)
     sub(/.*[ *]/, "", head)
 }
