@@ -148,8 +148,9 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     const method_column *column = &e->with.methods.columns[r->column];
     const method *m = &e->with.methods.methods[column->method];
     cJSON *o = results_row(to), *about = results_detail(to);
-    json_put(o, "metric %s acts %s allocator %s ratio %g sink %u window %u effective_ratio %g", method_name(m),
-             m->p.kind ? "every step" : "once", column->how->label, r->ratio, m->sink, m->window, r->effective);
+    json_put(o, "metric %s acts %s allocator %s ratio %g sink %u window %u refit %u effective_ratio %g", method_name(m),
+             m->p.kind ? "every step" : "once", column->how->label, r->ratio, m->sink, m->window, e->s->o.refit,
+             r->effective);
     results_interval(o, "kl", r->kl);
     results_interval(o, "kl_to_uniform", r->to_uniform);
     results_interval(o, "kl_to_ada", r->to_ada);
@@ -158,7 +159,6 @@ static void add_eval_row(const eval_report *e, results *to, const sweep_summary 
     results_interval(o, "nll", r->nll);
     json_put(o, "full_nll %g loss %g looked %g cache_bytes %g cache_allocated %g seconds %g", r->full_nll, r->loss,
              r->looked, r->bytes, r->allocated, r->seconds); // NaN becomes null
-    json_put(o, "refit %u", e->s->o.refit);
     cJSON_AddNumberToObject(about, "row", (double)cell);
     add_texts(e, about, cell);
 }
