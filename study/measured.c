@@ -72,7 +72,8 @@ static void fill_losses(measured_work *w, const double *levels, uint32_t n_level
         bool cut = false;
         for (uint32_t r = 0; r < b->n_rows; r++) {
             cut = cut || b->prune[r * n + h] > 0;
-            if (cut) w->loss[h / w->per_group * rows + r + 1] += loss_at_axis(levels, n_levels, loss + h, n, w->x[r + 1]);
+            if (cut)
+                w->loss[h / w->per_group * rows + r + 1] += loss_at_axis(levels, n_levels, loss + h, n, w->x[r + 1]);
         }
     }
 }

@@ -179,7 +179,8 @@ UNIT_TEST(a_start_is_tried_and_judged)
     ck_assert(r.rounds == 3);
     refine_free(&r);
     b.spent = 0;
-    for (int i = 0; i < KNOTS * HEADS; i++) starts[1][i] = b.goal[i / HEADS][i % HEADS]; // from the table, not from -goal
+    for (int i = 0; i < KNOTS * HEADS; i++)
+        starts[1][i] = b.goal[i / HEADS][i % HEADS]; // from the table, not from -goal
     task.n_starts = 2;
     must(refine_run(&r, &task, &err), &err);
     for (int i = 0; i < HEADS; i++) ck_assert(fabs(r.shift[i] - b.goal[0][i]) < 1e-12);

@@ -37,7 +37,11 @@ typedef struct tune_goal {
 } tune_goal;
 
 static const tune_goal GOALS[] = {
-    {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, {"--all-features", "--target", "mean"}, "16", 0},
+    {"text",
+     {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"},
+     {"--all-features", "--target", "mean"},
+     "16",
+     0},
     {"lookup", {"keydiff", "ea:kvpress", "knorm"}, {"--all-features", "--exponent", "0.5"}, "1", LINES}};
 
 typedef struct word_list {
@@ -120,8 +124,7 @@ static kvb_status write_mark(const tune_command *c, const char *name, double sec
 static void say_step(tune_command *c, const char *what, bool done)
 {
     c->step++;
-    if (!c->quiet)
-        fprintf(stderr, "tune %u of %u: %s%s\n", c->step, c->n_steps, what, done ? " (done before)" : "");
+    if (!c->quiet) fprintf(stderr, "tune %u of %u: %s%s\n", c->step, c->n_steps, what, done ? " (done before)" : "");
 }
 
 // Runs one command, unless its mark is there, and frees its words.
@@ -208,7 +211,8 @@ static size_t texts_in_time(const tune_command *c)
 
 static kvb_status profile_all(tune_command *c, kvb_error *err)
 {
-    size_t all = tune_texts_count(&c->texts, PART_CALIBRATE), first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
+    size_t all = tune_texts_count(&c->texts, PART_CALIBRATE),
+           first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
     kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
     if (status != KVB_OK || first == all || c->plan) return status;
     size_t fit = texts_in_time(c);
@@ -261,8 +265,7 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
 {
     const char *const importance[] = {"--window", c->goal->window, "--loss", "importance", NULL};
     const char *const output[] = {"--loss", "output", NULL}, *const published[] = {"--paper", NULL};
-    kvb_status status =
-        solve_table(c, "importance", "budgets that lose the least importance", NULL, importance, err);
+    kvb_status status = solve_table(c, "importance", "budgets that lose the least importance", NULL, importance, err);
     if (status == KVB_OK) status = solve_table(c, "output", "budgets that change the output least", NULL, output, err);
     if (status == KVB_OK)
         status = solve_table(c, "published", "SnapKV as published, to compare", "snapkv:kvpress", published, err);
@@ -272,7 +275,8 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
 // Candidates that the search may measure: as many as the time that is left pays for, at the speed of the profile.
 static uint64_t evaluations_in_time(const tune_command *c)
 {
-    double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) / (double)tune_texts_count(&c->texts, PART_CALIBRATE),
+    double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
+                  (double)tune_texts_count(&c->texts, PART_CALIBRATE),
            judging = 2 * each * (double)tune_texts_count(&c->texts, PART_JUDGE),
            left = 0.9 * c->seconds - c->spent - judging - SEARCH_TEXTS * each,
            cut = each * 2 * NEXT / (double)c->n_tokens; // one ratio of one text
@@ -315,7 +319,8 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     add_word(&w, "%" PRIu64, c->n_tokens);
     add_word(&w, "-o");
     add_word(&w, "%s/worth", c->folder);
-    kvb_status status = run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
+    kvb_status status =
+        run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
     if (status != KVB_OK) return status;
     add_word(&w, "report");
     add_word(&w, "%s.safetensors", c->output);
@@ -336,6 +341,7 @@ static kvb_status take_table(const tune_command *c, const char *name, kvb_error 
     kvb_status status = file_map(&view, from, err);
     if (status == KVB_OK) {
         status = atomic_write(to, view.data, view.size, err);
+        if (status == KVB_OK) status = file_check(&view, from, err);
         file_unmap(&view);
     }
     free(from);
@@ -374,10 +380,13 @@ static void print_worth(const tune_command *c, const results_document *d)
         if (kl <= 0.05) gentle = ratios[i];
         for (int o = 0; o < 2; o++) better[o] += kl < others[o];
     }
-    if (gentle > 0) printf("Up to %.0f %% pruned, what the model says hardly changes (KL at most 0.05).\n", 100 * gentle);
+    if (gentle > 0)
+        printf("Up to %.0f %% pruned, what the model says hardly changes (KL at most 0.05).\n", 100 * gentle);
     else printf("Even at 50 %% pruned the KL is above 0.05: prune less, or give texts like those that you serve.\n");
     if (better[0] == 4 && better[1] == 4) printf("It is better than both at every ratio.\n");
-    else printf("Better than equal budgets at %.0f ratios of 4, than SnapKV as published at %.0f.\n", better[0], better[1]);
+    else
+        printf("Better than equal budgets at %.0f ratios of 4, than SnapKV as published at %.0f.\n", better[0],
+               better[1]);
 }
 
 static kvb_status print_verdict(const tune_command *c, kvb_error *err)
@@ -393,7 +402,9 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
                "%.0f s, %zu texts. ",
                c->output, c->output, c->output, c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
-        else printf("--time 30min would search on; texts of your own (%s) make it yours.\n", "kvbudget tune MODEL TEXT...");
+        else
+            printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
+                   "kvbudget tune MODEL TEXT...");
     }
     free(path);
     return status;
@@ -441,6 +452,7 @@ static kvb_status claim_folder(const tune_command *c, kvb_error *err)
             status = kvb_fail(err, KVB_MISMATCH,
                               "%s: is of another model, other texts or settings; remove %s, or give another -o", path,
                               c->folder);
+        if (status == KVB_OK) status = file_check(&view, path, err);
         file_unmap(&view);
     }
     cJSON_free(text);
@@ -488,8 +500,9 @@ static kvb_status leave_best(const tune_command *c, kvb_error *err)
     static const char *const order[] = {"tuned", "importance"};
     for (int i = 0; i < 2; i++)
         if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
-            return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s.safetensors is the best table so far%s; the same command goes on",
-                            c->output, i == 0 ? "" : ", not yet measured");
+            return kvb_fail(err, KVB_INTERRUPTED,
+                            "stopped; %s.safetensors is the best table so far%s; the same command goes on", c->output,
+                            i == 0 ? "" : ", not yet measured");
     return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a table; the same command goes on");
 }
 
@@ -545,7 +558,8 @@ static int run(const cli_command *self, int argc, char **argv)
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
          "the table NAME.safetensors and its report NAME.html; steps lie in NAME.tune/"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
-         "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed amount "
+         "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
+         "amount "
          "of work, which gives the same table on every run)"},
         {"for", 0, CLI_TEXT, &c.goal_name, "USE",
          "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
