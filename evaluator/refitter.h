@@ -1,5 +1,5 @@
-// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: while it is prefilled,
-// every few positions' queries are taken before RoPE and turned to positions behind it.
+// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: during the prefill the
+// queries of every few positions are taken before RoPE and rotated to positions after the context.
 #pragma once
 #include "evaluator/session.h"
 
@@ -10,13 +10,13 @@ typedef struct refitter refitter;
 refitter *refitter_open(const model *m, uint32_t max_tokens, uint32_t n_queries);
 void refitter_close(refitter *r); // NULL is allowed
 
-// Sees a prefill: session_prefill's `also`, which may have another one behind it (NULL: none).
+// The observer to pass as session_prefill's `also`; it passes every layer on to `also` (NULL: none).
 layer_observer refitter_observer(refitter *r, const layer_observer *also);
 
-// Refits the entries of a cache of what `kept` lists of the session's context, which is the one that was observed last.
-// Layers with a window keep everything and stay as they are, as do those whose scores are capped or have sinks, for
-// which the formulas do not hold. The same bits for any number of threads. KVB_NUMERIC where the model's numbers are
-// not finite.
+// Refits the entries of a cache that holds what `kept` lists of the session's context, which must be the one observed
+// last. Layers with a window keep everything and are not changed; nor are layers whose scores are capped or have
+// attention sinks, for which the formulas do not hold. The result has the same bits for any number of threads. Fails
+// with KVB_NUMERIC if the model's numbers are not finite.
 kvb_status refitter_apply(refitter *r, const session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
-// Spent in refitter_apply so far.
+// Returns the seconds spent in refitter_apply so far.
 double refitter_seconds(const refitter *r);

@@ -1,6 +1,6 @@
-// Tasks with known answers, made from a seed at any length, in the manner of RULER (Hsieh et al., arXiv 2404.06654) and
-// scored as it scores: a context that is compressed before any question is seen, questions, and the strings that a
-// right answer holds.
+// Tasks with known answers, generated from a seed at any length, modelled on RULER (Hsieh et al., arXiv 2404.06654) and
+// scored like it: a context that is compressed before any question is seen, questions, and the strings that a right
+// answer contains.
 //
 // A task is written `name[:parameter=value...]`, e.g. `niah_multikey:keys=8`. The sample number i of a task depends on
 // (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them.
@@ -13,7 +13,7 @@
 
 enum { TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
 
-// What each task can be told; the rows of parameters stand with the tasks, which say what a field means.
+// The parameters of each task; the tasks' own files say what a field means.
 typedef union task_settings {
     struct task_niah_settings {
         uint32_t digits;
@@ -41,13 +41,13 @@ typedef union task_settings {
 
 // How an answer is scored, in [0, 1]. RULER's names are string_match_all and string_match_part.
 typedef enum task_rule {
-    TASK_ALL, // the share of the gold strings that the answer holds
-    TASK_ANY, // 1 when it holds one of them
+    TASK_ALL, // the share of the gold strings that the answer contains
+    TASK_ANY, // 1 if it contains one of them
     TASK_F1,  // SQuAD's F1 between the answer's first line and the best gold string
 } task_rule;
 
 typedef struct task_question {
-    char *text; // with all that stands before the answer, e.g. "... The special magic number for apple is:"
+    char *text;                // everything up to the answer, e.g. "... The special magic number for apple is:"
     char *gold[TASK_MAX_GOLD]; // n_gold strings
     size_t n_gold;
 } task_question;
@@ -63,7 +63,7 @@ typedef struct task_sample {
 typedef struct task_kind task_kind;
 typedef struct task_draft task_draft;
 
-// A kind of task with its parameters set.
+// A task with its parameters set.
 typedef struct task {
     const task_kind *kind;
     char spec[TASK_SPEC_MAX]; // canonical text: the name and the parameters that differ from their defaults
@@ -79,31 +79,30 @@ struct task_kind {
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };
 
-// What all samples of a run share.
+// Inputs that all samples of a run share.
 typedef struct task_source {
     const tokenizer *tokens; // counts the length
     uint64_t seed;
-    const char *haystack;    // UTF-8 text whose sentences are the hay; NULL: RULER's noise sentences
+    const char *haystack;    // UTF-8 text whose sentences are the haystack; NULL: RULER's noise sentences
     const calib_file *texts; // for `qa` alone: contexts with questions and answers; else NULL
 } task_source;
 
 extern const task_kind *const task_kinds[];
 extern const size_t task_kind_count;
 
-// Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.
+// Parses `name[:parameter=value...]`; on KVB_ARGUMENT the message lists the known tasks.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
-// Makes sample number `index`, as long as fits into n_tokens tokens of context (0, for `qa` alone: the whole text).
-// Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is missing. On failure *out is
-// zero.
+// Makes sample number `index`, the longest that fits into n_tokens tokens of context (0, only for `qa`: the whole
+// text). Fails with KVB_ARGUMENT if n_tokens is too short for the task or a source is missing. On failure *out is zero.
 kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                      kvb_error *err);
 void task_sample_free(task_sample *sample); // leaves it zero
 
-// Scores one answer. Letters compare without case (ASCII); gold strings lose a final full stop and outer blanks first.
+// Scores one answer, ignoring case (ASCII). A final full stop and surrounding blanks of gold strings are ignored.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
-// Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line
-// that counts is over.
+// Whether the score is final, whatever the rest of the answer is: everything is found, or the line that counts is
+// complete.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be

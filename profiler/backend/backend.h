@@ -1,5 +1,5 @@
-// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward
-// pass, and sums that some scorers need.
+// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward pass,
+// and sums that some scorers need.
 //
 // `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and
 // OpenMP. A backend is a constant table of functions; what a pass works with is a device that it opens from one, with
@@ -82,8 +82,8 @@ typedef struct oracle_view {
     bool sum;           // over rows and the group's heads, where the backend has sums_importance
 } oracle_view;
 
-// What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and
-// gate * sigmoid(1.702 gate) * (up + 1).
+// What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and gate *
+// sigmoid(1.702 gate) * (up + 1).
 typedef enum activation { SILU, GELU_TANH, SWIGLU_CLAMPED } activation;
 
 // How a layer attends. What stands behind the sizes is 0 or {NULL} in most layers.

@@ -72,8 +72,8 @@ typedef struct snapkv_form {
 
 kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *form, float *s, kvb_error *err);
 
-// LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of
-// (z_j - min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
+// LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of (z_j -
+// min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
 // channel whose reference is constant counts as 0. `scratch` has 3 d + n floats.
 void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                      float *scratch);

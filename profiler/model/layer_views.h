@@ -20,7 +20,6 @@ typedef struct layer_views {
 void layer_views_close(layer_views *v);
 
 // Shows one layer of the prefilled context: queries q_raw and q [T, H*d], keys and values `kv`; rope_frequency
-// [rope_dim/2] of the context. KVB_MEMORY, or what the
-// observer returns.
+// [rope_dim/2] of the context. KVB_MEMORY, or what the observer returns.
 kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q_raw, dev q,
                             const float *rope_frequency, const layer_observer *observer, kvb_error *err);

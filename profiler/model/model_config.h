@@ -78,8 +78,8 @@ static inline bool model_layer_bounded(const model_config *c, uint32_t layer)
     return layer_set_has(&c->bounded, layer);
 }
 
-// Layers below `end` whose cache grows with the context. Oracle, scores and budgets are theirs alone, and arrays
-// [B, G, T] hold them one after the other: layer l's place is model_budgeted(c, l), their number model_budgeted(c, L).
+// Layers below `end` whose cache grows with the context. Oracle, scores and budgets are theirs alone, and arrays [B, G,
+// T] hold them one after the other: layer l's place is model_budgeted(c, l), their number model_budgeted(c, L).
 uint32_t model_budgeted(const model_config *c, uint32_t end);
 
 // What `entries` cached tokens of n_tokens, over all heads of all layers, are of those of the layers that are budgeted;

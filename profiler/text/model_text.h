@@ -17,8 +17,8 @@ typedef struct chat_frame {
 // For one message of a user without a system message, where an answer is to follow: the default system text of the
 // template is part of `front`. Today is 26 July 2024 (the day that Llama 3's own template has for want of a clock),
 // since a record must not depend on the day. `bos` and `eos` are these tokens' texts, NULL: there are none; `name` is
-// the model, for messages. KVB_UNSUPPORTED: the template is broken, wants what jinja.h does not read, or does not
-// put every message once, and whole, in the same frame. On failure *out is zero.
+// the model, for messages. KVB_UNSUPPORTED: the template is broken, wants what jinja.h does not read, or does not put
+// every message once, and whole, in the same frame. On failure *out is zero.
 kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bos, const char *eos, const char *name,
                            kvb_error *err);
 // The same with the tokenizer's template and tokens. KVB_UNSUPPORTED also: it has no template.

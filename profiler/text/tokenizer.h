@@ -1,7 +1,6 @@
 // Text to token ids and back. Byte-level BPE ("gpt2": smollm, llama-bpe, qwen2, gpt-2, gpt-4o, tekken, dbrx and the
 // names that stand for them) and SentencePiece's BPE with byte fallback ("llama") from the vocabulary inside a GGUF
-// file, and those of Hugging Face folders. Judged against their own libraries by
-// tests/peer/train_tokenizers.py.
+// file, and those of Hugging Face folders. Judged against their own libraries by tests/peer/train_tokenizers.py.
 //
 // Input that is not UTF-8 is read as Python's bytes.decode('utf-8', errors='replace') does: each maximal part of a
 // broken sequence becomes U+FFFD (the WHATWG rule). NUL bytes are text like any other. From GGUF no Unicode
@@ -27,8 +26,8 @@ typedef struct tokenizer tokenizer;
 
 // Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
 // Errors: KVB_UNSUPPORTED (another kind of tokenizer, an unknown or missing pre-tokenizer; the message lists the
-// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens). `pre`: another
-// pre-tokenizer than the file names; NULL: the file's.
+// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens). `pre`: another pre-tokenizer
+// than the file names; NULL: the file's.
 kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
 
 // Those of Hugging Face folders.

@@ -109,8 +109,7 @@ typedef struct gguf_file {
 
 // Parses `size` bytes at `data`, which must stay valid and unchanged for as long as *out is used. `name` is for
 // messages (copied). Errors: KVB_FORMAT with the byte offset of the first fault, KVB_UNSUPPORTED (version 1,
-// big-endian), KVB_VERSION (newer). On failure *out is zero. gguf_close frees; a zero or closed file is
-// allowed.
+// big-endian), KVB_VERSION (newer). On failure *out is zero. gguf_close frees; a zero or closed file is allowed.
 kvb_status gguf_parse(gguf_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 // The same for a file, which stays mapped until gguf_close.
 kvb_status gguf_open(gguf_file *out, const char *path, kvb_error *err);
