@@ -42,7 +42,8 @@ void fidelity_close(fidelity *f);
 kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                           const forward_progress *progress, kvb_error *err);
 
-// Evicts, refits where the session plans it, compacts and decodes n <= batch sets of kept positions. On failure nothing has to be freed.
+// Evicts, refits where the session plans it, compacts and decodes n <= batch sets of kept positions. On failure nothing
+// has to be freed.
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 enum { FIDELITY_POLICIES = 16 }; // that are stepped together

@@ -77,8 +77,8 @@ kvb_status refitter_apply(refitter *r, const float *k, const float *v, uint32_t 
     const kvb_refit_head largest = {.n_tokens = n_tokens,
                                     .head_dim = cache->head_dim,
                                     .n_kept = limit,
-                                    .n_queries = queries_each(r, n_tokens) *
-                                                 (r->m->config.n_heads / cache->n_kv_heads)};
+                                    .n_queries =
+                                        queries_each(r, n_tokens) * (r->m->config.n_heads / cache->n_kv_heads)};
     size_t bytes = 0, threads = (size_t)omp_get_max_threads();
     double start = meter_now();
     kvb_status status = kvb_refit_bytes(&largest, &bytes, err);
@@ -88,8 +88,8 @@ kvb_status refitter_apply(refitter *r, const float *k, const float *v, uint32_t 
     for (uint32_t h = 0; h < heads; h++) {
         kvb_error mine = {KVB_OK, ""};
         if (!r->plain[h / cache->n_kv_heads] || cache->counts[h] == 0 || cache->counts[h] > limit) continue;
-        kvb_status one = refit_head(r, largest, k, v, kept, h, cache, work + (size_t)omp_get_thread_num() * bytes,
-                                    bytes, &mine);
+        kvb_status one =
+            refit_head(r, largest, k, v, kept, h, cache, work + (size_t)omp_get_thread_num() * bytes, bytes, &mine);
         if (one == KVB_OK) continue;
 #pragma omp critical
         {

@@ -242,8 +242,7 @@ uint64_t session_context_bytes(const model *m, const session_plan *plan)
 
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
 {
-    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics,
-                            s->refit.queries};
+    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics, s->refit.queries};
     s->n_tokens = c->n_tokens;
     s->ids = c->ids;
     s->k = c->k;

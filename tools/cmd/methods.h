@@ -59,14 +59,17 @@ typedef struct methods {
             "last tokens that are always kept (default: as the table or the metric says)"                             \
     }
 
-#define REFIT_OPTION(e)                                                                                       \
-    {"refit",    0,    CLI_FLAG,                                                                              \
-     &(e).refit, NULL, "after each cut, change keys and values of what is kept so that outputs come near the\nfull " \
-                       "cache's; not with policies (docs/refit.md)"}
+#define REFIT_OPTION(e)                                                                                   \
+    {                                                                                                     \
+        "refit", 0, CLI_FLAG, &(e).refit, NULL,                                                           \
+            "after each cut, change keys and values of what is kept so that outputs come near the\nfull " \
+            "cache's; not with policies (docs/refit.md)"                                                  \
+    }
 
 bool methods_is_table(const char *operand); // by its name
 
-// Reads the ratios, and refuses to refit under policies. What is wrong with the command line is printed, and EXIT_USAGE returned.
+// Reads the ratios, and refuses to refit under policies. What is wrong with the command line is printed, and EXIT_USAGE
+// returned.
 int methods_read_ratios(methods *e);
 // Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and
 // --policy there are the three metrics that `profile` records, or none at all when `bare`.
