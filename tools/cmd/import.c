@@ -1,5 +1,5 @@
-// kvbudget import: a record out of the arrays of the published pipeline.
-#include "formats/lukv_steps.h"
+// kvbudget import: a record out of measured loss curves, or of the arrays of the published pipeline.
+#include "formats/curves_file.h"
 #include "formats/need.h"
 #include "profiler/metric/scorer.h"
 #include "runtime/fail.h"
@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct settings {
     const char *input, *output;
@@ -43,8 +44,10 @@ static void protect_as_metric(const char *name, uint32_t *sink, uint32_t *window
     *window = metric_protect_window(&m);
 }
 
-static kvb_status import_steps(const settings *s, kvb_error *err)
+static kvb_status import_record(const settings *s, kvb_error *err)
 {
+    struct stat st;
+    bool file = stat(s->input, &st) == 0 && S_ISREG(st.st_mode);
     cJSON *attributes = cJSON_CreateObject();
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < s->attributes.count && status == KVB_OK; i++)
@@ -57,7 +60,7 @@ static kvb_status import_steps(const settings *s, kvb_error *err)
         .start = s->force ? RECORD_REPLACE : RECORD_NEW,
         .protect = protect_as_metric,
     };
-    if (status == KVB_OK) status = lukv_steps_import(s->input, s->output, &options, err);
+    if (status == KVB_OK) status = (file ? curves_import : lukv_steps_import)(s->input, s->output, &options, err);
     cJSON_Delete(attributes);
     return status;
 }
@@ -68,7 +71,7 @@ static int import(const cli_command *self, const settings *s)
         return cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
     kvb_error err;
     kvb_status status = named_output(s->output, "--output", FILE_RECORD, &err);
-    if (status == KVB_OK) status = import_steps(s, &err);
+    if (status == KVB_OK) status = import_record(s, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
@@ -91,7 +94,7 @@ static int run(const cli_command *self, int argc, char **argv)
         return code < 0 ? EXIT_DONE : code;
     }
     if (argc - first != 1) {
-        code = cli_usage_error(self, "expected one folder");
+        code = cli_usage_error(self, "expected one file or folder");
     } else if (!s.output) {
         code = cli_usage_error(self, "expected -o OUT");
     } else {
@@ -104,14 +107,20 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_import = {
     .name = "import",
-    .synopsis = "import FOLDER -o OUT",
-    .summary = "make a record of the arrays of the published LU-KV pipeline",
+    .synopsis = "import CURVES|FOLDER -o OUT",
+    .summary = "make a record of measured loss curves, or of the published LU-KV pipeline's arrays",
     .details =
+        "CURVES is a safetensors file of what any method loses, head by head and budget by budget: loss [contexts,\n"
+        "layers, KV heads, budgets], kept [budgets] in tokens, and as metadata method, n_tokens and, where tokens\n"
+        "stay in any case, sink and window. docs/add-a-metric.md shows how to write one. `kvbudget solve` takes the\n"
+        "record with --metric METHOD.\n"
+        "\n"
         "A folder context_<id>/{<metric>,question_<i>}.npy becomes a record that `kvbudget solve` takes. snapkv.npy\n"
         "and ea.npy become the metrics snapkv:lukv and ea:lukv. What `kvbudget export` wrote comes back without\n"
         "loss.\n"
         "\n"
-        "Example:\n"
+        "Examples:\n"
+        "  kvbudget import curves.safetensors -o run.h5 --model-heads 9 --head-dim 64\n"
         "  kvbudget import steps -o run.h5 --model-heads 9 --head-dim 64 --attribute model_id=SmolLM2\n",
     .run = run,
 };

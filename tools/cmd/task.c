@@ -104,7 +104,8 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
                         .seed = c->seed,
                         .n_samples = (uint32_t)count,
                         .methods = methods_list(&c->with),
-                        .log = c->log_path};
+                        .log = c->log_path,
+                        .refit = methods_refit(&c->with)};
     double tokens = 0;
     status = task_study_open(&study, c->with.ratios, c->with.n_ratios, err);
     if (status == KVB_OK) status = run_samples(c, &t, &study, to, &tokens, err);
@@ -223,6 +224,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
         {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),
+        REFIT_OPTION(c.with),
         {"results", 'o', CLI_WRITES(FILE_RESULTS_SET), &c.out.results, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; NAME.cells keeps results so far, and the same\ncommand continues "
          "where it was stopped"},
