@@ -171,7 +171,8 @@ kvb_status curves_import(const char *path, const char *record_path, const lukv_s
     file_unmap(&view);
     if (status == KVB_OK) {
         const record_shape shape = {c.n_layers, options->n_heads, c.n_kv_heads, options->head_dim};
-        cJSON *attributes = cJSON_Duplicate(options->attributes, true), *metrics = cJSON_CreateObject();
+        cJSON *metrics = cJSON_CreateObject(),
+              *attributes = options->attributes ? cJSON_Duplicate(options->attributes, true) : cJSON_CreateObject();
         json_put(cJSON_AddObjectToObject(metrics, c.method), "protect_sink %u protect_window %u", c.sink, c.window);
         char *text = cJSON_PrintUnformatted(metrics);
         json_put(attributes, "imported_from %s metrics %s", "curves", text);

@@ -5,6 +5,7 @@ Each subcommand prints what it found wrong and exits 1, or exits 0.
 """
 import hashlib
 import json
+import math
 import os
 import random
 import struct
@@ -183,6 +184,9 @@ def check_exports():
     config = json.load(open("duo/config.json"))
     assert abs(config["head_compression_ratio"] - len(few) / len(flat)) < 1e-12 and config["sink_size"] == b["sink"]
     assert config["recent_size"] == max(b["window"], 1, round(sum(few) / len(few)) - b["sink"])
+    shares = json.load(open("shares.json"))
+    assert list(shares) == ["L%dH%d" % (i // G, i % G) for i in range(L * G)] and abs(sum(shares.values()) - 1) < 1e-11
+    assert [int(share * sum(flat)) for share in shares.values()] == flat
 
 
 def write_curves(path, loss, kept, shape, **metadata):
@@ -231,6 +235,19 @@ def check_curves_of_record(context, metric, sink, window, out):
         questions += 1
     write_curves(out, loss, range(sink + window, T + 1), [questions, L, G], method="copied", n_tokens=T, sink=sink,
                  window=window)
+
+
+def check_shares_to_curves(tokens):
+    """Attention Matching's shares p as losses p log(T / tokens), whose least sum has tokens in proportion to p."""
+    shares, T = json.load(open("shares.json")), int(tokens)
+    L, G = (int(x) + 1 for x in list(shares)[-1][1:].split("H"))
+    loss = [p * math.log(T / n) for p in shares.values() for n in range(1, T + 1)]
+    write_curves("shares.safetensors", loss, range(1, T + 1), [1, L, G], method="shares", n_tokens=T)
+
+
+def check_same_keep(a, b):
+    a, b = (json.load(open(name))["details"][0]["keep"] for name in (a, b))
+    assert a == b, (a, b)
 
 
 def check_same_tensors(a, b):

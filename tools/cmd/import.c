@@ -49,7 +49,7 @@ static kvb_status import_record(const settings *s, kvb_error *err)
     struct stat st;
     bool file = stat(s->input, &st) == 0 && S_ISREG(st.st_mode);
     cJSON *attributes = cJSON_CreateObject();
-    kvb_status status = KVB_OK;
+    kvb_status status = named_output(s->output, "--output", FILE_RECORD, err);
     for (size_t i = 0; i < s->attributes.count && status == KVB_OK; i++)
         status = parse_attribute(attributes, s->attributes.items[i], err);
     lukv_steps_options options = {
@@ -65,16 +65,6 @@ static kvb_status import_record(const settings *s, kvb_error *err)
     return status;
 }
 
-static int import(const cli_command *self, const settings *s)
-{
-    if (s->heads > UINT32_MAX || s->head_dim > UINT32_MAX || s->queries > UINT32_MAX)
-        return cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
-    kvb_error err;
-    kvb_status status = named_output(s->output, "--output", FILE_RECORD, &err);
-    if (status == KVB_OK) status = import_record(s, &err);
-    return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
-}
-
 static int run(const cli_command *self, int argc, char **argv)
 {
     settings s = {0};
@@ -87,6 +77,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "write this into the record, such as model_id=NAME"},
         {"force", 0, CLI_FLAG, &s.force, NULL, "replace a record that exists"},
         {0}};
+    kvb_error err;
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) {
@@ -97,9 +88,11 @@ static int run(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "expected one file or folder");
     } else if (!s.output) {
         code = cli_usage_error(self, "expected -o OUT");
+    } else if (s.heads > UINT32_MAX || s.head_dim > UINT32_MAX || s.queries > UINT32_MAX) {
+        code = cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
     } else {
         s.input = argv[first];
-        code = import(self, &s);
+        if (import_record(&s, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     cli_list_free(&s.attributes);
     return code;
