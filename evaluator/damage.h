@@ -12,6 +12,7 @@ typedef struct damage_plan {
     const metric *by;                   // ranks the tokens; lives as long as the damage
     uint32_t sink, window;              // first and last tokens that are kept before any other
     const query_statistics *statistics; // for a metric that uses stored statistics; NULL: none
+    uint32_t refit;                     // every cut is refitted with so many reference queries a KV head; 0: not
 } damage_plan;
 
 typedef struct damage damage;

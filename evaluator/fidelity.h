@@ -6,13 +6,10 @@
 #pragma once
 #include "evaluator/policy_run.h"
 #include "evaluator/predictions.h"
-#include "evaluator/refitter.h"
 
 // One text: its context, prefilled, and what the full cache says about its continuation.
 typedef struct fidelity {
     session *s;        // borrowed
-    refitter *refit;   // borrowed; NULL (the default after fidelity_open): kept entries are not refitted. Not used for
-                       // policies
     uint32_t n_next;   // n, teacher-forced rows
     uint32_t batch;    // cells that are decoded together
     float *importance; // I [L, G, T] over the continuation: the oracle in hindsight
@@ -45,7 +42,8 @@ void fidelity_close(fidelity *f);
 kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                           const forward_progress *progress, kvb_error *err);
 
-// Evicts, compacts and decodes n <= batch sets of kept positions. On failure nothing has to be freed.
+// Evicts, refits where the session plans it, compacts and decodes n <= batch sets of kept positions. On failure nothing
+// has to be freed.
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 enum { FIDELITY_POLICIES = 16 }; // stepped together, at most

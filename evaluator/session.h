@@ -5,9 +5,11 @@
 //     session_reference       logits and oracle importance with the full cache, for a given continuation
 //     session_select          scores + tokens per head -> kept positions
 //     session_cache           kept positions -> a compacted ragged cache
+//     session_refit           what that cache holds, refitted
 //     decoder_run             one step, or a whole continuation, over any batch of such caches
 #pragma once
 #include "evaluator/decoder.h"
+#include "evaluator/refitter.h"
 #include "evaluator/window_attention.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
@@ -22,6 +24,7 @@ typedef struct session_plan {
     const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     bool oracle;                        // session_reference will be asked for importance
     bool attention;                     // allocators will ask for session.attention
+    uint32_t refit;                     // reference queries a KV head, for session_refit; 0: caches stay as cut
 } session_plan;
 
 typedef struct session {
@@ -36,6 +39,7 @@ typedef struct session {
     float **first;              // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
     float *ranked;              // [L, G, T], of session_rank; NULL where no metric needs it
     window_attention attention; // of the context that was prefilled last; zero unless planned
+    refitter refit;             // zero unless planned
     double score_seconds;       // spent in scorers, over all prefills
 } session;
 
@@ -74,6 +78,10 @@ kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 // The same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
+// Refits a cache that was cut to `kept` of the prefilled context (refitter_apply), if that was planned; leaves it alone
+// if not, or with kept NULL.
+kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
+
 // The result of a prefill, held outside its session, so that one session can serve many contexts in turn.
 typedef struct session_context {
     uint32_t n_tokens;
@@ -81,6 +89,7 @@ typedef struct session_context {
     float *k, *v;
     float **scores, **first;
     size_t n_metrics;
+    float *queries; // of the refitter
 } session_context;
 
 // Allocates memory for a context of the session's longest length, for the same metrics. The caller frees it with
@@ -88,6 +97,6 @@ typedef struct session_context {
 session_context session_context_open(const session *s);
 void session_context_free(session_context *c);
 // Bytes that one takes.
-uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics);
+uint64_t session_context_bytes(const model *m, const session_plan *plan);
 // Swaps it with the session's current context; nothing is copied. The session's next calls work on that context.
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err);

@@ -42,6 +42,7 @@ typedef struct task_study {
     uint32_t n_samples;
     method_list methods;
     const char *log;  // results so far; NULL: none
+    uint32_t refit;   // cut caches are refitted with so many reference queries a KV head; 0: not. Not with policies
     task_cell *cells; // the full cache first; owned
     size_t n_cells;
     size_t n_answered, n_resumed; // cells of samples, of this run and from the log

@@ -1,5 +1,6 @@
 // Makes calibration lines from plain texts: questions that the text itself answers.
-// its own        questions that the calibration data already has
+//
+//   its own        questions that the calibration data already has
 //   lines          "The line of the text above that begins with "..." is: ..." and the rest of that line
 //   continuation   no question: the text's own next tokens are decoded
 //   repetition     the answers repeat the text, a piece for each question (the oracle of KVzip,

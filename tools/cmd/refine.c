@@ -95,7 +95,8 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
-                                       .statistics = in->opened.statistics},
+                                       .statistics = in->opened.statistics,
+                                       .refit = methods_refit(&c->e.with)},
                               .stop = &STOP,
                               .heads_told = c->e.out.quiet ? NULL : show_heads};
     char *log = need_text("%s.cells", c->e.out.name);
@@ -235,6 +236,7 @@ static cJSON *describe_search(const refine_command *c)
     json_put(all, "from %s start_texts %u seed %g evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256,
              c->n_start, (double)c->e.seed, c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
+    if (b->plan.refit) json_put(all, "refit %u", b->plan.refit);
     add_numbers(all, "ratios", b->knots, b->n_knots);
     for (int s = 0; s < SET_COUNT; s++) describe_set(c, (refine_set)s, all);
     return all;
@@ -400,6 +402,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "how many candidates to measure at most, each on all texts of the search (200)"},
+        REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
