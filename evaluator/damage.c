@@ -25,7 +25,7 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
 {
     *out = NULL;
     if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 || (uint64_t)plan->batch * plan->n_next > INT32_MAX)
-        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u in batches of %u, expected 2 or more",
+        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens after %u in batches of %u, expected 2 or more",
                         plan->n_next, plan->n_tokens, plan->batch);
     damage *d = need(1, sizeof *d, "evaluations");
     size_t rows = (size_t)plan->batch * plan->n_next;

@@ -245,7 +245,7 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
     r->s->n_measured += n;
     if (report(r, 0)) return KVB_OK;
     return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
-                    r->s->log ? "; the same command goes on" : "");
+                    r->s->log ? "; the same command continues" : "");
 }
 
 // The missing cells of a text, first those without a policy, in batches.

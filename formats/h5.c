@@ -824,7 +824,7 @@ static kvb_status check_written(const h5_file *f, const char *path, kvb_error *e
     back.name = f->name;
     if (status == KVB_OK) status = read_back(&found, &back, &why);
     if (status == KVB_OK && memcmp(&found, f->tally, sizeof found) != 0)
-        status = kvb_fail(&why, KVB_IO, "%s: %llu of %llu attributes and groups are there, or others", f->name,
+        status = kvb_fail(&why, KVB_IO, "%s: read back %llu of %llu attributes and groups, or different ones", f->name,
                           (unsigned long long)found.n, (unsigned long long)f->tally->n);
     h5_close(&back);
     if (status == KVB_OK || status == KVB_MEMORY)
@@ -837,7 +837,7 @@ kvb_status h5_finish(h5_file *f, const char *path, kvb_status status, kvb_error 
     hid_t id = f->id;
     f->id = -1;
     if (id >= 0 && status == KVB_OK && H5Fflush(id, H5F_SCOPE_GLOBAL) < 0)
-        status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot write the HDF5 file to its end");
+        status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot finish writing the HDF5 file");
     if (id >= 0 && H5Fclose(id) < 0 && status == KVB_OK)
         status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot close the HDF5 file");
     if (status == KVB_OK) status = check_written(f, path, err);

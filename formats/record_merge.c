@@ -647,8 +647,7 @@ static kvb_status check_complete(merge *m, kvb_error *err)
     char shards[160], more[40] = "";
     name_missing_shards(shards, sizeof shards, m);
     if (missing.n > 5) snprintf(more, sizeof more, " and %zu more", missing.n - 5);
-    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be put together, missing: %s%s%s", m->path, missing.text, more,
-                    shards);
+    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be merged, missing: %s%s%s", m->path, missing.text, more, shards);
 }
 
 static int compare_names(const void *a, const void *b)

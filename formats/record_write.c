@@ -227,7 +227,7 @@ static lock_attempt try_lock(int *lock, const char *folder, const char *path, kv
     if (file < 0) {
         bool link = lstat(dir < 0 ? folder : path, &st) == 0 && S_ISLNK(st.st_mode);
         kvb_fail(err, KVB_IO, "%s: cannot be locked: %s", dir < 0 ? folder : path,
-                 link ? "is a symbolic link, and what it leads to may not be ours; remove it" : strerror(why));
+                 link ? "is a symbolic link, which may lead to files that are not ours; remove it" : strerror(why));
         return LOCK_FAILED;
     }
     if (!file_lock(file, false)) {
@@ -363,7 +363,7 @@ static kvb_status refuse_existing(const record_writer *w, kvb_error *err)
 {
     if (parts_have_head(w->folder))
         return kvb_fail(err, KVB_MISMATCH,
-                        "%s: holds a run that is not finished; go on with --resume, or start again with --force",
+                        "%s: holds an unfinished run; continue it with --resume, or start again with --force",
                         w->folder);
     if (path_exists(w->path))
         return kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);

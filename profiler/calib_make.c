@@ -99,7 +99,7 @@ static kvb_status add_continuations(const maker *m)
     if (!wanted) return KVB_OK;
     if (m->n_behind < wanted * step + 1)
         return kvb_fail(m->err, KVB_ARGUMENT,
-                        "%s: has %zu tokens behind the context's %zu, expected %zu (%zu continuations of %zu, and one "
+                        "%s: has %zu tokens after the context's %zu, expected %zu (%zu continuations of %zu, and one "
                         "to begin with); take a longer text, or fewer --tokens, --continue or --answer-tokens",
                         m->name, m->n_behind, m->n, wanted * step + 1, wanted, step);
     // What is asked is the text so far: it is decoded like any question, and not recorded.

@@ -456,7 +456,7 @@ static kvb_status add_line(profile_job *job, const model *m, const calib_file *f
 {
     kvb_error inner = {0};
     if (id_is_taken(job, c->sample_id))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: line %zu: sample_id %s stands in two files; give each context its own",
+        return kvb_fail(err, KVB_ARGUMENT, "%s: line %zu: sample_id %s is in two files; give each context its own",
                         file->name, c->line, c->sample_id);
     profile_context *made = &job->contexts[job->n_contexts++];
     kvb_status status = prepare_context(made, m, job->text, c, o, &inner);

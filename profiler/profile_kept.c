@@ -194,7 +194,7 @@ kvb_status profile_take_kept(uint32_t *layers, const kept_prefill *k, kvb_error 
     if (status == KVB_OK) return KVB_OK;
     if (status == KVB_MEMORY) return kvb_fail(err, status, "%s", why.message);
     *layers = 0;
-    snprintf(text, sizeof text, "%s; the prefill of sample %s begins anew", why.message, k->c->id);
+    snprintf(text, sizeof text, "%s; the prefill of sample %s starts again", why.message, k->c->id);
     if (k->watch) k->watch->message(k->watch->context, text);
     return KVB_OK;
 }

@@ -116,7 +116,7 @@ kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err)
     }
     if (m->levels && m->ranks > 1) {
         return kvb_fail(err, KVB_UNSUPPORTED,
-                        "equal totals of %u ranks and at most %u budgets per layer cannot be had together: few budgets "
+                        "equal totals of %u ranks and at most %u budgets per layer cannot be combined: few budgets "
                         "rarely add up to equal totals; choose one of the two",
                         (unsigned)m->ranks, (unsigned)m->levels);
     }

@@ -188,7 +188,7 @@ static bool has_returned;
 // Libraries may call exit() by themselves, as HDF5 does without a word where it finds no memory.
 static void explain_exit(void)
 {
-    static const char text[] = "kvbudget: a library ended the program, most likely for want of memory\n";
+    static const char text[] = "kvbudget: a library ended the program, most likely because memory ran out\n";
     if (has_returned) return;
     atomic_files_remove();
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);

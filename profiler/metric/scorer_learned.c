@@ -55,7 +55,7 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
         return kvb_rank_layer_fold(r, m->fold, view->layer, of, view->n_tokens, s, err);
     }
     if (r->info.layer_mean)
-        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
+        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: needs all %u KV heads of a layer together, found %zu of them",
                         m->spec, r->info.n_kv_heads, G);
     for (size_t g = 0; g < G && status == KVB_OK; g++) {
         size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;

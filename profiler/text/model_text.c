@@ -90,7 +90,7 @@ kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bo
         status = refuse_template(name, "it leaves out spaces on one side of the message only", err);
     if (status == KVB_OK) status = text_around(&front, &back, template, &plain, other, name, err);
     if (status == KVB_OK && (strcmp(front, out->front) != 0 || strcmp(back, out->back) != 0))
-        status = refuse_template(name, "what it writes depends on the message", err);
+        status = refuse_template(name, "its output depends on the message", err);
     free(front);
     free(back);
     if (status != KVB_OK) {

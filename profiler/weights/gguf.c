@@ -454,8 +454,8 @@ static kvb_status sort_names(const cursor *c, const void *all, size_t each, uint
     for (size_t i = 1; i < n; i++) {
         gguf_string name = name_of(&items, order[i]);
         if (gguf_string_compare(name_of(&items, order[i - 1]), name) == 0)
-            return kvb_fail(c->err, KVB_FORMAT, "%s: the %s %.*s stands in the file twice; the file is damaged",
-                            c->name, what, (int)(name.size < 100 ? name.size : 100), name.data);
+            return kvb_fail(c->err, KVB_FORMAT, "%s: the %s %.*s is in the file twice; the file is damaged", c->name,
+                            what, (int)(name.size < 100 ? name.size : 100), name.data);
     }
     return KVB_OK;
 }

@@ -57,7 +57,7 @@ if [ -n "$kept" ]; then ok 'a stop keeps the prefill'; else not_ok 'a stop keeps
 says 'and says so' 'layers of its prefill are kept \([0-9.]+ MB\)' err
 cp -r stopped.h5.parts saved.parts
 expect 0 'it goes on with it' "${PROFILE[@]}" -o stopped.h5 --resume
-if grep -q 'begins anew' err; then not_ok 'which is used'; else ok 'which is used'; fi
+if grep -q 'starts again' err; then not_ok 'which is used'; else ok 'which is used'; fi
 same 'to the same bytes again' whole.h5 stopped.h5
 if [ -e stopped.h5.parts ]; then not_ok 'and nothing is left'; else ok 'and nothing is left'; fi
 rm -f stopped.h5
@@ -66,6 +66,6 @@ printf x | dd of="$kept" bs=1 seek=$(($(stat -c %s "$kept") - 100)) conv=notrunc
 fails 'another seed is refused' 'seed' "${PROFILE[@]}" -o stopped.h5 --resume --seed 7
 fails 'another precision is refused' 'compute' "${PROFILE[@]}" -o stopped.h5 --resume --compute bf16
 expect 0 'a damaged one is not used' "${PROFILE[@]}" -o stopped.h5 --resume
-says 'which is said' 'prefill-.*damaged.*begins anew' err
+says 'which is said' 'prefill-.*damaged.*starts again' err
 same 'and changes nothing' whole.h5 stopped.h5
 end

@@ -125,7 +125,7 @@ UNIT_TEST(test_what_is_not_kept)
     ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &w, &times), KVB_INTERRUPTED);
     ck_assert_msg(strstr(w.problem.message, "not kept: ") && strstr(w.problem.message, "Is a directory"), "%s",
                   w.problem.message);
-    ck_assert_msg(strstr(w.message, "sample a begins anew") != NULL, "%s", w.message);
+    ck_assert_msg(strstr(w.message, "sample a starts again") != NULL, "%s", w.message);
     ck_assert_int_eq(rmdir(help_path("stopped.h5.parts/prefill-a.kept")), 0);
     go_on("it could not be written", &c, layer);
     case_free(&c);
@@ -184,7 +184,7 @@ UNIT_TEST(test_what_is_not_taken)
         free(bytes);
         watched w = go_on(cases[i].what, &c, layer);
         ck_assert_int_eq(w.messages, 1);
-        ck_assert_msg(strstr(w.message, cases[i].says) && strstr(w.message, "sample a begins anew"), "%s: %s",
+        ck_assert_msg(strstr(w.message, cases[i].says) && strstr(w.message, "sample a starts again"), "%s: %s",
                       cases[i].what, w.message);
     }
     case_free(&c);

@@ -115,7 +115,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &e.in.special, NULL,
-         "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
+         "read \"<|im_start|>\" and the like in texts as control tokens (default: as the tables)"},
         {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
         QUERY_STATISTICS_OPTION(e.in.statistics),
@@ -146,28 +146,27 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 const cli_command cmd_eval = {
     "eval",
     "eval MODEL [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
-    "evict for real and decode on: how much each way to split the cache changes predictions",
+    "really evict, and measure how much each way to split the cache changes predictions",
     "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the\n"
     "allocator says how many tokens each KV head keeps, the metric picks them, all others are thrown away, the\n"
-    "cache is compacted, and the next tokens of the text are teacher-forced over what is left. As in kvpress,\n"
-    "what follows plays no part in the choice.\n"
+    "cache is compacted, and the next tokens of the text are teacher-forced over the rest. As in kvpress, the\n"
+    "choice does not depend on what follows the context.\n"
     "\n"
     "It prints, over all texts and positions:\n"
     "  KL          divergence of the next-token distributions from those of the full cache, nats\n"
     "  to uniform  that KL divided by the uniform allocator's, position by position\n"
     "  top-1       share of positions where the likeliest token is still the same\n"
     "  NLL         of the text's true next token\n"
-    "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
-    "  looks       share of the context that a policy looks at per step\n"
+    "  lost        share of the oracle importance, measured on these same tokens, that was evicted\n"
+    "  looks       share of the context that a policy attends to per step\n"
     "  MiB         what the compacted cache takes, as the allocator counts it\n"
-    "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
-    "AdaKV and the published form where these are run.\n"
+    "A text is one observation; intervals need five. Tables are compared text by text with uniform,\n"
+    "AdaKV and published budgets, if these are run.\n"
     "\n"
     "A table is used with the metric that it was solved for, and refused for another model. All allocators of a\n"
     "metric keep the same sinks and window. With few tokens a table may give a head less than these, as kvpress\n"
     "does, and the newest are lost; TABLE.safetensors:strict takes the missing tokens from other heads. Texts:\n"
-    "any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has\n"
-    "seen.\n"
+    "any text file, .jsonl with contexts, or .npy with token ids; use texts that were not used for any table.\n"
     "\n"
     "Examples:\n"
     "  kvbudget eval model.gguf snapkv.safetensors keydiff.safetensors paper.txt manual.txt -o worth\n"

@@ -151,16 +151,16 @@ const cli_command cmd_statistics = {
     .synopsis = "statistics MODEL TEXT... -o FILE.safetensors [OPTION]...",
     .summary = "store means and covariances of queries, for Expected Attention on any context",
     .details =
-        "Expected Attention asks where future queries will look. As published it takes mean and covariance of the\n"
-        "context's own queries; with stored statistics it takes those of other texts, and then scores a token without\n"
-        "having seen a query: metric `ea:stored=1` with --query-statistics FILE in profile, eval and task.\n"
+        "Expected Attention predicts the attention of future queries. As published it uses mean and covariance of the\n"
+        "context's own queries; with stored statistics it takes those of other texts, and scores tokens without\n"
+        "any query: metric `ea:stored=1` with --query-statistics FILE in profile, eval and task.\n"
         "\n"
         "Texts (any text file, or .jsonl with contexts) are cut into pieces of --characters, the first --texts pieces "
         "are\n"
         "prefilled one by one, and the queries before RoPE are gathered, without each piece's first --sinks. The file "
         "holds\n"
         "query_mean [layers, heads, size] and query_cov [layers, heads, size, size], as kvpress's\n"
-        "ExpectedAttentionStats does, so that either side reads the other's.\n"
+        "ExpectedAttentionStats does, so either program reads the other's files.\n"
         "\n"
         "Examples:\n"
         "  kvbudget statistics model.gguf book.txt -o queries.safetensors\n"

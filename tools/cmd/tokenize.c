@@ -150,7 +150,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"npy", 0, CLI_WRITES(FILE_ARRAY), &s.npy, "FILE",
          "write the ids to FILE as NumPy int32 instead of printing them"},
         {"json", 0, CLI_FLAG, &s.json, NULL, "print one JSON object with the ids and the tokenizer's hash"},
-        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they stand for"},
+        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print their text"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
