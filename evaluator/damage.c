@@ -100,7 +100,7 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 // ---- Cuts ----
 
 // The text is open in the session.
-static kvb_status gather(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
+static kvb_status gather_cut(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
@@ -116,7 +116,7 @@ static kvb_status gather(damage *d, const damage_cut *c, uint32_t extra, kv_cach
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
     kvb_status status = session_exchange(d->s, &c->text->context, err);
-    if (status == KVB_OK) status = gather(d, c, c->text->full.n, cache, err);
+    if (status == KVB_OK) status = gather_cut(d, c, c->text->full.n, cache, err);
     kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
     return status == KVB_OK ? back : status;
 }
@@ -226,7 +226,7 @@ static kvb_status cut_levels(head_work *w, kvb_error *err)
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
         const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL};
-        status = gather(w->d, &level, 0, &w->cut[i], err);
+        status = gather_cut(w->d, &level, 0, &w->cut[i], err);
     }
     return status;
 }

@@ -187,7 +187,7 @@ kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_e
     return put_bool(f, object, value->string, cJSON_IsTrue(value), err);
 }
 
-static cJSON *read_text(hid_t attribute, hid_t type)
+static cJSON *read_text_attribute(hid_t attribute, hid_t type)
 {
     size_t size = H5Tget_size(type);
     if (H5Tis_variable_str(type) != 0 || size == 0 || size > MAX_TEXT_ATTRIBUTE) return NULL;
@@ -205,7 +205,7 @@ static cJSON *read_attribute(hid_t attribute, hid_t type)
     size_t size = H5Tget_size(type);
     switch (H5Tget_class(type)) {
     case H5T_STRING:
-        return read_text(attribute, type);
+        return read_text_attribute(attribute, type);
     case H5T_INTEGER:
         if (size > 8 || H5Aread(attribute, H5T_NATIVE_INT64, &whole) < 0) return NULL;
         return cJSON_CreateNumber((double)whole);
@@ -350,7 +350,7 @@ static herr_t take_name(hid_t group, const char *name, const H5L_info_t *info, v
     return 0;
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_link_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -366,7 +366,7 @@ kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_
         h5_free_names(list.names);
         return status;
     }
-    qsort(list.names, list.n, sizeof *list.names, compare_names);
+    qsort(list.names, list.n, sizeof *list.names, compare_link_names);
     *names = list.names;
     *n = list.n;
     return KVB_OK;

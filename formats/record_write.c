@@ -427,7 +427,7 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
 }
 
 // The process that holds the folder has made it, cleaned it, and decided whether it extends a finished record.
-static kvb_status join(record_writer *w, kvb_error *err)
+static kvb_status join_folder(record_writer *w, kvb_error *err)
 {
     char *head = parts_head_path(w->folder);
     kvb_status status = KVB_OK;
@@ -444,7 +444,7 @@ static kvb_status join(record_writer *w, kvb_error *err)
 
 static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
-    if (w->joined) return join(w, err);
+    if (w->joined) return join_folder(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
     kvb_status status = atomic_file_check(w->path, err);

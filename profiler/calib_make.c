@@ -154,7 +154,7 @@ static kvb_status add_repetitions(const maker *m)
 
 // ---- Lines ----
 
-static kvb_status add_line(const maker *m, const char *text, const text_line *line)
+static kvb_status add_line_question(const maker *m, const char *text, const text_line *line)
 {
     int head = (int)(line->head - line->begin);
     const char *begin = text + line->begin;
@@ -206,7 +206,7 @@ static kvb_status draw_lines(const maker *m, const char *text, const text_line *
     for (size_t i = 0; status == KVB_OK && i < wanted; i++) {
         size_t begin = i * n / wanted, end = (i + 1) * n / wanted;
         double place = sampler_uniform(m->r->seed, key, 0, (uint32_t)i);
-        status = add_line(m, text, &lines[begin + (size_t)(place * (double)(end - begin))]);
+        status = add_line_question(m, text, &lines[begin + (size_t)(place * (double)(end - begin))]);
     }
     return status;
 }

@@ -392,7 +392,7 @@ static share joined(const grouping *g, uint32_t i)
     return s;
 }
 
-static void join(grouping *g, uint32_t i)
+static void join_groups(grouping *g, uint32_t i)
 {
     g->group[i] = joined(g, i);
     g->count[i] = (uint16_t)(g->count[i] + g->count[i + 1]);
@@ -419,7 +419,7 @@ static bool join_to(grouping *g, uint32_t levels)
             }
         }
         if (best == g->n) break;
-        join(g, best);
+        join_groups(g, best);
     }
     return g->n <= levels;
 }

@@ -32,7 +32,7 @@ static unsigned needs_of(const metric *m)
     return needs;
 }
 
-static uint32_t least_tokens(const metric *m)
+static uint32_t learned_least_tokens(const metric *m)
 {
     const learned_ranking *r = ranking_of(m);
     uint32_t most = 1;
@@ -90,7 +90,7 @@ static const scorer scorer_learned = {
     .needs_of = needs_of,
     .protect_sink = 4,
     .protect_window = 1,
-    .least_tokens = least_tokens,
+    .least_tokens = learned_least_tokens,
     .score = score_learned,
 };
 

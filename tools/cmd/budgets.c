@@ -31,7 +31,7 @@ typedef struct budgets_command {
     size_t n_warnings;
 } budgets_command;
 
-static int check_options(budgets_command *b, int n_operands)
+static int check_budgets_options(budgets_command *b, int n_operands)
 {
     if (n_operands != 1) {
         return cli_usage_error(b->self, "expected one table, found %d: kvbudget %s", n_operands, b->self->synopsis);
@@ -208,7 +208,7 @@ static void add_settings(cJSON *to, const budgets_command *b)
     }
 }
 
-static kvb_status report(const budgets_command *b, kvb_error *err)
+static kvb_status report_budgets(const budgets_command *b, kvb_error *err)
 {
     if (!b->json) print_text(b);
     if (!b->json && !b->csv) return KVB_OK;
@@ -240,10 +240,10 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
     kvb_error err = {0};
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
-    code = check_options(&b, argc - first);
+    code = check_budgets_options(&b, argc - first);
     if (code == EXIT_DONE) {
         b.path = argv[first];
-        if (compute(&b, &err) != KVB_OK || report(&b, &err) != KVB_OK) code = cli_failed(self, &err);
+        if (compute(&b, &err) != KVB_OK || report_budgets(&b, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     free(b.keep);
     kvb_table_close(b.table);

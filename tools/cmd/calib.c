@@ -47,7 +47,7 @@ static kvb_status add_calibration(calib_command *c, const char *path, kvb_error 
     return status;
 }
 
-static kvb_status add_text(calib_command *c, const char *path, kvb_error *err)
+static kvb_status add_plain_text(calib_command *c, const char *path, kvb_error *err)
 {
     const calib_recipe *r = &c->recipe;
     file_view view;
@@ -95,7 +95,8 @@ static kvb_status run_calib(calib_command *c, char **operands, size_t n, kvb_err
 {
     kvb_status status = open_tokenizer(c, operands[0], err);
     for (size_t i = 1; status == KVB_OK && i < n; i++)
-        status = is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_text(c, operands[i], err);
+        status =
+            is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_plain_text(c, operands[i], err);
     if (status == KVB_OK) status = write_lines(c, err);
     if (status == KVB_OK && !c->quiet) print_summary(c);
     return status;
@@ -122,7 +123,7 @@ static int check(const calib_command *c, int n_operands)
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int calib_main(const cli_command *self, int argc, char **argv)
 {
     calib_command c = {.self = self,
                        .recipe = {.n_tokens = 2048, .n_contexts = 1, .n_own = UINT64_MAX, .n_answer = 64, .seed = 1}};
@@ -180,5 +181,5 @@ const cli_command cmd_calib = {
         "  kvbudget calib model.gguf book.txt -o calib.jsonl --contexts 0 --tokens 4096 --continue 2\n"
         "  kvbudget calib model.gguf logs.jsonl -o calib.jsonl --questions 15 --ignore-answers --lines 6\n"
         "  kvbudget profile model.gguf calib.jsonl -o run.h5\n",
-    .run = run,
+    .run = calib_main,
 };

@@ -16,7 +16,7 @@ static bool show_progress(void *bar, double done, double total)
     return !cli_stop_requested;
 }
 
-static int check_options(eval_command *e)
+static int check_eval_options(eval_command *e)
 {
     if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
@@ -45,7 +45,7 @@ static void print_rate(const sweep *s)
 }
 
 // Prints and writes what is wanted.
-static kvb_status report(const eval_command *e, const eval_report *r, kvb_error *err)
+static kvb_status report_results(const eval_command *e, const eval_report *r, kvb_error *err)
 {
     const char *name = e->out.name;
     if (!e->out.json) eval_report_print(r);
@@ -91,7 +91,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = measure(e, &s, err);
     if (status == KVB_OK) r.rows = rows = sweep_summarize(&s, &r.n_rows);
-    if (status == KVB_OK) status = report(e, &r, err);
+    if (status == KVB_OK) status = report_results(e, &r, err);
     free(rows);
     sweep_close(&s);
     free(log);
@@ -131,7 +131,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE && argc - first < 2)
         code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE) code = check_options(&e);
+    if (code == EXIT_DONE) code = check_eval_options(&e);
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));

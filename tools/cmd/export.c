@@ -97,7 +97,7 @@ static int find_format(const export_command *x)
     return i;
 }
 
-static int check_options(const cli_command *self, export_command *x, bool budgets, const char *format)
+static int check_export_options(const cli_command *self, export_command *x, bool budgets, const char *format)
 {
     if (!budgets && (x->ratio_text || x->n_tokens || x->block || x->strict))
         return cli_usage_error(self, "--ratio, --tokens, --block and --strict have no meaning with --format %s",
@@ -113,7 +113,7 @@ static int check_options(const cli_command *self, export_command *x, bool budget
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int export_main(const cli_command *self, int argc, char **argv)
 {
     export_command x = {0};
     const cli_option options[] = {
@@ -136,7 +136,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (i == N_FORMATS)
         return cli_usage_error(self, "--format: expected one of " FORMAT_NAMES ", found '%s'",
                                x.format ? x.format : "");
-    code = check_options(self, &x, formats[i].write, formats[i].name);
+    code = check_export_options(self, &x, formats[i].write, formats[i].name);
     if (code != EXIT_DONE) return code;
     kvb_error err;
     kvb_status status = named_output(x.output, "--output", formats[i].kind, &err);
@@ -178,5 +178,5 @@ const cli_command cmd_export = {
         "  kvbudget export keydiff.safetensors -o keydiff.npy\n"
         "  kvbudget export keydiff.safetensors --format varlen --ratio 80% --tokens 4096 --block 16 -o arrays\n"
         "  kvbudget export run.h5 --format lukv-steps -o steps\n",
-    .run = run,
+    .run = export_main,
 };

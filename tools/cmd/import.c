@@ -65,7 +65,7 @@ static kvb_status import_record(const settings *s, kvb_error *err)
     return status;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int import_main(const cli_command *self, int argc, char **argv)
 {
     settings s = {0};
     const cli_option options[] = {
@@ -115,5 +115,5 @@ const cli_command cmd_import = {
         "Examples:\n"
         "  kvbudget import curves.safetensors -o run.h5 --model-heads 9 --head-dim 64\n"
         "  kvbudget import steps -o run.h5 --model-heads 9 --head-dim 64 --attribute model_id=SmolLM2\n",
-    .run = run,
+    .run = import_main,
 };

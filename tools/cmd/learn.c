@@ -74,7 +74,7 @@ static int check(learn_command *c, int n_operands)
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int learn_main(const cli_command *self, int argc, char **argv)
 {
     learn_command c = {.self = self,
                        .target = "max",
@@ -139,5 +139,5 @@ const cli_command cmd_learn = {
         "  kvbudget solve run.h5 --metric learned=rank.safetensors -o learned.safetensors\n"
         "  kvbudget eval model.gguf learned.safetensors text.txt -o worth\n"
         "  kvbudget inspect rank.safetensors\n",
-    .run = run,
+    .run = learn_main,
 };

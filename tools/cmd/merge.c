@@ -15,7 +15,7 @@ static void allow_many_files(void)
     setrlimit(RLIMIT_NOFILE, &limit); // where it is refused, opening the files says so
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int merge_main(const cli_command *self, int argc, char **argv)
 {
     bool force = false, quiet = false;
     const cli_option options[] = {{"force", 0, CLI_FLAG, &force, NULL, "replace OUT.h5 when it exists"},
@@ -70,4 +70,4 @@ const cli_command cmd_merge = {
     "  # Slurm: sbatch --array=1-8 with this line in the script, then merge\n"
     "  kvbudget profile model.gguf calib.jsonl -o run.$SLURM_ARRAY_TASK_ID.h5 --resume \\\n"
     "      --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT\n",
-    run};
+    merge_main};

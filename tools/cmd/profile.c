@@ -141,7 +141,7 @@ static int share_cores(const profile_command *p)
     return code == EXIT_DONE && !all ? EXIT_FAILED : code;
 }
 
-static int check_options(profile_command *p)
+static int check_profile_options(profile_command *p)
 {
     profile_options *o = &p->options;
     if (!p->output && !p->plan) return cli_usage_error(p->self, "-o RUN.h5 is missing: where should the record go?");
@@ -845,7 +845,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first < 2 - p.add)
         code =
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE) code = check_options(&p);
+    if (code == EXIT_DONE) code = check_profile_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
     if (code == EXIT_DONE) code = share_cores(&p);

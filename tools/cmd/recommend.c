@@ -134,7 +134,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
 // ---- The command ----
 
 // The document of --json and --csv.
-static kvb_status give_results(const recommend_command *c, const promise_report *r, kvb_error *err)
+static kvb_status give_recommend_results(const recommend_command *c, const promise_report *r, kvb_error *err)
 {
     results found = results_begin("recommend");
     const eval_inputs *in = &c->e.in;
@@ -164,14 +164,14 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
     if (status == KVB_OK) status = measure(c, err);
     r.rows = need((size_t)PROMISE_LIMITS * c->task.n_ratios, sizeof *r.rows, "results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
-    if (status == KVB_OK) status = give_results(c, &r, err);
+    if (status == KVB_OK) status = give_recommend_results(c, &r, err);
     if (status == KVB_OK && !c->e.out.json) status = promise_report_print(&r, err);
     if (status == KVB_OK && r.n_passed == 0) status = promise_report_refusal(&r, err);
     free(r.rows);
     return status;
 }
 
-static int check_options(recommend_command *c)
+static int check_recommend_options(recommend_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
@@ -224,7 +224,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
-    if (code == EXIT_DONE) code = check_options(&c);
+    if (code == EXIT_DONE) code = check_recommend_options(&c);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first), FIVES);
     if (code == EXIT_DONE) {
         kvb_error err = {0};

@@ -284,7 +284,7 @@ static void add_rows(const refine_command *c, results *to)
         }
 }
 
-static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
+static kvb_status give_refine_results(const refine_command *c, const cJSON *about, kvb_error *err)
 {
     results found = results_begin("refine");
     const eval_inputs *in = &c->e.in;
@@ -321,7 +321,7 @@ static kvb_status write_result(const refine_command *c, kvb_error *err)
     const refine_bench *b = &c->bench;
     cJSON *about = describe_search(c);
     kvb_status status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
-    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK) status = give_refine_results(c, about, err);
     if (status == KVB_OK && !c->e.out.json) print_result(c);
     if (status == KVB_OK && !c->e.out.quiet) say_work(c);
     cJSON_Delete(about);
@@ -341,7 +341,7 @@ static kvb_status refine(refine_command *c, kvb_error *err)
 
 // ---- The command line ----
 
-static int check_options(refine_command *c)
+static int check_refine_options(refine_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
@@ -413,7 +413,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
-    if (code == EXIT_DONE) code = check_options(&c);
+    if (code == EXIT_DONE) code = check_refine_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands, "50%,70%,80%,90%,95%");
     if (code == EXIT_DONE) {

@@ -218,8 +218,8 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     return status;
 }
 
-static kvb_status give_results(const solve_line *l, const study_words *study, const selection *from, results *found,
-                               kvb_error *err)
+static kvb_status give_solve_results(const solve_line *l, const study_words *study, const selection *from,
+                                     results *found, kvb_error *err)
 {
     if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
     if (study_given(study)) cJSON_AddStringToObject(found->settings, "study", study->holdout ? "holdout" : "ablation");
@@ -237,7 +237,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, const char 
         status = study->holdout    ? run_holdout(l, &from, from.metrics[i], &found, err)
                  : study->ablation ? run_ablation(l, &from, from.metrics[i], &found, err)
                                    : solve_metric(l, &from, from.metrics[i], &found, err);
-    if (status == KVB_OK) status = give_results(l, study, &from, &found, err);
+    if (status == KVB_OK) status = give_solve_results(l, study, &from, &found, err);
     results_free(&found);
     selection_close(&from);
     if (status == KVB_OK && !out->table && !out->npy && !out->budgets && !study_given(study) && !out->quiet)

@@ -48,7 +48,7 @@ static kvb_status add_piece(statistics_command *c, const char *text, size_t size
 }
 
 // Cuts a text into pieces of that many characters; an end that is shorter is left out unless it is all there is.
-static kvb_status add_text(statistics_command *c, const char *text, size_t size, kvb_error *err)
+static kvb_status add_text_pieces(statistics_command *c, const char *text, size_t size, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (size_t at = 0; at < size && c->done < c->n_texts && status == KVB_OK;) {
@@ -69,7 +69,7 @@ static kvb_status add_file(statistics_command *c, const char *path, kvb_error *e
         status = calib_load(&file, path, err);
         for (size_t i = 0; status == KVB_OK && i < file.count; i++)
             if (file.contexts[i].context)
-                status = add_text(c, file.contexts[i].context, strlen(file.contexts[i].context), err);
+                status = add_text_pieces(c, file.contexts[i].context, strlen(file.contexts[i].context), err);
         calib_free(&file);
         return status;
     }
@@ -77,13 +77,13 @@ static kvb_status add_file(statistics_command *c, const char *path, kvb_error *e
     status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = utf8_check_text(path, (const char *)view.data, view.size, err);
-    if (status == KVB_OK) status = add_text(c, (const char *)view.data, view.size, err);
+    if (status == KVB_OK) status = add_text_pieces(c, (const char *)view.data, view.size, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }
 
-static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_error *err)
+static kvb_status gather_statistics(statistics_command *c, char **paths, size_t n, kvb_error *err)
 {
     const model_config *m = &c->opened.m->config;
     // A character is at most four bytes, and a byte at most a token.
@@ -101,7 +101,7 @@ static kvb_status run_statistics(statistics_command *c, const backend *device, c
     query_statistics *found = NULL;
     kvb_status status = opened_model_open(&c->opened, operands[0], device, NULL, err);
     progress_begin(&c->bar, "statistics", quiet);
-    if (status == KVB_OK) status = gather(c, operands + 1, n - 1, err);
+    if (status == KVB_OK) status = gather_statistics(c, operands + 1, n - 1, err);
     uint64_t queries = c->gather ? query_gather_count(c->gather) : 0;
     if (status == KVB_OK) status = query_gather_finish(c->gather, &found, err);
     if (status == KVB_OK) memcpy(found->model_sha256, c->opened.m->sha256, sizeof found->model_sha256);
@@ -114,7 +114,7 @@ static kvb_status run_statistics(statistics_command *c, const backend *device, c
     return status;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int statistics_main(const cli_command *self, int argc, char **argv)
 {
     statistics_command c = {.n_texts = 100, .characters = 1000, .skip = 4};
     const char *backend_name = "cpu", *compute = "f32";
@@ -166,5 +166,5 @@ const cli_command cmd_statistics = {
         "  kvbudget statistics model.gguf book.txt -o queries.safetensors\n"
         "  kvbudget profile model.gguf calib.jsonl -o run.h5 --metric ea:stored=1 --query-statistics "
         "queries.safetensors\n",
-    .run = run,
+    .run = statistics_main,
 };

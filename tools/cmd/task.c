@@ -209,7 +209,7 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     return c->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int task_main(const cli_command *self, int argc, char **argv)
 {
     task_command c = {.with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                       .backend_name = "cpu",
@@ -296,5 +296,5 @@ const cli_command cmd_task = {
         "  kvbudget task model.gguf --task niah_multikey_1:keys=8:questions=4 --tokens 4096 \\\n"
         "    --haystack book.txt --output needles.jsonl\n"
         "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
-    .run = run,
+    .run = task_main,
 };

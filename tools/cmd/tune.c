@@ -551,7 +551,7 @@ static int tell_outputs(const tune_command *c)
     return status == KVB_OK ? EXIT_DONE : cli_failed(c->self, &err);
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int tune_main(const cli_command *self, int argc, char **argv)
 {
     tune_command c = {.self = self, .goal_name = "text", .n_tokens = 2048};
     const cli_option options[] = {
@@ -618,5 +618,5 @@ const cli_command cmd_tune = {
         "  kvbudget tune model.gguf -o tuned\n"
         "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n"
         "  kvbudget tune model.gguf -o facts --for lookup\n",
-    .run = run,
+    .run = tune_main,
 };

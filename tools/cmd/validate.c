@@ -68,8 +68,8 @@ static kvb_status open_record(solve_line *l, selection *from, const char *path, 
 }
 
 // table_path: NULL, or the table that was compared.
-static kvb_status give_results(const solve_line *l, const selection *from, const char *table_path, results *found,
-                               kvb_error *err)
+static kvb_status give_validate_results(const solve_line *l, const selection *from, const char *table_path,
+                                        results *found, kvb_error *err)
 {
     if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
     kvb_status status = results_record(found, from, err);
@@ -87,7 +87,7 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
         table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
-    if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
+    if (status == KVB_OK) status = give_validate_results(l, &from, table_path, &found, err);
     results_free(&found);
     selection_close(&from);
     kvb_table_close(table);
@@ -116,7 +116,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
     kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
-    if (status == KVB_OK) status = give_results(l, &k->from, table, &found, err);
+    if (status == KVB_OK) status = give_validate_results(l, &k->from, table, &found, err);
     results_free(&found);
     if (status == KVB_OK && faults)
         status = kvb_fail(err, KVB_MISMATCH, "%s: the certificate does not hold; solve the record again", table);
