@@ -40,6 +40,6 @@ const kept_header *kept_file_header(const kept_file *f);
 kvb_status kept_file_get(kept_file *f, float *to, uint64_t n, kvb_error *err);
 
 // Ends reading or writing; `status` says how it went so far. If that is KVB_OK, puts a written file in place, or checks
-// that all floats were read and the checksum is right (KVB_FORMAT). Always closes; returns `status` if it is a failure.
-// `f` may be NULL.
+// that all floats were read and the checksum is right (KVB_FORMAT). Always closes; returns a failed `status`. `f` may
+// be NULL.
 kvb_status kept_file_end(kept_file *f, kvb_status status, kvb_error *err);

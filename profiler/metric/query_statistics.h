@@ -14,8 +14,7 @@ typedef struct query_statistics {
 } query_statistics;
 
 // Reads a file for this model; if path is NULL, *out is NULL. On failure *out is NULL. Errors: KVB_IO, KVB_FORMAT,
-// KVB_MISMATCH (another shape, or the file names another model; if a hash is missing the model is not checked),
-// KVB_NUMERIC.
+// KVB_MISMATCH (another shape or model; without hashes the model is not checked), KVB_NUMERIC.
 kvb_status query_statistics_open(query_statistics **out, const char *path, const model *m, kvb_error *err);
 // The same from bytes for a model of this shape, without a hash.
 kvb_status query_statistics_parse(query_statistics **out, const void *data, size_t size, const char *name,
@@ -23,8 +22,7 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
 // Makes them available in an observer's views; with `s` NULL, none are.
 void query_statistics_show(const query_statistics *s, layer_observer *observer);
 void query_statistics_free(query_statistics *s); // NULL is allowed
-// Writes a file atomically; equal numbers give equal bytes. The metadata hold `texts`, `queries` and, if known, the
-// model's hash.
+// Writes a file atomically; equal numbers give equal bytes. Metadata hold `texts`, `queries` and any model hash.
 kvb_status query_statistics_write(const query_statistics *s, const char *path, uint64_t texts, uint64_t queries,
                                   kvb_error *err);
 
