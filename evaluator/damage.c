@@ -17,8 +17,7 @@ struct damage {
 
 static session_plan session_plan_of(const damage_plan *p)
 {
-    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, p->statistics, false,
-                          false,       p->refit};
+    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, false, false, p->refit};
 }
 
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err)

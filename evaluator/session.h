@@ -11,7 +11,6 @@
 #include "evaluator/decoder.h"
 #include "evaluator/refitter.h"
 #include "evaluator/window_attention.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
 
@@ -21,10 +20,9 @@ typedef struct session_plan {
     uint32_t max_rows;     // rows that the decoder runs in one call, over all sequences
     const metric *metrics; // live as long as the session
     size_t n_metrics;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
-    bool oracle;                        // session_reference will be asked for importance
-    bool attention;                     // allocators will ask for session.attention
-    uint32_t refit;                     // reference queries a KV head, for session_refit; 0: caches stay as cut
+    bool oracle;    // session_reference will be asked for importance
+    bool attention; // allocators will ask for session.attention
+    uint32_t refit; // reference queries a KV head, for session_refit; 0: caches stay as cut
 } session_plan;
 
 typedef struct session {

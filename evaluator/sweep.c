@@ -21,10 +21,9 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     char text[1024];
-    const char *statistics = s->statistics ? s->statistics->sha256 : "";
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
-                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window, statistics);
+                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window);
     if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", s->o.refit);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
@@ -338,7 +337,6 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
                              rows_of(s, batch),
                              metrics,
                              n_metrics,
-                             s->statistics,
                              true,
                              method_needs_attention(&s->methods),
                              s->o.refit};

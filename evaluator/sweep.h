@@ -31,7 +31,6 @@ typedef struct sweep_options {
 
 typedef struct sweep {
     const model *m;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sweep_options o;
     const sweep_text *texts;
     uint32_t n_texts;

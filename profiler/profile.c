@@ -1,7 +1,6 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
 #include "formats/need.h"
 #include "profiler/backend/meter.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/profile_kept.h"
 #include "profiler/profile_losses.h"
@@ -140,8 +139,7 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, NULL, NULL};
-    query_statistics_show(r->o->statistics, &observer);
+    layer_observer observer = {score_layer, r, 0};
     r->c = c;
     r->spent = 0;
     profile_losses_enter(&r->losses, c);

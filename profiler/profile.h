@@ -23,7 +23,6 @@ typedef enum oracle_kind { ORACLE_LUKV, ORACLE_OUTPUT } oracle_kind;
 typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
-    const struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sampler draw;
     uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
                          // are recorded

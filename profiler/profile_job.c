@@ -3,7 +3,6 @@
 #include "formats/need.h"
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/profile.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
@@ -599,7 +598,6 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     if (t->chat.kind) add_chat(a, &t->chat);
     if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");
     if (m->form == WEIGHTS_HALF) cJSON_AddStringToObject(a, "weights", "bf16");
-    if (o->statistics) cJSON_AddStringToObject(a, "query_statistics_sha256", o->statistics->sha256);
     return a;
 }
 

@@ -160,8 +160,6 @@ static const struct {
     [FILE_RECORD] = {"a record", .container = KVB_FILE_RECORD},
     [FILE_TABLE] = {"a table", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-table"},
     [FILE_RANKING] = {"a learned ranking", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-rank"},
-    [FILE_STATISTICS] = {"query statistics", .container = KVB_FILE_SAFETENSORS,
-                         .mentions = "kvbudget-query-statistics"},
     [FILE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
     [FILE_TABLE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
     [FILE_METADATA] = {"an array's metadata", .begins = "{", .mentions = "kvbudget-"},

@@ -81,7 +81,6 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 {
     char *log = e->out.name ? need_text("%s.cells", e->out.name) : NULL;
     sweep s = {.m = e->in.m,
-               .statistics = e->in.opened.statistics,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
                      e->out.kept, methods_refit(&e->with)},
                .texts = e->in.texts,
@@ -118,7 +117,6 @@ static int run_eval(const cli_command *self, int argc, char **argv)
          "read \"<|im_start|>\" and the like in texts as control tokens (default: as the tables)"},
         {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
-        QUERY_STATISTICS_OPTION(e.in.statistics),
         {"backend", 'b', CLI_TEXT, &e.in.backend_name, "NAME",
          "cpu or ref; attention over cut caches runs on the host"},
         {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},

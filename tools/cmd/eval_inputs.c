@@ -129,7 +129,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     size_t n_texts = 0;
     for (size_t i = 1; i < n; i++) n_texts += !methods_is_table(operands[i]);
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
-    opened_wishes wishes = {.text = {.without_tokenizer = true, .pre = e->in.pre}, .statistics = e->in.statistics};
+    opened_wishes wishes = {.text = {.without_tokenizer = true, .pre = e->in.pre}};
     for (size_t i = 1; i < n; i++)
         wishes.text.without_tokenizer &= methods_is_table(operands[i]) || kvb_ends_with(operands[i], ".npy");
     progress bar;

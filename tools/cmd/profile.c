@@ -3,7 +3,6 @@
 #include "formats/need.h"
 #include "formats/record.h"
 #include "profiler/metric/learned.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
@@ -25,7 +24,7 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *weights, *oracle;
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
     bool curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
@@ -46,7 +45,6 @@ typedef struct profile_command {
     size_t n_files;
     model *m;
     model_text text;
-    query_statistics *stored;
     profile_job job;
     ranks ranks;
     bool peer_failed; // another rank has failed, and says why itself
@@ -265,9 +263,6 @@ static int check_base(const profile_command *p)
                 "warning: %s has curves, and what is added gets none: give --curves too, or solve --loss output will "
                 "refuse its metrics (they get curves later only together with a new metric)\n",
                 p->output);
-    if (cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "query_statistics_sha256") && !p->statistics)
-        return cli_usage_error(p->self, "%s was made with stored query statistics: give them with --query-statistics",
-                               p->output);
     return EXIT_DONE;
 }
 
@@ -378,8 +373,6 @@ static kvb_status open_model(profile_command *p, const char *path, bool ids_alon
     if (status == KVB_OK && p->chat && (p->text.tokens || !p->plan)) status = model_text_use_chat(&p->text, err);
     p->text.parse_special = p->special;
     if (status == KVB_OK && !p->plan) status = identify_model(p, err);
-    if (status == KVB_OK) status = query_statistics_open(&p->stored, p->statistics, p->m, err);
-    p->options.statistics = p->stored;
     return status;
 }
 
@@ -774,7 +767,6 @@ static size_t list_running(profile_command *p, cli_option *out)
         {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure time and memory"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the reference)"},
         {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
-        QUERY_STATISTICS_OPTION(p->statistics),
         {"threads", 0, CLI_COUNT, &p->threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p->shard, "I/N",
          "run only the I-th of N shares of the work, as one element of a job array; `kvbudget\nmerge` joins the "
@@ -852,7 +844,6 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);
     model_text_close(&p.text);
-    query_statistics_free(p.stored);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);

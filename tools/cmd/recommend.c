@@ -111,7 +111,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     size_t heads = (size_t)m->config.n_layers * m->config.n_kv_heads, n = c->e.with.n_ratios;
     const damage_plan plan = {
         (uint32_t)c->e.in.n_tokens, (uint32_t)c->e.in.n_next, (uint32_t)c->e.batch, &by->m, by->sink, by->window,
-        c->e.in.opened.statistics,  methods_refit(&c->e.with)};
+        methods_refit(&c->e.with)};
     damage *d = NULL;
     damage_text text = {0};
     uint32_t *keep = need(n * heads, sizeof *keep, "budgets");

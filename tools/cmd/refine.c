@@ -95,7 +95,6 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
-                                       .statistics = in->opened.statistics,
                                        .refit = methods_refit(&c->e.with)},
                               .stop = &STOP,
                               .heads_told = c->e.out.quiet ? NULL : show_heads};

@@ -19,7 +19,7 @@ typedef struct task_command {
     // What is asked, and who answers:
     cli_list tasks;
     methods with;
-    const char *haystack_path, *texts_path, *backend_name, *compute, *statistics;
+    const char *haystack_path, *texts_path, *backend_name, *compute;
     uint64_t tokens, count, seed;
     // How:
     uint64_t threads;
@@ -99,7 +99,6 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
     task_study study = {.m = c->opened.m,
                         .text = &c->opened.text,
-                        .statistics = c->opened.statistics,
                         .t = &t,
                         .seed = c->seed,
                         .n_samples = (uint32_t)count,
@@ -140,8 +139,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     // Only the full cache answers, unless somebody asks for less.
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
-    const opened_wishes wishes = {.statistics = c->statistics};
-    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, &wishes, err);
+    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, NULL, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->opened.m, operands + 1, n - 1, bare, err);
@@ -242,7 +240,6 @@ static int task_main(const cli_command *self, int argc, char **argv)
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &c.special, NULL,
          "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
-        QUERY_STATISTICS_OPTION(c.statistics),
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the reference)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
