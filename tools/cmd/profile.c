@@ -597,7 +597,7 @@ static void end_progress(profile_command *p, kvb_status status, const profile_ti
     const profile_job *job = &p->job;
     unsigned long long tokens = job->n_context_tokens, questions = job->n_pairs, queries = times->queries;
     const char *asked = plural(questions, "question", "questions");
-    const char *stopped = p->add ? "stopped; the same command goes on" : "stopped; --resume goes on";
+    const char *stopped = p->add ? "stopped; the same command continues" : "stopped; --resume continues";
     if (status != KVB_OK) progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? stopped : "failed");
     else if (p->n_shards)
         progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1, p->n_shards,

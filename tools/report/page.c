@@ -346,7 +346,7 @@ static void put_untried(page_writer *w, const page_table *t)
                 "tokens looked at",
                 100 * row.ratio, 100 * row.table_loss);
         if (!isnan(even)) fprintf(w->out, ", an even split %.3g&nbsp;%%", 100 * even);
-        fputs(". What that means for the model's answers nobody has measured.</p>\n", w->out);
+        fputs(". What that means for the model's answers was not measured.</p>\n", w->out);
     } else fputs("<p>Its losses are not known, and what it does was not measured.</p>\n", w->out);
     fputs(
         "<p>To see what it is worth on texts that it has not seen, and then again this report:</p>\n<pre>kvbudget eval "
