@@ -100,10 +100,6 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
 // question that the finished record has (RECORD_ADD) these join its own.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
-// The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
-// malloc'd; NULL when memory is short or no context can have the id. Such a file is no part: it goes with the parts
-// when the record is finished.
-char *record_writer_kept_path(const record_writer *w, const char *id);
 
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
 // then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order of

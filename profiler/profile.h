@@ -37,7 +37,6 @@ typedef struct profile_options {
     uint64_t memory;        // bytes that the run may take beside the model; 0 = not known, and then nothing is refused
     bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
-    double keep_after;      // seconds: a stop keeps the layers of a prefill that has taken as long
     uint32_t loss_queries;  // queries of every question that curves of output errors are recorded for; 0: no curves
     uint32_t gain_rows;     // of a context's shortest question, that the layers' gains are measured on; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL

@@ -35,10 +35,6 @@ static inline bool profile_losses_wanted(const profile_losses *l)
     return l->f != NULL;
 }
 
-// Whether a prefill that was kept does not hold all that losses need: plain keys and values where attention reads
-// packed ones, and scores by other weights.
-bool profile_losses_need_prefill(const profile_losses *l);
-
 // Row number `row` of the next pass is the query of the answer's token `step`, of `planned` at most: it is one of
 // those that are kept, evenly spread, or not.
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned);
