@@ -53,9 +53,9 @@ kvb_status damage_value_read(damage_value *out, const log_file *log, const char 
 
 // Where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many of the
 // calibration texts as three quarters of the task's evaluations pay for. A head's cuts cost half a continuation each,
-// since only the layers from its own on are run. Sets the task's start, which the caller frees, and what it cost;
-// leaves it NULL where not even one text can be paid for. Returns how many texts were measured. KVB_INTERRUPTED.
-kvb_status refine_bench_start(refine_bench *b, refine_task *t, uint32_t *n_texts, kvb_error *err);
+// since only the layers from its own on are run. Adds what it cost to the task's start_cost; shift [n_knots, heads].
+// *n_texts: how many were measured; 0, and nothing is written, where not even one can be paid for. KVB_INTERRUPTED.
+kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err);
 // What candidates lose, for a search (refine_measure): `context` is the bench. KVB_INTERRUPTED.
 kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
                                uint32_t n_texts, double *loss, kvb_error *err);

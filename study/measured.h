@@ -16,3 +16,7 @@ uint32_t measured_levels(const double *knots, uint32_t n_knots, double *levels);
 // unless `heads`. Errors: KVB_ARGUMENT, KVB_NUMERIC for a loss that is no number, KVB_MEMORY.
 kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_t n_levels, const double *loss,
                            bool heads, const double *knots, uint32_t n_knots, double *shift, kvb_error *err);
+// shift [n_knots, L*G] that moves every head of `base` to what it keeps in `to`, a table of as many heads, at the
+// knots.
+void shifts_to_table(const shift_base *base, const shift_base *to, const double *knots, uint32_t n_knots,
+                     double *shift);

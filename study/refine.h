@@ -2,12 +2,12 @@
 //
 // Nothing here runs a model: what a candidate loses is asked of the caller. Every ratio that counts, a knot, is a
 // search of its own, but candidates of all knots are measured together as one table, so that rows between stay nested.
-// A start that the caller has, as measured.h makes one, is tried first, half of the way to it and the whole. Then all
-// heads of a layer move together, then, from the best of that, each by itself: a linear model of the loss in the shifts
-// is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on one
-// text, with a part that the knots share; then come steps against its gradient, by successive halving over texts, in a
-// trust region for each knot. After every round the centre of the search is measured on texts of a second set, and the
-// best there is what comes out; a search that gains nothing there for REFINE_PATIENCE rounds is over.
+// Starts that the caller has, as measured.h makes them, are tried first, half of the way to each and the whole. Then
+// all heads of a layer move together, then, from the best of that, each by itself: a linear model of the loss in the
+// shifts is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on
+// one text, with a part that the knots share; then come steps against its gradient, by successive halving over texts,
+// in a trust region for each knot. After every round the centre of the search is measured on texts of a second set, and
+// the best there is what comes out; a search that gains nothing there for REFINE_PATIENCE rounds is over.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -34,8 +34,9 @@ typedef struct refine_task {
     bool heads;                    // single heads move as well; else only whole layers
     uint32_t evaluations;          // most of them, at least 1; those on the selection set count too
     uint64_t seed;
-    const double *start; // [n_knots, n_heads] shifts towards which to go first, NULL: none
-    double start_cost;   // evaluations that finding them took
+    uint32_t n_starts;
+    const double *starts; // [n_starts, n_knots, n_heads] shifts towards which to go first, each from the table itself
+    double start_cost;    // evaluations that finding them took
     refine_measure *measure;
     void (*report)(void *context, const refine_progress *p); // NULL: nobody is told
     void *context;                                           // of both

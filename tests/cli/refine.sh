@@ -104,6 +104,17 @@ def lists(x):
 layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isinstance(k, int) for k in x)]
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
+expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
+refine 'with a candidate' tried.safetensors --candidate paper.safetensors --evaluations 1
+cp out tried.json
+json 'its budgets and those between are all that is measured' tried.json 'j["settings"]["refined"]["rounds"] == 3'
+json 'and no ratio is worse on the texts that choose' tried.json \
+    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
+"$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&
+    "$KVB" solve other.h5 --metric knorm -o other.safetensors --quiet >out 2>err
+# shellcheck disable=SC2086
+fails 'a candidate for another metric' 'knorm.*keydiff|keydiff.*knorm' refine tiny.gguf table.safetensors text?.txt \
+    $SIZE -o x.safetensors --candidate other.safetensors
 # shellcheck disable=SC2086
 fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
     -o x.safetensors
