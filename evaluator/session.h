@@ -45,8 +45,7 @@ typedef struct session {
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
 void session_close(session *s);
 
-// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of
-// all tokens.
+// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer too: queries, keys and values.
 kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                            const forward_progress *progress, kvb_error *err);
 

@@ -176,7 +176,7 @@ typedef struct sweep_run_state {
     policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is at work
 } sweep_run_state;
 
-static bool report(sweep_run_state *r, double part)
+static bool report_progress(sweep_run_state *r, double part)
 {
     return !r->watch || !r->watch->progress ||
            r->watch->progress(r->watch->context, (double)r->n_done + part, (double)r->s->n_cells);
@@ -185,7 +185,7 @@ static bool report(sweep_run_state *r, double part)
 // A prefill shows as progress of up to one cell, so that the bar moves.
 static bool prefill_step(void *context, double done, double total)
 {
-    return report(context, 0.99 * done / total);
+    return report_progress(context, 0.99 * done / total);
 }
 
 static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_cell *result, const kept_set *kept,
@@ -242,9 +242,9 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
     if (status != KVB_OK) return status;
     r->n_done += n;
     r->s->n_measured += n;
-    if (report(r, 0)) return KVB_OK;
+    if (report_progress(r, 0)) return KVB_OK;
     return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
-                    r->s->log ? "; the same command goes on" : "");
+                    r->s->log ? "; the same command continues" : "");
 }
 
 // The missing cells of a text, first those without a policy, in batches.

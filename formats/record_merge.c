@@ -643,11 +643,10 @@ static kvb_status check_complete(merge *m, kvb_error *err)
     char shards[160], more[40] = "";
     name_missing_shards(shards, sizeof shards, m);
     if (missing.n > 5) snprintf(more, sizeof more, " and %zu more", missing.n - 5);
-    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be put together, missing: %s%s%s", m->path, missing.text, more,
-                    shards);
+    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be merged, missing: %s%s%s", m->path, missing.text, more, shards);
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_context_names(const void *a, const void *b)
 {
     const char *const *x = a, *const *y = b;
     return strcmp(*x, *y);
@@ -658,12 +657,12 @@ static kvb_status check_known(const merge *m, kvb_error *err)
 {
     const char **names = need(m->n_whole, sizeof *names, "names of contexts");
     for (size_t i = 0; i < m->n_whole; i++) names[i] = m->whole[i].id;
-    qsort(names, m->n_whole, sizeof *names, compare_names);
+    qsort(names, m->n_whole, sizeof *names, compare_context_names);
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < m->n && status == KVB_OK; i++)
         for (size_t k = 0; k < m->inputs[i]->n && status == KVB_OK; k++) {
             const char *id = m->inputs[i]->contexts[k].id;
-            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_names))
+            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_context_names))
                 status = kvb_fail(err, KVB_MISMATCH, "%s: context %s is not in the list of this run (attribute %s)",
                                   m->inputs[i]->path, id, shard_of_name);
         }

@@ -209,7 +209,7 @@ static lock_attempt try_lock(int *lock, const char *folder, const char *path, kv
     if (file < 0) {
         bool link = lstat(dir < 0 ? folder : path, &st) == 0 && S_ISLNK(st.st_mode);
         kvb_fail(err, KVB_IO, "%s: cannot be locked: %s", dir < 0 ? folder : path,
-                 link ? "is a symbolic link, and what it leads to may not be ours; remove it" : strerror(why));
+                 link ? "is a symbolic link, which may lead to files that are not ours; remove it" : strerror(why));
         return LOCK_FAILED;
     }
     if (!file_lock(file, false)) {
@@ -345,7 +345,7 @@ static kvb_status refuse_existing(const record_writer *w, kvb_error *err)
 {
     if (parts_have_head(w->folder))
         return kvb_fail(err, KVB_MISMATCH,
-                        "%s: holds a run that is not finished; go on with --resume, or start again with --force",
+                        "%s: holds an unfinished run; continue it with --resume, or start again with --force",
                         w->folder);
     if (path_exists(w->path))
         return kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);
@@ -409,7 +409,7 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
 }
 
 // The process that holds the folder has made it, cleaned it, and decided whether it extends a finished record.
-static kvb_status join(record_writer *w, kvb_error *err)
+static kvb_status join_folder(record_writer *w, kvb_error *err)
 {
     char *head = parts_head_path(w->folder);
     kvb_status status = KVB_OK;
@@ -426,7 +426,7 @@ static kvb_status join(record_writer *w, kvb_error *err)
 
 static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
-    if (w->joined) return join(w, err);
+    if (w->joined) return join_folder(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
     kvb_status status = atomic_file_check(w->path, err);

@@ -232,10 +232,9 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     size_t n = (size_t)model_budgeted(m, m->n_layers) * m->n_kv_heads * c->n_tokens;
     if (a->n_queries == 0) {
         char text[200];
-        snprintf(
-            text, sizeof text,
-            "sample %s, question %u: the model ended its answer at once, nothing was recorded; --ignore-eos goes on",
-            c->id, a->number + 1);
+        snprintf(text, sizeof text,
+                 "sample %s, question %u: the model ended its answer at once, nothing was recorded; try --ignore-eos",
+                 c->id, a->number + 1);
         r->times->skipped++;
         if (r->watch) r->watch->message(r->watch->context, text);
     } else {

@@ -137,8 +137,7 @@ typedef struct profile_times {
 kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, double record_bytes,
                                  kvb_error *err);
 
-// Callbacks of a run. progress returns false to stop (KVB_INTERRUPTED); done and total count rows of work over the
-// whole job.
+// Callbacks of a run. progress returns false to stop (KVB_INTERRUPTED); done and total are the job's rows of work.
 typedef struct profile_watch {
     bool (*progress)(void *context, double done, double total);
     void (*message)(void *context, const char *text); // a warning worth a line
@@ -159,8 +158,7 @@ typedef struct profile_share {
     double cost, heaviest, total; // floating-point operations: of this share, of the largest one, of all
 } profile_share;
 
-// The state of a record: one byte for every context, then one for every question (in the job's order), nonzero if it is
-// recorded.
+// The state of a record: a byte per context, then one per question (in the job's order), nonzero if recorded.
 size_t profile_state_size(const profile_job *job);
 void profile_read_state(uint8_t *state, const profile_job *job, const record_writer *writer);
 
@@ -187,7 +185,7 @@ kvb_status profile_run(const model *m, const profile_job *job, const profile_opt
 
 // ---- Between the files of the profiling run ----
 
-// Whether metric `i` scores context `c`. A recorded context is scored only by metrics that the record lacks, and by the
+// Whether metric `i` scores context `c`. A recorded context is only scored by metrics that the record lacks and by the
 // witness.
 bool profile_scores_metric(const profile_job *job, const profile_context *c, size_t i);
 

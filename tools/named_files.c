@@ -210,7 +210,7 @@ static kvb_status compare_output(const named_file *out, bool own_kind, kvb_error
                             out->path, other->option, out->option);
         if (!same && !other->option && !own_kind && is_inside(out, other))
             return kvb_fail(err, KVB_ARGUMENT,
-                            "%s: stands in %s, which is read, and would be replaced; give %s another name", out->path,
+                            "%s: is inside %s, which is read, and would be replaced; give %s another name", out->path,
                             other->path, out->option);
     }
     return KVB_OK;

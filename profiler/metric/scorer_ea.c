@@ -116,7 +116,7 @@ static void mean_rotation(double *cos_sin, const layer_view *view, double future
     }
 }
 
-static uint32_t least_tokens(const metric *m)
+static uint32_t ea_least_tokens(const metric *m)
 {
     const ea_settings *set = metric_settings(m);
     return set->sinks + 1;
@@ -148,7 +148,7 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
     return KVB_OK;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool ea_press_fits(const metric *m, const char **warning)
 {
     const ea_settings *set = metric_settings(m);
     if (set->sinks_in_softmax)
@@ -165,22 +165,22 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(ea_settings, value_norm, 1, "1 = multiply by the norm of the value"),                        \
             SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too") \
     }
-#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                       \
-    {                                                                                                                \
-        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                                   \
-        .summary = "expected attention of future queries, " text,                                                    \
-        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                   \
-        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                    \
-                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"        \
-                   "of the queries, turned by the mean rotation of the next `future` positions",                     \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1, .least_tokens = least_tokens, \
-        .score = score_ea, .bytes = sums_bytes, .press = "ExpectedAttentionPress",                                   \
-        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                               \
-                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                            \
-                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                               \
-                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                    \
-                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                        \
-        .press_fits = press_fits, .usual = usual_,                                                                   \
+#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                      \
+    {                                                                                                               \
+        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                                  \
+        .summary = "expected attention of future queries, " text,                                                   \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                  \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                   \
+                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"       \
+                   "of the queries, turned by the mean rotation of the next `future` positions",                    \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                              \
+        .least_tokens = ea_least_tokens, .score = score_ea, .bytes = sums_bytes, .press = "ExpectedAttentionPress", \
+        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                              \
+                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                           \
+                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                              \
+                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                   \
+                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                       \
+        .press_fits = ea_press_fits, .usual = usual_,                                                               \
     }
 
 const scorer scorer_ea_kvpress = VARIANT(true, "kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

@@ -281,7 +281,7 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
     }
 }
 
-static kvb_status check_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
+static kvb_status check_decode_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
 {
     for (uint32_t i = 0; i < n; i++)
         if (rows[i].question >= f->plan.max_questions || rows[i].tail >= f->plan.max_tail)
@@ -294,7 +294,7 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
                               const uint32_t *logit_rows, uint32_t n_logits, const logit_use *use, kvb_error *err)
 {
     const model_config *c = &f->m->config;
-    kvb_status status = check_rows(f, rows, n_rows, err);
+    kvb_status status = check_decode_rows(f, rows, n_rows, err);
     if (status == KVB_OK) status = layer_check_ids(&f->pass, ids, n_rows, err);
     if (status != KVB_OK) return status;
     uint32_t done = 0; // of logit_rows, which ascend

@@ -219,7 +219,7 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     double limit = 17;
     sweep_watch watch = {stop_after, &limit};
     field_open(&stopped, log);
-    help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "goes on");
+    help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "same command continues");
     field_close(&stopped);
     FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
     ck_assert_ptr_nonnull(f);

@@ -206,7 +206,7 @@ UNIT_TEST(test_job_errors_of_length_and_names)
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
-               "other.jsonl: line 2: sample_id b stands in two files");
+               "other.jsonl: line 2: sample_id b is in two files");
     calib_free(&twice[1]);
     case_free(&c);
 

@@ -139,7 +139,7 @@ static int share_cores(const profile_command *p)
     return code == EXIT_DONE && !all ? EXIT_FAILED : code;
 }
 
-static int check_options(profile_command *p)
+static int check_profile_options(profile_command *p)
 {
     profile_options *o = &p->options;
     if (!p->output && !p->plan) return cli_usage_error(p->self, "-o RUN.h5 is missing: where should the record go?");
@@ -260,7 +260,7 @@ static int check_base(const profile_command *p)
     if (!p->curves && !p->quiet && record_context(p->base, 0) && record_has_curves(p->base, 0, 0, NULL))
         fprintf(stderr,
                 "warning: %s has curves, and what is added gets none: give --curves too, or solve --loss output will "
-                "refuse its metrics (they get curves later only along with a metric that is new)\n",
+                "refuse its metrics (they get curves later only together with a new metric)\n",
                 p->output);
     return EXIT_DONE;
 }
@@ -408,7 +408,7 @@ static kvb_status print_time(const profile_command *p, double record_bytes, kvb_
     double seconds = times.prefill + times.decode + times.writing;
     printf(
         "time       about %.*f s on backend %s: prefill %.1f, decoding %.1f, writing %.1f, at the rate that a product "
-        "of\n           this model's shape reaches now, beside reading the model's files; %.2f TFLOP in %s\n",
+        "of\n           this model's shape reaches now, besides reading the model's files; %.2f TFLOP in %s\n",
         seconds < 20 ? 1 : 0, seconds, p->device->name, times.prefill, times.decode, times.writing,
         profile_flops(p->m, &p->job) / 1e12, p->device->compute);
     return KVB_OK;
@@ -496,7 +496,7 @@ static kvb_status agree(profile_command *p, kvb_status mine, kvb_error *err)
     if (mine != KVB_OK || status == KVB_OK) return mine;
     p->peer_failed = true;
     return kvb_fail(err, status,
-                    "rank %d of %d %s; what is finished stays on disk, and --resume goes on with any number of ranks",
+                    "rank %d of %d %s; finished parts stay on disk, and --resume continues with any number of ranks",
                     who, p->ranks.size, status == KVB_INTERRUPTED ? "was stopped" : "failed (its message says why)");
 }
 
@@ -697,7 +697,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
 }
 
 #define WEIGHTS_HELP                                                                                                   \
-    "how weights stand in memory: keep (as few bits as the file has, where products can\ntake them so; default), f32 " \
+    "how weights are held in memory: keep (with the file's bits, where products can use\nthem; default), f32 "         \
     "(as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file has no " \
     "more). Layers that do not fit are\nread from the file each time"
 #define HELD_HELP                                                                                                     \
@@ -764,7 +764,7 @@ static size_t list_running(profile_command *p, cli_option *out)
         {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
         {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
         {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure time and memory"},
-        {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the reference)"},
         {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &p->threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p->shard, "I/N",
@@ -832,7 +832,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first < 2 - p.add)
         code =
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE) code = check_options(&p);
+    if (code == EXIT_DONE) code = check_profile_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
     if (code == EXIT_DONE) code = share_cores(&p);
@@ -857,7 +857,7 @@ const cli_command cmd_profile = {
     "Prefills each context once and decodes all its questions over the shared keys and values. For every KV\n"
     "head it records each context token's oracle importance (how much any decoded query would lose without it)\n"
     "and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
-    "MODEL is a GGUF file or a folder of Hugging Face; with --plan its config.json is enough.\n"
+    "MODEL is a GGUF file or a Hugging Face folder; with --plan its config.json is enough.\n"
     "\n"
     "Calibration files have one JSON object per line:\n"
     "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "
@@ -872,9 +872,9 @@ const cli_command cmd_profile = {
     "--add that was stopped.\n"
     "\n"
     "Results are in RUN.h5.parts/ until the end; --resume continues a run that was stopped. Under `mpirun -n N`\n"
-    "the ranks divide contexts and questions among themselves and write to one RUN.h5.parts/ on a common file\n"
-    "system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
-    "--shard I/N runs one share, and `kvbudget merge` does the rest.\n"
+    "the ranks divide contexts and questions among themselves and write to one RUN.h5.parts/ on a shared file\n"
+    "system; the record has the same bytes as one process would write. Without MPI or a common file system,\n"
+    "--shard I/N runs one share, and `kvbudget merge` joins them.\n"
     "\n"
     "Examples:\n"
     "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
