@@ -102,10 +102,6 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
 // With RECORD_ADD, they are added to the losses that the finished record has of the question.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
-// Returns the path, malloc'd, where a stopped run may leave the state of its prefill of a context (kept_file.h), or
-// NULL if there is no memory or the id is not a valid one. Such a file is not a part, but is removed together with the
-// parts when the record is finished.
-char *record_writer_kept_path(const record_writer *w, const char *id);
 
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
 // then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order in which

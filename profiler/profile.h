@@ -37,7 +37,6 @@ typedef struct profile_options {
     uint64_t memory;        // bytes that the run may take in addition to the model; 0 = unknown, nothing is refused
     bool memory_is_asked;   // the user set `memory`: then a batch uses all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
-    double keep_after;      // seconds: when stopped, save the layers of a prefill that has taken this long
     uint32_t loss_queries;  // queries per question for curves of output errors; 0: no curves
     uint32_t gain_rows;     // rows of a context's shortest question for measuring the layers' gains; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL

@@ -35,10 +35,6 @@ static inline bool profile_losses_wanted(const profile_losses *l)
     return l->f != NULL;
 }
 
-// Whether losses need the prefill to run again, because a saved prefill lacks something: plain keys and values where
-// attention reads packed ones, and scores by a ranking's other weights.
-bool profile_losses_need_prefill(const profile_losses *l);
-
 // Announces that row number `row` of the next pass is the query of the answer's token `step`, of at most `planned`.
 // Evenly spaced queries are kept.
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned);

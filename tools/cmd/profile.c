@@ -28,7 +28,7 @@ typedef struct profile_command {
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
     bool curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
-    double temperature, keep_after;
+    double temperature;
     bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet;
     weight_form form;               // --weights
@@ -179,7 +179,6 @@ static int check_profile_options(profile_command *p)
     o->max_questions = (uint32_t)p->max_questions;
     o->batch = (uint32_t)p->batch;
     o->beyond_trained = p->beyond_trained;
-    o->keep_after = p->keep_after;
     o->grows = p->base;
     o->loss_queries = p->curves ? (uint32_t)p->curve_queries : 0;
     o->gain_rows = (uint32_t)p->gain_rows;
@@ -773,9 +772,6 @@ static size_t list_running(profile_command *p, cli_option *out)
          "shards"},
         {"resume", 0, CLI_FLAG, &p->resume, NULL,
          "continue a run that was stopped; the record has the same bytes as that of one that was\nnot"},
-        {"keep-after", 0, CLI_REAL, &p->keep_after, "S",
-         "after Ctrl-C or SIGTERM, keep the finished layers of a prefill that has run for S\nseconds (10), so that "
-         "--resume continues with the next layer"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: "
          "throw "
@@ -825,7 +821,6 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .sink = UINT64_MAX,
                          .window = UINT64_MAX,
                          .temperature = 0.7,
-                         .keep_after = 10,
                          .seed = 1};
     int first, code = read_command_line(&p, argc, argv, &first);
     kvb_error err = {0};
