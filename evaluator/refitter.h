@@ -1,5 +1,5 @@
-// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: while it is prefilled,
-// every few positions' queries are taken before RoPE and turned to positions behind it.
+// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: during the prefill the
+// queries of every few positions are taken before RoPE and rotated to positions after the context.
 #pragma once
 #include "evaluator/cache.h"
 #include "profiler/model/forward.h"

@@ -18,7 +18,7 @@
 typedef struct session_plan {
     uint32_t max_tokens;   // longest context, T
     uint32_t max_new;      // positions after it
-    uint32_t max_rows;     // rows that the decoder runs at once, over all sequences
+    uint32_t max_rows;     // rows that the decoder runs in one call, over all sequences
     const metric *metrics; // live as long as the session
     size_t n_metrics;
     const query_statistics *statistics; // for metrics that use stored ones; NULL: none
@@ -32,7 +32,7 @@ typedef struct session {
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    uint32_t n_tokens;          // T of the present context
+    uint32_t n_tokens;          // T of the current context
     int32_t *ids;               // [T] of it
     float *k, *v;               // [L, G, T, d] on the host, keys after RoPE
     float **scores;             // [n_metrics][L, G, T]
@@ -75,14 +75,14 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 // caller closes it.
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 
-// The same in the memory of an earlier cache of this model, which *cache is (NULL: none yet).
+// The same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
 // Refits a cache that was cut to `kept` of the prefilled context (refitter_apply), if that was planned; leaves it alone
 // if not, or with kept NULL.
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
 
-// All that a prefill leaves, away from its session, so that one session serves many contexts in turn.
+// The result of a prefill, held outside its session, so that one session can serve many contexts in turn.
 typedef struct session_context {
     uint32_t n_tokens;
     int32_t *ids;
@@ -92,11 +92,11 @@ typedef struct session_context {
     float *queries; // of the refitter
 } session_context;
 
-// Memory for a context of the session's longest length, for the same metrics. The caller frees with
-// session_context_free; a zero struct is allowed there.
+// Allocates memory for a context of the session's longest length, for the same metrics. The caller frees it with
+// session_context_free, which accepts a zero struct.
 session_context session_context_open(const session *s);
 void session_context_free(session_context *c);
 // Bytes that one takes.
 uint64_t session_context_bytes(const model *m, const session_plan *plan);
-// Swaps it with what the session holds; nothing is copied. The session's next calls are about that context.
+// Swaps it with the session's current context; nothing is copied. The session's next calls work on that context.
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err);
