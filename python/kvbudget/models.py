@@ -181,11 +181,11 @@ def has_window(layer: AttentionLayer) -> bool:
     return isinstance(window, int) and window < getattr(config, "max_position_embeddings", window + 1)
 
 
-def only_windows(model: nn.Module) -> KVBudgetError:
+def only_windows(name: str, config: Any) -> KVBudgetError:
     """What is to be said of a model in which every layer has a window."""
     return KVBudgetError(
-        f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
-        f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
+        f"every layer of {name} has a sliding window (config.sliding_window = "
+        f"{getattr(config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
         "if the contexts are shorter than the window",
         "UNSUPPORTED",
     )
@@ -229,7 +229,12 @@ def check_model(model: Any) -> None:
     meta = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if meta is not None:
         raise KVBudgetError(f"{type(model).__name__}: {meta} is on the meta device; load the weights first")
-    config = model.config.get_text_config(decoder=True)
+    check_config(model.config)
+
+
+def check_config(config: Any) -> None:
+    """Refuses a config that this transformers misreads."""
+    config = config.get_text_config(decoder=True)
     parameters, theta = getattr(config, "rope_parameters", None), getattr(config, "rope_theta", None)
     if int(transformers.__version__.split(".")[0]) < 5 and isinstance(parameters, dict):
         if parameters.get("rope_theta", theta) != theta:
