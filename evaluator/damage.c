@@ -17,7 +17,8 @@ struct damage {
 
 static session_plan session_plan_of(const damage_plan *p)
 {
-    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, p->statistics, false, false};
+    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, p->statistics, false,
+                          false,       p->refit};
 }
 
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err)
@@ -62,7 +63,8 @@ void damage_close(damage *d)
 uint64_t damage_text_bytes(const model *m, const damage_plan *plan)
 {
     uint64_t logits = (uint64_t)plan->n_next * m->config.vocabulary * 2 * sizeof(float);
-    return session_context_bytes(m, plan->n_tokens, 1) + logits;
+    const session_plan needs = session_plan_of(plan);
+    return session_context_bytes(m, &needs) + logits;
 }
 
 damage_text damage_text_open(const damage *d)
@@ -98,22 +100,23 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 // ---- Cuts ----
 
 // The text is open in the session.
-static kvb_status gather(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
+static kvb_status gather(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
     kvb_status status = session_rank(d->s, 0, c->keep, &scores, err);
     if (status == KVB_OK) status = session_select(d->s, scores, c->keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    session_cache_again(d->s, &kept, c->text->full.n, cache);
+    session_cache_again(d->s, &kept, extra, cache);
+    status = session_refit(d->s, &kept, *cache, err);
     kept_set_free(&kept);
-    return KVB_OK;
+    return status;
 }
 
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
     kvb_status status = session_exchange(d->s, &c->text->context, err);
-    if (status == KVB_OK) status = gather(d, c, cache, err);
+    if (status == KVB_OK) status = gather(d, c, c->text->full.n, cache, err);
     kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
     return status == KVB_OK ? back : status;
 }
@@ -189,7 +192,7 @@ typedef struct head_work {
     damage_text *t;
     const uint32_t *keep; // [n, L*G]
     uint32_t n;
-    kept_set *kept;    // [n] what each row of `keep` would leave
+    kv_cache **cut;    // [n] what each row of `keep` leaves
     kv_cache *whole;   // the context
     kv_cache *hidden;  // [G] the context without one head of the present layer
     uint32_t *counts;  // [G, L*G] of `hidden`
@@ -207,10 +210,10 @@ static size_t heads_of(const head_work *w)
 
 static void close_head_work(head_work *w)
 {
-    for (uint32_t i = 0; w->kept && i < w->n; i++) kept_set_free(&w->kept[i]);
+    for (uint32_t i = 0; w->cut && i < w->n; i++) kv_cache_close(w->cut[i]);
     for (uint32_t i = 0; i < w->waiting; i++) kv_cache_close(w->caches[i]);
     kv_cache_close(w->whole);
-    free(w->kept);
+    free(w->cut);
     free(w->hidden);
     free(w->counts);
     free(w->streams);
@@ -218,16 +221,12 @@ static void close_head_work(head_work *w)
     free(w->caches);
 }
 
-static kvb_status select_levels(head_work *w, kvb_error *err)
+static kvb_status cut_levels(head_work *w, kvb_error *err)
 {
-    damage *d = w->d;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
-        const uint32_t *keep = w->keep + i * heads_of(w);
-        const float *scores;
-        status = session_rank(d->s, 0, keep, &scores, err);
-        if (status == KVB_OK)
-            status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &w->kept[i], err);
+        const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL};
+        status = gather(w->d, &level, 0, &w->cut[i], err);
     }
     return status;
 }
@@ -248,13 +247,13 @@ static kvb_status open_head_work(head_work *w, kvb_error *err)
     const model_config *c = &d->s->m->config;
     size_t row = (size_t)w->t->full.n * c->width;
     w->whole = session_cache(d->s, NULL, 0);
-    w->kept = need(w->n, sizeof *w->kept, "cuts");
+    w->cut = need(w->n, sizeof *w->cut, "cuts");
     w->hidden = need(c->n_kv_heads, sizeof *w->hidden, "heads");
     w->counts = need(c->n_kv_heads * heads_of(w), sizeof *w->counts, "heads");
     w->streams = need(c->n_layers * row, sizeof(float), "numbers of the residual stream");
     w->stream = need(d->plan.batch * row, sizeof(float), "numbers of the residual stream");
     w->caches = need(d->plan.batch, sizeof(kv_cache *), "cuts");
-    kvb_status status = select_levels(w, err);
+    kvb_status status = cut_levels(w, err);
     return status == KVB_OK ? run_whole(w, err) : status;
 }
 
@@ -272,17 +271,14 @@ static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut
 {
     const kv_cache *whole = w->whole;
     size_t heads = heads_of(w), head = (size_t)layer * whole->n_kv_heads + g, d = whole->head_dim;
-    const kept_set *kept = &w->kept[cut];
+    kv_span from = kv_cache_span(w->cut[cut], layer, g);
     uint32_t *room = need(heads, sizeof *room, "heads");
     for (size_t h = 0; h < heads; h++) room[h] = w->t->full.n;
-    room[head] += (uint32_t)(kept->offsets[head + 1] - kept->offsets[head]);
+    room[head] += from.count;
     kv_cache *out = kv_cache_open(whole->n_layers, whole->n_kv_heads, whole->head_dim, room);
     free(room);
-    kv_span from = kv_cache_span(whole, layer, g);
-    for (size_t i = kept->offsets[head]; i < kept->offsets[head + 1]; i++) {
-        uint32_t j = kept->positions[i]; // entries of the whole context stand at their positions
-        kv_cache_append(out, layer, g, from.k + j * d, from.v + j * d, j);
-    }
+    for (uint32_t i = 0; i < from.count; i++)
+        kv_cache_append(out, layer, g, from.k + i * d, from.v + i * d, from.positions[i]);
     out->base = &w->hidden[g];
     out->next_position = whole->next_position;
     return out;

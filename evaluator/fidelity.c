@@ -39,9 +39,7 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 {
     kv_cache *full = NULL;
     memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
-    layer_observer taking;
-    if (f->refit) taking = refitter_observer(f->refit, also);
-    kvb_status status = session_prefill(f->s, ids, n_tokens, f->refit ? &taking : also, progress, err);
+    kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
     if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
     if (status == KVB_OK) full = session_cache(f->s, NULL, f->n_next);
     if (status == KVB_OK)
@@ -114,7 +112,7 @@ static kvb_status measure_cell(const fidelity *f, const kept_set *kept, kv_cache
     *cache = session_cache(f->s, kept, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
-    kvb_status status = f->refit ? refitter_apply(f->refit, f->s, kept, *cache, err) : KVB_OK;
+    kvb_status status = session_refit(f->s, kept, *cache, err);
     kv_cache_compact(*cache, f->n_next); // room for the continuation
     return status;
 }

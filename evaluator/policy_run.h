@@ -1,4 +1,4 @@
-// A policy at work: one sequence, every head of the model.
+// Running a policy: one sequence, every head of the model.
 //
 //     policy_run_open       capacities per head
 //     policy_observer       hand it to session_prefill, for one run or several
@@ -33,7 +33,7 @@ const kept_set *policy_run_kept(const policy_run *run);
 
 decode_hooks policy_run_hooks(policy_run *run);
 void policy_run_restart(policy_run *run);
-// Begins a new turn after what the cache holds.
+// Begins a new turn after the entries in the cache.
 kvb_status policy_run_turn(policy_run *run, const kv_cache *c, kvb_error *err);
 
 typedef struct policy_stats {

@@ -45,6 +45,7 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
     int n = snprintf(text, sizeof text, "kvbudget-refine 1\n%s\n%s %s\n%u %u\n%s\n%u %u%s", b->m->sha256,
                      b->m->device->b->name, b->m->device->b->compute, b->plan.n_tokens, b->plan.n_next,
                      b->plan.by->spec, b->plan.sink, b->plan.window, statistics);
+    if (b->plan.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", b->plan.refit);
     b->open = need(b->n_texts, sizeof *b->open, "texts");
     kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
     if (status == KVB_OK) status = log_open(&b->log, log, err);
@@ -376,24 +377,18 @@ static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t 
     return status;
 }
 
-kvb_status refine_bench_start(refine_bench *b, refine_task *t, uint32_t *n_texts, kvb_error *err)
+kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err)
 {
     double levels[MEASURED_LEVELS_MAX];
     uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
     double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
     *n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
     if (*n_texts == 0) return KVB_OK;
-    double *loss = need((size_t)n_levels * t->n_heads, sizeof *loss, "losses"),
-           *shift = need((size_t)b->n_knots * t->n_heads, sizeof *shift, "shifts");
+    double *loss = need((size_t)n_levels * t->n_heads, sizeof *loss, "losses");
     kvb_status status = measure_alone(b, levels, n_levels, *n_texts, loss, err);
     if (status == KVB_OK)
         status = measured_shifts(&b->table->base, levels, n_levels, loss, t->heads, b->knots, b->n_knots, shift, err);
     free(loss);
-    if (status != KVB_OK) {
-        free(shift);
-        return status;
-    }
-    t->start = shift;
-    t->start_cost = one * *n_texts;
-    return KVB_OK;
+    t->start_cost += one * *n_texts;
+    return status;
 }

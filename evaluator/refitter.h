@@ -1,22 +1,32 @@
-// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: while it is prefilled,
-// every few positions' queries are taken before RoPE and turned to positions behind it.
+// Refits cut caches (kvb_refit, docs/refit.md) with reference queries of their own context: during the prefill the
+// queries of every few positions are taken before RoPE and rotated to positions after the context.
 #pragma once
-#include "evaluator/session.h"
+#include "evaluator/cache.h"
+#include "profiler/model/forward.h"
 
-typedef struct refitter refitter;
+enum { REFITTER_QUERIES = 1600 }; // usual for a KV head, over its group (docs/refit.md)
+
+typedef struct refitter {
+    const model *m;
+    uint32_t per_head; // reference queries of one query head; of a shorter context, one of every position
+    float *queries;    // [L, H, per_head, d] of the context that was seen last, head after head; owned
+    bool *plain;       // [L] attention is a softmax of products alone; owned
+    double seconds;    // spent in refitter_apply so far
+} refitter;
 
 // For contexts of up to max_tokens tokens; n_queries reference queries for each KV head, over its group, at least one
-// of every query head. The caller closes it; it lives as long as what observes with it.
-refitter *refitter_open(const model *m, uint32_t max_tokens, uint32_t n_queries);
-void refitter_close(refitter *r); // NULL is allowed
+// of every query head. The caller frees it; a zero struct is allowed there.
+refitter refitter_open(const model *m, uint32_t max_tokens, uint32_t n_queries);
+void refitter_free(refitter *r);
+// Floats that `queries` takes, for one context.
+size_t refitter_floats(const refitter *r);
 
-// Sees a prefill: session_prefill's `also`, which may have another one behind it (NULL: none).
-layer_observer refitter_observer(refitter *r, const layer_observer *also);
+// Takes the queries of a layer while it is prefilled; needs VIEW_Q_RAW.
+void refitter_see(refitter *r, const layer_view *view);
 
-// Refits the entries of a cache of what `kept` lists of the session's context, which is the one that was observed last.
-// Layers with a window keep everything and stay as they are, as do those whose scores are capped or have sinks, for
-// which the formulas do not hold. The same bits for any number of threads. KVB_NUMERIC where the model's numbers are
-// not finite.
-kvb_status refitter_apply(refitter *r, const session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
-// Spent in refitter_apply so far.
-double refitter_seconds(const refitter *r);
+// Refits the entries of a cache, all of which `kept` lists of the context that was seen, n_tokens long with keys and
+// values [L, G, n_tokens, d]. Layers with a window keep everything and stay as they are, as do those whose scores are
+// capped or have sinks, for which the formulas do not hold. The same bits for any number of threads. KVB_NUMERIC where
+// the model's numbers are not finite.
+kvb_status refitter_apply(refitter *r, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
+                          kv_cache *cache, kvb_error *err);

@@ -37,6 +37,7 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     if (plan->attention)
         s->attention = window_attention_open(model_budgeted(&m->config, m->config.n_layers), m->config.n_kv_heads,
                                              plan->max_tokens);
+    if (plan->refit) s->refit = refitter_open(m, plan->max_tokens, plan->refit);
     if (status == KVB_OK) *out = s;
     else session_close(s);
     return status;
@@ -52,6 +53,7 @@ void session_close(session *s)
     free(s->scores);
     free(s->first);
     window_attention_free(&s->attention);
+    refitter_free(&s->refit);
     free(s->ranked);
     free(s->ids);
     free(s->k);
@@ -83,6 +85,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     }
     s->score_seconds += meter_now() - start;
     if (s->plan.attention && !view->window) window_attention_see(&s->attention, view);
+    if (s->plan.refit) refitter_see(&s->refit, view);
     return w->also ? w->also->see(w->also->context, view, err) : KVB_OK;
 }
 
@@ -90,7 +93,8 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                            const forward_progress *progress, kvb_error *err)
 {
     watcher w = {s, also};
-    unsigned needs = VIEW_K | VIEW_V | (s->plan.attention ? WINDOW_ATTENTION_NEEDS : 0) | (also ? also->needs : 0);
+    unsigned needs = VIEW_K | VIEW_V | (s->plan.attention ? WINDOW_ATTENTION_NEEDS : 0) |
+                     (s->plan.refit ? VIEW_Q_RAW : 0) | (also ? also->needs : 0);
     for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
     layer_observer observer = {see_layer, &w, needs, NULL, NULL};
     query_statistics_show(s->plan.statistics, &observer);
@@ -190,6 +194,11 @@ void session_cache_again(const session *s, const kept_set *kept, uint32_t extra,
     else *cache = session_cache(s, kept, extra);
 }
 
+kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err)
+{
+    return s->plan.refit && kept ? refitter_apply(&s->refit, s->k, s->v, s->n_tokens, kept, cache, err) : KVB_OK;
+}
+
 // ---- Many contexts ----
 
 session_context session_context_open(const session *s)
@@ -202,6 +211,7 @@ session_context session_context_open(const session *s)
                          .scores = need(plan->n_metrics, sizeof(float *), "metrics"),
                          .first = need(plan->n_metrics, sizeof(float *), "metrics"),
                          .n_metrics = plan->n_metrics};
+    if (plan->refit) c.queries = need(refitter_floats(&s->refit), sizeof(float), "reference queries");
     for (size_t i = 0; i < plan->n_metrics; i++) {
         c.scores[i] = need(scores, sizeof(float), "scores");
         if (s->first[i]) c.first[i] = need(scores, sizeof(float), "scores");
@@ -218,24 +228,28 @@ void session_context_free(session_context *c)
     free(c->ids);
     free(c->k);
     free(c->v);
+    free(c->queries);
     *c = (session_context){0};
 }
 
-uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics)
+uint64_t session_context_bytes(const model *m, const session_plan *plan)
 {
-    uint64_t entries = (uint64_t)m->config.n_layers * m->config.n_kv_heads * max_tokens;
-    return entries * (2 * m->config.head_dim + n_metrics) * sizeof(float) + max_tokens * sizeof(int32_t);
+    const model_config *c = &m->config;
+    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, entries = heads * plan->max_tokens;
+    return (entries * (2 * c->head_dim + plan->n_metrics) + heads * plan->refit * c->head_dim) * sizeof(float) +
+           plan->max_tokens * sizeof(int32_t);
 }
 
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
 {
-    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics};
+    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics, s->refit.queries};
     s->n_tokens = c->n_tokens;
     s->ids = c->ids;
     s->k = c->k;
     s->v = c->v;
     s->scores = c->scores;
     s->first = c->first;
+    s->refit.queries = c->queries;
     *c = mine;
     return s->n_tokens ? decoder_begin_context(s->decode, s->n_tokens, err) : KVB_OK;
 }

@@ -171,7 +171,6 @@ typedef struct sweep_run_state {
     sweep *s;
     session *session;
     fidelity *f;
-    refitter *refit; // NULL: none
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
@@ -341,15 +340,14 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
                              n_metrics,
                              s->statistics,
                              true,
-                             method_needs_attention(&s->methods)};
+                             method_needs_attention(&s->methods),
+                             s->o.refit};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
-        if (status == KVB_OK && s->o.refit) r.f->refit = r.refit = refitter_open(s->m, s->o.n_tokens, s->o.refit);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
     }
     if (r.session) s->score_seconds = r.session->score_seconds;
-    if (r.refit) s->refit_seconds = refitter_seconds(r.refit);
-    refitter_close(r.refit);
+    if (r.session) s->refit_seconds = r.session->refit.seconds;
     fidelity_close(r.f);
     session_close(r.session);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);

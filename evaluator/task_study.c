@@ -47,7 +47,7 @@ typedef struct talk {
 static kvb_status encode_question(talk *k, const model_text *text, const task *t, const task_question *q,
                                   kvb_error *err)
 {
-    kvb_status status = model_text_encode(text, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
+    kvb_status status = model_text_encode_question(text, q->text, q->prefix, &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
     k->ids = need_more(k->ids, k->n_question + t->kind->new_tokens, sizeof *k->ids, "token ids");
@@ -245,7 +245,7 @@ static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error
     needed(to, "samples");
     fprintf(to, "%s\n%s\n", sample->id, sample->context);
     for (size_t i = 0; i < sample->n_questions; i++) {
-        fprintf(to, "%s\n", sample->questions[i].text);
+        fprintf(to, "%s%s\n", sample->questions[i].text, sample->questions[i].prefix);
         for (size_t k = 0; k < sample->questions[i].n_gold; k++) fprintf(to, "%s\n", sample->questions[i].gold[k]);
     }
     needed(fclose(to) == 0 ? text : NULL, "samples");
@@ -265,6 +265,7 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
                      s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
                      column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0,
                      s->statistics ? s->statistics->sha256 : "");
+    if (column && s->refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", s->refit);
     return sha256_hex(text, (size_t)n, key, err);
 }
 
@@ -304,6 +305,7 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     const char *how = c->column ? method_name(&s->methods.methods[c->column->method]) : "full";
     json_put(about, "task %s method %s allocator %s ratio %g key %s", s->t->spec, how,
              c->column ? c->column->how->label : "", c->ratio, key);
+    if (c->column && s->refit) json_put(about, "refit %u", s->refit);
     log_put_number(about, "kept", r->kept);
     log_put_number(about, "looked", r->looked); // NaN becomes null
     log_put_numbers(about, "scores", r->scores, r->n_questions);
@@ -374,10 +376,11 @@ static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
     if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, NULL, &kept, err);
     if (status != KVB_OK) return status;
     c->context = session_cache(b->session, column ? &kept : NULL, 0);
+    status = session_refit(b->session, column ? &kept : NULL, c->context, err);
     kept_set_free(&kept);
     b->bytes += kv_cache_allocated(c->context);
     c->cell->samples[b->index].kept = kept_share(b, c->context);
-    return KVB_OK;
+    return status;
 }
 
 static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error *err)
@@ -479,7 +482,8 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
                          .max_new = b->extra,
                          .max_rows = ROWS,
                          .statistics = b->s->statistics,
-                         .attention = method_needs_attention(&b->s->methods)};
+                         .attention = method_needs_attention(&b->s->methods),
+                         .refit = b->s->refit};
     plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
     b->rows = b->extra - b->s->t->kind->new_tokens;
     if (b->rows > plan.max_rows) plan.max_rows = b->rows;
@@ -518,7 +522,10 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
         if (status == KVB_OK) status = finish_cells(&b, hash, err);
     }
     close_turns(&b);
-    for (size_t i = 0; i < b.n; i++) policy_run_close(b.cells[i].run);
+    for (size_t i = 0; i < b.n; i++) {
+        policy_run_close(b.cells[i].run);
+        kv_cache_close(b.cells[i].context); // one that could not be refitted
+    }
     session_close(b.session);
     free(b.cells);
     free(b.turns);

@@ -14,9 +14,13 @@ folders:
 	    echo "DESTDIR, PREFIX or LIBDIR holds a blank or a character that the shell reads otherwise: choose a folder" \
 	        "without, and move the files there" >&2; exit 1;; esac
 
+# The texts that `kvbudget tune` reads.
+TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt)
+
 install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
+	for f in $(TEXTS); do install -D -m 644 $$f $(DESTDIR)$(PREFIX)/share/kvbudget/$$f || exit 1; done
 
 install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
@@ -29,6 +33,8 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
 uninstall: folders
+	rm -rf $(DESTDIR)$(PREFIX)/share/kvbudget/calib-data
+	rmdir $(DESTDIR)$(PREFIX)/share/kvbudget 2>/dev/null || true
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)

@@ -8,8 +8,8 @@
 
 static const char metadata_key[] = "__metadata__";
 
-// cJSON needs up to 40 times the text: this bounds what a hostile header can make us allocate to 640 MiB. Headers
-// of the largest models are a few MiB.
+// cJSON needs up to 40 times the text: this bounds what a hostile header can make us allocate to 640 MiB. Headers of
+// the largest models are a few MiB.
 static const uint64_t header_max = 16u << 20;
 
 static size_t element_size(const char *dtype)

@@ -39,19 +39,41 @@ static double loss_at_axis(const double *levels, uint32_t n, const double *at, s
     return exp(most[i] + (most[i + 1] - most[i]) * (x - from) / (to - from));
 }
 
-static void fill_rows(measured_work *w, const double *levels, uint32_t n_levels, const double *loss)
+static measured_work measured_work_open(const shift_base *base, uint32_t n_groups)
+{
+    size_t rows = base->n_rows + 1, n = (size_t)base->n_layers * base->n_kv_heads;
+    double *memory = need(rows + 2 * n_groups * rows, sizeof *memory, "numbers of curves");
+    uint32_t per_group = (uint32_t)(n / n_groups);
+    measured_work w = {base, n_groups, per_group, memory, memory + rows, memory + rows + n_groups * rows};
+    w.x[0] = SHIFT_AXIS_BEGIN;
+    for (uint32_t r = 0; r < base->n_rows; r++) w.x[r + 1] = shift_axis(base->ratio[r]);
+    for (size_t h = 0; h < n; h++) {
+        double *share = w.share + h / per_group * rows, before = 1;
+        share[0] += 1.0 / per_group;
+        for (uint32_t r = 0; r < base->n_rows; r++) {
+            before = fmin(before, 1 - base->prune[r * n + h]);
+            share[r + 1] += before / per_group;
+        }
+    }
+    return w;
+}
+
+static void measured_work_close(measured_work *w)
+{
+    free(w->x);
+}
+
+// A head that still keeps everything loses nothing.
+static void fill_losses(measured_work *w, const double *levels, uint32_t n_levels, const double *loss)
 {
     const shift_base *b = w->base;
     size_t rows = b->n_rows + 1, n = (size_t)w->n_groups * w->per_group;
-    w->x[0] = SHIFT_AXIS_BEGIN;
-    for (uint32_t r = 0; r < b->n_rows; r++) w->x[r + 1] = shift_axis(b->ratio[r]);
     for (size_t h = 0; h < n; h++) {
-        double *share = w->share + h / w->per_group * rows, *lost = w->loss + h / w->per_group * rows, before = 1;
-        share[0] += 1.0 / w->per_group;
+        bool cut = false;
         for (uint32_t r = 0; r < b->n_rows; r++) {
-            before = fmin(before, 1 - b->prune[r * n + h]);
-            share[r + 1] += before / w->per_group;
-            if (before < 1) lost[r + 1] += loss_at_axis(levels, n_levels, loss + h, n, w->x[r + 1]);
+            cut = cut || b->prune[r * n + h] > 0;
+            if (cut)
+                w->loss[h / w->per_group * rows + r + 1] += loss_at_axis(levels, n_levels, loss + h, n, w->x[r + 1]);
         }
     }
 }
@@ -97,18 +119,31 @@ static kvb_status allocate(const measured_work *w, const double *ratios, uint32_
     return status;
 }
 
-// What the base really prunes at a knot: the mean over its heads, between its rows linear on the axis.
-static double pruned_at(const measured_work *w, double knot)
+// What a group of the base keeps at a knot: between rows linear on the axis.
+static double share_at(const measured_work *w, uint32_t group, double knot)
 {
-    size_t rows = w->base->n_rows + 1;
     uint32_t r = 0;
     while (r + 1 < w->base->n_rows && w->x[r + 1] < shift_axis(knot)) r++;
-    double part = fmin(1, fmax(0, (shift_axis(knot) - w->x[r]) / (w->x[r + 1] - w->x[r]))), keep = 0;
-    for (uint32_t g = 0; g < w->n_groups; g++) {
-        const double *at = w->share + g * rows + r;
-        keep += (at[0] + (at[1] - at[0]) * part) / w->n_groups;
-    }
+    double part = fmin(1, fmax(0, (shift_axis(knot) - w->x[r]) / (w->x[r + 1] - w->x[r])));
+    const double *at = w->share + (size_t)group * (w->base->n_rows + 1) + r;
+    return at[0] + (at[1] - at[0]) * part;
+}
+
+// What the base really prunes at a knot: the mean over its heads.
+static double pruned_at(const measured_work *w, double knot)
+{
+    double keep = 0;
+    for (uint32_t g = 0; g < w->n_groups; g++) keep += share_at(w, g, knot) / w->n_groups;
     return 1 - keep;
+}
+
+// How far along its curve a group that keeps this share stands from the knot.
+static double move_to_share(const measured_work *w, uint32_t group, double share, double knot)
+{
+    double part;
+    uint32_t r = find_share(w, group, share, &part);
+    double x = w->x[r] + (w->x[r + 1] - w->x[r]) * part;
+    return fmin(MOST_MOVE, fmax(-MOST_MOVE, x - shift_axis(knot)));
 }
 
 static void write_shifts(const measured_work *w, const allocation *a, const double *knots, double *shift)
@@ -116,11 +151,8 @@ static void write_shifts(const measured_work *w, const allocation *a, const doub
     size_t n = (size_t)w->n_groups * w->per_group;
     for (uint32_t k = 0; k < a->n_rows; k++)
         for (uint32_t g = 0; g < w->n_groups; g++) {
-            double part;
-            uint32_t r = find_share(w, g, (double)a->keep[(size_t)k * w->n_groups + g] / UNITS, &part);
-            double x = w->x[r] + (w->x[r + 1] - w->x[r]) * part, move = x - shift_axis(knots[k]);
-            for (uint32_t i = 0; i < w->per_group; i++)
-                shift[k * n + (size_t)g * w->per_group + i] = fmin(MOST_MOVE, fmax(-MOST_MOVE, move));
+            double move = move_to_share(w, g, (double)a->keep[(size_t)k * w->n_groups + g] / UNITS, knots[k]);
+            for (uint32_t i = 0; i < w->per_group; i++) shift[k * n + (size_t)g * w->per_group + i] = move;
         }
 }
 
@@ -146,18 +178,26 @@ kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_
 {
     kvb_status status = check_losses(base, levels, n_levels, loss, err);
     if (status != KVB_OK) return status;
-    uint32_t groups = heads ? base->n_layers * base->n_kv_heads : base->n_layers;
-    size_t rows = base->n_rows + 1;
-    double *memory = need(rows + 2 * groups * rows + n_knots, sizeof *memory, "numbers of curves");
-    measured_work w = {base,   groups,        heads ? 1 : base->n_kv_heads,
-                       memory, memory + rows, memory + rows + groups * rows};
-    double *pruned = memory + rows + 2 * groups * rows;
+    measured_work w = measured_work_open(base, heads ? base->n_layers * base->n_kv_heads : base->n_layers);
+    double *pruned = need(n_knots, sizeof *pruned, "ratios");
     allocation a = {0};
-    fill_rows(&w, levels, n_levels, loss);
+    fill_losses(&w, levels, n_levels, loss);
     for (uint32_t k = 0; k < n_knots; k++) pruned[k] = pruned_at(&w, knots[k]);
     status = allocate(&w, pruned, n_knots, &a, err);
     if (status == KVB_OK) write_shifts(&w, &a, knots, shift);
     allocation_free(&a);
-    free(memory);
+    free(pruned);
+    measured_work_close(&w);
     return status;
+}
+
+void shifts_to_table(const shift_base *base, const shift_base *to, const double *knots, uint32_t n_knots, double *shift)
+{
+    uint32_t n = base->n_layers * base->n_kv_heads;
+    measured_work w = measured_work_open(base, n), other = measured_work_open(to, n);
+    for (uint32_t k = 0; k < n_knots; k++)
+        for (uint32_t h = 0; h < n; h++)
+            shift[(size_t)k * n + h] = move_to_share(&w, h, share_at(&other, h, knots[k]), knots[k]);
+    measured_work_close(&w);
+    measured_work_close(&other);
 }

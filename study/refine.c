@@ -353,11 +353,12 @@ static kvb_status gradient_model_round(gradient_model *m, refine_state *s, kvb_e
 static const double START_PARTS[] = {0.5, 0.75, 1};
 enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
 
-// The centre goes on towards the start, whatever that loses: the selection set chooses where to stay.
+// From the table towards each start in turn, whatever that loses: the selection set chooses where to stay.
 static kvb_status go_towards_start(refine_state *s, kvb_error *err)
 {
-    double part = START_PARTS[s->round - 1]; // the start comes first
-    for (size_t i = 0; i < (size_t)s->n_knots * s->n_groups; i++) s->centre[i] = part * s->task->start[i];
+    size_t n = (size_t)s->n_knots * s->n_groups, i = s->round - 1; // starts come first
+    const double *start = s->task->starts + i / START_ROUNDS * n;
+    for (size_t k = 0; k < n; k++) s->centre[k] = START_PARTS[i % START_ROUNDS] * start[k];
     return measure_points(s, s->centre, 1, NULL, 0, s->value, err);
 }
 
@@ -474,12 +475,13 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
     return KVB_OK;
 }
 
-// The start, layers, and heads, which share what the start leaves.
+// The starts, layers, and heads, which share what the starts leave.
 static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
 {
     const refine_task *t = j->task;
-    const refine_stage start = {true, true, INFINITY, START_ROUNDS, START_ROUNDS};
-    kvb_status status = t->start ? search_groups(j, s, &start, err) : KVB_OK;
+    const uint32_t rounds = START_ROUNDS * t->n_starts;
+    const refine_stage start = {true, true, INFINITY, rounds, rounds};
+    kvb_status status = t->n_starts ? search_groups(j, s, &start, err) : KVB_OK;
     double left = fmax(0, t->evaluations - s->spent);
     const refine_stage stages[] = {
         {false, false, t->evaluations - (t->heads ? left / 2 : 0), REFINE_PATIENCE, UINT32_MAX},

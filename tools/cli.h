@@ -118,6 +118,7 @@ int cli_terminal_width(int fd, int otherwise);
 // All commands, in the order of the help: row(NAME) is what cmd/NAME.c defines as `const cli_command cmd_NAME`.
 // clang-format off
 #define ALL_COMMANDS(row) \
+    row(tune) \
     row(calib) \
     row(profile) \
     row(merge) \

@@ -35,7 +35,10 @@ static const char INTRODUCTION[] =
 
 static const char WORKFLOW[] =
     "\n"
-    "From a model to a table, step by step:\n"
+    "From a model to its best table and a report, by one command:\n"
+    "       kvbudget tune model.gguf -o tuned\n"
+    "\n"
+    "Step by step:\n"
     "  1. Watch the model decode with its full cache, and record which positions mattered to each head:\n"
     "       kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
     "  2. Solve for the best split of the cache over all heads, for every compression ratio from 1 % to 99 %,\n"

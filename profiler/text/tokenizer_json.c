@@ -448,8 +448,8 @@ static cJSON *parse(json_reader *r, json_text text, const char *what)
     return root;
 }
 
-// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul
-// turns it back). *copy is NULL where the text has none, and the caller's to free.
+// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul turns it back).
+// *copy is NULL where the text has none, and the caller's to free.
 static void hide_nul(json_text *text, char **copy)
 {
     static const char nul[] = "\\u0000";

@@ -55,6 +55,13 @@ cp out two.json
 json 'all limits are shown' two.json \
     '[r["measure"] for r in j["rows"]] == 2 * ["kl", "flips", "nll"] and j["settings"]["p_value"] == "betting"'
 # shellcheck disable=SC2086
+expect 0 'refitted cuts' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl 1e6 --json --quiet --refit
+cp out refitted.json
+json 'lose something else where they are deep, and the settings say so' refitted.json \
+    '(lambda bare: j["settings"]["refit"] > 0 == bare["settings"]["refit"] and
+    all((a["mean"] == b["mean"]) == (a["ratio"] < 0.1) for a, b in zip(j["rows"], bare["rows"])
+    if not 0.1 <= a["ratio"] < 0.7))(json.load(open("all.json")))'
+# shellcheck disable=SC2086
 fails 'too few texts are refused before any work, with the number that it takes' \
     '5 texts promise nothing.*at least [0-9]+ texts' recommend tiny.gguf table.safetensors few.jsonl $SIZE
 # shellcheck disable=SC2086

@@ -33,18 +33,30 @@ json 'and something is gained' one.json \
 json 'what is left has an interval where texts are enough, and every text its KL' one.json \
     'all(r["kl_left"] is None or abs(r["kl_left"] * r["kl_before"] - r["kl"]) < 1e-9 for r in j["rows"]) and
     len(j["details"]) == 6 and all(len(d["kl"]) == len(d["kl_before"]) in (2, 3) for d in j["details"])'
-expect 0 'eval the result' eval tiny.gguf table.safetensors one.safetensors text1.txt text3.txt text5.txt -a none \
-    --tokens 150 --next 12 -r 0.5,0.8 --quiet --json
-cp out worth.json
-if "$PYTHON" - <<'PYTHON_END'; then ok 'eval finds the same damage'; else not_ok 'eval finds the same damage'; fi
-import json
-told = json.load(open("one.json"))["settings"]["refined"]
+# told_by_eval NAME [--refit]: eval finds the damage on the test texts that refine told of NAME.safetensors.
+told_by_eval() {
+    expect 0 "eval of $1" eval tiny.gguf table.safetensors "$1.safetensors" text1.txt text3.txt text5.txt -a none \
+        --tokens 150 --next 12 -r 0.5,0.8 --quiet --json "${@:2}"
+    cp out worth.json
+    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval finds the same of $1"; else not_ok "eval finds the same of $1"; fi
+import json, sys
+told = json.load(open(sys.argv[1]))["settings"]["refined"]
 found = json.load(open("worth.json"))["rows"]
 for label, name in (("kvbudget", "kl_before"), ("kvbudget-refined", "kl")):
     for i, ratio in enumerate((0.5, 0.8)):
         row, = [r for r in found if r["allocator"] == label and abs(r["ratio"] - ratio) < 1e-9]
         assert abs(row["kl"] - told["test"][name][i]) < 1e-9 * max(1, row["kl"]), (label, ratio, row["kl"])
+        assert told.get("refit", 0) == row["refit"]
 PYTHON_END
+}
+told_by_eval one
+cp one.safetensors.cells refitted.safetensors.cells
+refine 'refine of refitted cuts, with the log of bare ones' refitted.safetensors --refit
+cp out refitted.json
+told_by_eval refitted --refit
+json 'other budgets are worth most then' refitted.json \
+    'j["settings"]["refined"]["refit"] > 0 and j["settings"]["refined"]["start_texts"] == 2 and
+    all(a["kl_before"] != b["kl_before"] for a, b in zip(j["rows"], json.load(open("one.json"))["rows"]))'
 expect 0 'the table says how it was found' inspect one.safetensors --json
 says 'with the sets and the seed' 'refined.*selection.*kl_before' out
 json 'evaluations, seed, and hashes of table and texts' out \
@@ -104,6 +116,17 @@ def lists(x):
 layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isinstance(k, int) for k in x)]
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
+expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
+refine 'with a candidate' tried.safetensors --candidate paper.safetensors --evaluations 1
+cp out tried.json
+json 'its budgets and those between are all that is measured' tried.json 'j["settings"]["refined"]["rounds"] == 3'
+json 'and no ratio is worse on the texts that choose' tried.json \
+    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
+"$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&
+    "$KVB" solve other.h5 --metric knorm -o other.safetensors --quiet >out 2>err
+# shellcheck disable=SC2086
+fails 'a candidate for another metric' 'knorm.*keydiff|keydiff.*knorm' refine tiny.gguf table.safetensors text?.txt \
+    $SIZE -o x.safetensors --candidate other.safetensors
 # shellcheck disable=SC2086
 fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
     -o x.safetensors

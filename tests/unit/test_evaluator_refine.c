@@ -147,19 +147,16 @@ UNIT_TEST(a_start_costs_what_is_paid)
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, NULL, err));
     // Six budgets of four heads, half a continuation each, at two ratios and two texts: three evaluations a text.
-    help_ok(refine_bench_start(&c.b, &t, &n, err));
+    double start[KNOTS * HEADS];
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
     ck_assert_uint_eq(n, 2);
-    ck_assert(t.start && fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS);
-    free((void *)(uintptr_t)t.start);
-    t.start = NULL;
+    ck_assert(fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS);
     t.evaluations = 5; // three quarters of these pay for one text
-    help_ok(refine_bench_start(&c.b, &t, &n, err));
-    ck_assert(n == 1 && t.start && fabs(t.start_cost - 3) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known
-    free((void *)(uintptr_t)t.start);
-    t.start = NULL;
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
+    ck_assert(n == 1 && fabs(t.start_cost - 9) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known
     t.evaluations = 2;
-    help_ok(refine_bench_start(&c.b, &t, &n, err));
-    ck_assert(n == 0 && !t.start);
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
+    ck_assert(n == 0 && fabs(t.start_cost - 9) < 1e-12);
     const forward_progress stop = {never, NULL};
     double shift[KNOTS * HEADS] = {0}, loss[KNOTS];
     c.b.stop = &stop;

@@ -1,6 +1,6 @@
 // Refitting cut caches of the tiny model: the bits do not depend on threads, outputs come nearer to the full cache's,
 // heads that keep most stay as they are; and queries turn as the model's own do.
-#include "evaluator/refitter.h"
+#include "evaluator/session.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
 
@@ -26,11 +26,11 @@ static kvb_status turn_queries(void *context, const layer_view *view, kvb_error 
     return KVB_OK;
 }
 
-static kv_cache *cut_and_refit(refitter *r, const session *s, const kept_set *kept, int threads)
+static kv_cache *cut_and_refit(session *s, const kept_set *kept, int threads)
 {
     kv_cache *cache = session_cache(s, kept, 3);
     omp_set_num_threads(threads);
-    help_ok(refitter_apply(r, s, kept, cache, err));
+    help_ok(session_refit(s, kept, cache, err));
     return cache;
 }
 
@@ -43,18 +43,15 @@ UNIT_TEST(refits_what_was_cut)
     int32_t ids[T];
     kept_set kept;
     help_ok(metric_parse(&keydiff, "keydiff", err));
-    session_plan plan = {T, 8, 16, &keydiff, 1, NULL, false, false};
+    session_plan plan = {T, 8, 16, &keydiff, 1, NULL, false, false, 64};
     help_ok(session_open(&s, m, &plan, err));
     for (int i = 0; i < T; i++) ids[i] = 3 + i * i % 250;
-    refitter *r = refitter_open(m, T, 64);
     turned t = {m, 0};
-    layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q, NULL, NULL},
-                   observer = refitter_observer(r, &turning);
-    help_ok(session_prefill(s, ids, T, &observer, NULL, err));
+    layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q, NULL, NULL};
+    help_ok(session_prefill(s, ids, T, &turning, NULL, err));
     ck_assert_double_le(t.worst, 1e-5);
     help_ok(session_select(s, s->scores[0], KEEP, 4, 1, &kept, err));
-    kv_cache *bare = session_cache(s, &kept, 3), *one = cut_and_refit(r, s, &kept, 1),
-             *two = cut_and_refit(r, s, &kept, 3);
+    kv_cache *bare = session_cache(s, &kept, 3), *one = cut_and_refit(s, &kept, 1), *two = cut_and_refit(s, &kept, 3);
     int n_changed = 0;
     for (uint32_t h = 0; h < HEADS; h++) {
         kv_span a = kv_cache_span(bare, h / G, h % G), b = kv_cache_span(one, h / G, h % G),
@@ -66,13 +63,11 @@ UNIT_TEST(refits_what_was_cut)
         n_changed += !same;
     }
     ck_assert_int_ge(n_changed, 1);
-    ck_assert(refitter_seconds(r) > 0);
+    ck_assert(s->refit.seconds > 0);
     kv_cache_close(bare);
     kv_cache_close(one);
     kv_cache_close(two);
     kept_set_free(&kept);
-    refitter_close(r);
-    refitter_close(NULL);
     session_close(s);
     model_free(m);
 }

@@ -79,6 +79,25 @@ UNIT_TEST(budgets_are_near_the_best)
     }
 }
 
+UNIT_TEST(a_shift_leads_to_another_table)
+{
+    kvb_error err = {0};
+    bed from, to;
+    case_seed("measured, another table");
+    bed_make(&from, false);
+    bed_make(&to, false);
+    shifts_to_table(&from.base, &to.base, KNOT, KNOTS, from.shift);
+    must(shift_table(&from.base, KNOT, KNOTS, from.shift, from.out, &err), &err);
+    for (int k = 0; k < KNOTS; k++)
+        for (int h = 0; h < N; h++) {
+            int i = (int)lround(100 * KNOT[k] - 1) * N + h;
+            ck_assert_msg(fabs(from.out[i] - to.prune[i]) < 5e-3, "%.2f, head %d: %.4f, expected %.4f", KNOT[k], h,
+                          from.out[i], to.prune[i]);
+        }
+    shifts_to_table(&from.base, &from.base, KNOT, KNOTS, from.shift);
+    for (int i = 0; i < KNOTS * N; i++) ck_assert(fabs(from.shift[i]) < 1e-9);
+}
+
 UNIT_TEST(layers_move_together)
 {
     bed b;

@@ -154,12 +154,13 @@ UNIT_TEST(a_start_is_tried_and_judged)
 {
     bowl b;
     refine_result r;
-    double start[KNOTS * HEADS];
+    double starts[2][KNOTS * HEADS] = {0}, *start = starts[0];
     kvb_error err = {0};
     case_seed("refine, start");
     bowl_make(&b, 0);
     refine_task task = task_of(&b, 20);
-    task.start = start;
+    task.starts = start;
+    task.n_starts = 1;
     task.start_cost = 15;
     for (int part = 2; part <= 4; part++) { // the best is at a half, three quarters, or the whole of it
         for (int i = 0; i < KNOTS * HEADS; i++) start[i] = b.goal[i / HEADS][i % HEADS] * 4 / part;
@@ -176,6 +177,14 @@ UNIT_TEST(a_start_is_tried_and_judged)
     must(refine_run(&r, &task, &err), &err);
     for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
     ck_assert(r.rounds == 3);
+    refine_free(&r);
+    b.spent = 0;
+    for (int i = 0; i < KNOTS * HEADS; i++)
+        starts[1][i] = b.goal[i / HEADS][i % HEADS]; // from the table, not from -goal
+    task.n_starts = 2;
+    must(refine_run(&r, &task, &err), &err);
+    for (int i = 0; i < HEADS; i++) ck_assert(fabs(r.shift[i] - b.goal[0][i]) < 1e-12);
+    ck_assert(r.rounds == 6);
     refine_free(&r);
 }
 

@@ -113,7 +113,6 @@ static int check(const calib_command *c, int n_operands)
                                r->n_tokens);
     if (r->n_answer < 2 || r->n_answer > INT32_MAX)
         return cli_usage_error(c->self, "--answer-tokens: expected at least 2, found %" PRIu64, r->n_answer);
-    if (r->n_own == 0) return cli_usage_error(c->self, "--questions: expected at least 1");
     const uint64_t made[] = {r->n_lines, r->n_continued, r->n_repeated, r->n_contexts};
     static const char *const names[] = {"lines", "continue", "repeat", "contexts"};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -140,7 +139,7 @@ static int run(const cli_command *self, int argc, char **argv)
          "ask for N pieces of each context word for word, at equal distances"},
         {"answer-tokens", 'n', CLI_COUNT, &r->n_answer, "N",
          "tokens of a piece, and at most of a line's rest (64); a profile records N - 1 queries"},
-        {"questions", 'q', CLI_COUNT, &r->n_own, "N", "keep only the first N questions of each context that has some"},
+        {"questions", 'q', CLI_COUNT, &r->n_own, "N", "keep only the first N questions of each context that has some; 0: none"},
         {"ignore-answers", 0, CLI_FLAG, &r->ignore_answers, NULL,
          "drop the answers of those questions, so that `profile` samples them"},
         {"seed", 's', CLI_COUNT, &r->seed, "N", "seed of the lines that are drawn (1)"},

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { REFERENCE_QUERIES = 1600 }; // of a KV head (docs/refit.md)
-
 static bool show_progress(void *bar, double done, double total)
 {
     progress_update(bar, done, total, "runs");
@@ -22,9 +20,6 @@ static int check_options(eval_command *e)
 {
     if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
-    if (e->refit && e->with.policy_names.count)
-        return cli_usage_error(e->self, "--refit: policies evict at every step and leave no time to refit; run them "
-                                        "without it");
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
@@ -88,7 +83,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     sweep s = {.m = e->in.m,
                .statistics = e->in.opened.statistics,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
-                     e->out.kept, e->refit ? REFERENCE_QUERIES : 0},
+                     e->out.kept, methods_refit(&e->with)},
                .texts = e->in.texts,
                .n_texts = (uint32_t)e->in.n_texts,
                .methods = methods_list(&e->with)};
@@ -114,9 +109,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         METHODS_OPTIONS(e.with),
         {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
-        {"refit", 0, CLI_FLAG, &e.refit, NULL,
-         "after the cut, change keys and values of what is kept so that outputs come near the full\ncache's; not with "
-         "policies (docs/refit.md)"},
+        REFIT_OPTION(e.with),
         {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
          "write the kept positions of every run, as JSON lines; measures all runs again"},
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,

@@ -49,7 +49,6 @@ typedef struct eval_command {
     // What is compared, and how:
     methods with;
     uint64_t batch, threads, seed; // seed: of who draws texts
-    bool refit;
     eval_outputs out;
 } eval_command;
 

@@ -19,6 +19,9 @@ static int compare_doubles(const void *a, const void *b)
 int methods_read_ratios(methods *e)
 {
     size_t room = sizeof DEFAULT_RATIOS / sizeof *DEFAULT_RATIOS;
+    if (e->refit && e->policy_names.count)
+        return cli_usage_error(e->self, "--refit: policies evict at every step and leave no time to refit; run them "
+                                        "without it");
     for (size_t i = 0; i < e->ratio_names.count; i++) room += strlen(e->ratio_names.items[i]);
     e->ratios = need(room, sizeof *e->ratios, "ratios");
     for (size_t i = 0; i < e->ratio_names.count; i++)
@@ -251,6 +254,11 @@ kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, b
 method_list methods_list(const methods *e)
 {
     return (method_list){e->items, (uint32_t)e->n_items, e->columns, (uint32_t)e->n_columns};
+}
+
+uint32_t methods_refit(const methods *e)
+{
+    return e->refit ? REFITTER_QUERIES : 0;
 }
 
 compared methods_compared(const methods *e)

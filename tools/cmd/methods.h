@@ -12,6 +12,7 @@ typedef struct methods {
     // As the options say:
     cli_list metric_names, policy_names, allocator_names, ratio_names;
     uint64_t sink, window; // UINT64_MAX: as the table or the metric says
+    bool refit;
     // Opened:
     const model *m;
     allocator *allocators;
@@ -58,9 +59,17 @@ typedef struct methods {
             "last tokens that are always kept (default: as the table or the metric says)"                             \
     }
 
+#define REFIT_OPTION(e)                                                                                   \
+    {                                                                                                     \
+        "refit", 0, CLI_FLAG, &(e).refit, NULL,                                                           \
+            "after each cut, change keys and values of what is kept so that outputs come near the\nfull " \
+            "cache's; not with policies (docs/refit.md)"                                                  \
+    }
+
 bool methods_is_table(const char *operand); // by its name
 
-// Reads the ratios. What is wrong with the command line is printed, and EXIT_USAGE returned.
+// Reads the ratios, and refuses to refit under policies. What is wrong with the command line is printed, and EXIT_USAGE
+// returned.
 int methods_read_ratios(methods *e);
 // Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and
 // --policy there are the three metrics that `profile` records, or none at all when `bare`.
@@ -70,5 +79,6 @@ kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, b
 // accordingly.
 kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err);
 method_list methods_list(const methods *e);
+uint32_t methods_refit(const methods *e); // reference queries a KV head; 0: caches stay as they are cut
 compared methods_compared(const methods *e);
 void methods_free(methods *e);

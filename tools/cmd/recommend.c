@@ -111,7 +111,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     size_t heads = (size_t)m->config.n_layers * m->config.n_kv_heads, n = c->e.with.n_ratios;
     const damage_plan plan = {
         (uint32_t)c->e.in.n_tokens, (uint32_t)c->e.in.n_next, (uint32_t)c->e.batch, &by->m, by->sink, by->window,
-        c->e.in.opened.statistics};
+        c->e.in.opened.statistics,  methods_refit(&c->e.with)};
     damage *d = NULL;
     damage_text text = {0};
     uint32_t *keep = need(n * heads, sizeof *keep, "budgets");
@@ -140,8 +140,8 @@ static kvb_status give_results(const recommend_command *c, const promise_report 
     const eval_inputs *in = &c->e.in;
     results_input(&found, "model", in->m->config.name, in->m->sha256);
     for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
-    json_put(found.settings, "table %s backend %s compute %s", c->e.with.columns[0].how->identity, in->device->name,
-             in->device->compute);
+    json_put(found.settings, "table %s backend %s compute %s refit %u", c->e.with.columns[0].how->identity,
+             in->device->name, in->device->compute, methods_refit(&c->e.with));
     kvb_status status = promise_report_fill(r, &found, err);
     if (status == KVB_OK) status = results_give(&found, c->e.out.json, c->e.out.csv, err);
     results_free(&found);
@@ -214,6 +214,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
         {"length", 0, CLI_COUNT, &c.length, "N", "print the memory saved at N tokens (default: --tokens)"},
+        REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},

@@ -5,6 +5,7 @@
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
+#include "study/measured.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
@@ -16,16 +17,15 @@
 
 typedef struct refine_command {
     eval_command e;
-    cli_list select, test;
-    const char *objective, *search, *start;
-    bool worst, layers;
-    uint64_t evaluations, patience;
+    cli_list select, test, candidates;
+    uint64_t evaluations;
     char **operands; // model, table and the texts of all sets
     size_t n_operands, n_calibration, n_select;
     char table_sha256[65];
     refine_table table;
     refine_bench bench;
     refine_task task;
+    double *starts;   // of the task
     uint32_t n_start; // texts that the search's start was measured on
     refine_result best;
     double *kl[SET_COUNT]; // of each set (refine_bench_judge); NULL: not measured
@@ -95,7 +95,8 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
-                                       .statistics = in->opened.statistics},
+                                       .statistics = in->opened.statistics,
+                                       .refit = methods_refit(&c->e.with)},
                               .stop = &STOP,
                               .heads_told = c->e.out.quiet ? NULL : show_heads};
     char *log = need_text("%s.cells", c->e.out.name);
@@ -126,6 +127,40 @@ static void show_round(void *context, const refine_progress *p)
     fprintf(stderr, "\n");
 }
 
+// What moves the table's budgets to those of another one for the same model and metric.
+static kvb_status start_from_table(const refine_command *c, const char *path, double *shift, kvb_error *err)
+{
+    kvb_table *other = NULL;
+    kvb_status status = kvb_table_open(&other, path, NULL, err);
+    if (status != KVB_OK) return status;
+    const kvb_info *mine = kvb_table_info(c->e.with.columns[0].how->table);
+    const kvb_expectation alike = {.n_layers = mine->n_layers,
+                                   .n_kv_heads = mine->n_kv_heads,
+                                   .model_sha256 = mine->model_sha256,
+                                   .metric = mine->metric};
+    status = kvb_table_check(other, &alike, err);
+    if (status == KVB_OK) {
+        table_content its = table_content_of(other, NULL, &(rank_content){0});
+        shift_base to = {its.n_rows, its.n_layers, its.n_kv_heads, its.ratio, its.prune_ratio, NULL, false};
+        shifts_to_table(&c->table.base, &to, c->bench.knots, c->bench.n_knots, shift);
+    }
+    kvb_table_close(other);
+    return status;
+}
+
+static kvb_status find_starts(refine_command *c, kvb_error *err)
+{
+    size_t n = (size_t)c->task.n_knots * c->task.n_heads;
+    kvb_status status = KVB_OK;
+    c->task.starts = c->starts = need((c->candidates.count + 1) * n, sizeof *c->starts, "shifts");
+    for (size_t i = 0; i < c->candidates.count && status == KVB_OK; i++)
+        status = start_from_table(c, c->candidates.items[i], c->starts + c->task.n_starts++ * n, err);
+    if (status == KVB_OK)
+        status = refine_bench_start(&c->bench, &c->task, c->starts + c->task.n_starts * n, &c->n_start, err);
+    c->task.n_starts += c->n_start > 0;
+    return status;
+}
+
 static kvb_status search(refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
@@ -141,7 +176,7 @@ static kvb_status search(refine_command *c, kvb_error *err)
                             .measure = refine_bench_losses,
                             .report = c->e.out.quiet ? NULL : show_round,
                             .context = &c->bench};
-    kvb_status status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
+    kvb_status status = find_starts(c, err);
     return status == KVB_OK ? refine_run(&c->best, &c->task, err) : status;
 }
 
@@ -201,6 +236,7 @@ static cJSON *describe_search(const refine_command *c)
     json_put(all, "from %s start_texts %u seed %g evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256,
              c->n_start, (double)c->e.seed, c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
+    if (b->plan.refit) json_put(all, "refit %u", b->plan.refit);
     add_numbers(all, "ratios", b->knots, b->n_knots);
     for (int s = 0; s < SET_COUNT; s++) describe_set(c, (refine_set)s, all);
     return all;
@@ -341,7 +377,8 @@ static void free_command(refine_command *c)
     eval_free_inputs(&c->e);
     cli_list_free(&c->select);
     cli_list_free(&c->test);
-    free((void *)(uintptr_t)c->task.start);
+    cli_list_free(&c->candidates);
+    free(c->starts);
     free(c->operands);
 }
 
@@ -360,9 +397,12 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
+        {"candidate", 0, CLI_INPUTS, &c.candidates, "TABLE",
+         "another table for the same model and metric: its budgets, and those between, are tried\nfirst; repeatable"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "how many candidates to measure at most, each on all texts of the search (200)"},
+        REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},

@@ -240,8 +240,8 @@ static void add_cell(task_report *r, const task_study *s, double tokens, const t
     if (cell->column)
         cJSON_AddStringToObject(row, "acts",
                                 r->with.methods.methods[cell->column->method].p.kind ? "every step" : "once");
-    json_put(row, "allocator %s ratio %g kept %g looked %g", cell->column ? cell->column->how->label : "", cell->ratio,
-             o->kept, o->looked);
+    json_put(row, "allocator %s ratio %g refit %u kept %g looked %g", cell->column ? cell->column->how->label : "",
+             cell->ratio, cell->column ? s->refit : 0, o->kept, o->looked);
     results_interval(row, "score", o->score);
     results_interval(row, "minus_uniform", o->to_uniform);
     cJSON_AddNumberToObject(about, "row", cJSON_GetArraySize(r->found.rows) - 1);

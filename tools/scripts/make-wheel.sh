@@ -37,6 +37,8 @@ if [ "$KIND" = program ]; then
     binaries="$binaries $stage/kvbudget/bin/kvbudget"
     strip -o "$stage/kvbudget/bin/kvbudget" "$BUILD/kvbudget"
     chmod 755 "$stage/kvbudget/bin/kvbudget"
+    mkdir "$stage/kvbudget/calib-data" # texts for `kvbudget tune`
+    cp -r calib-data/*.jsonl calib-data/plain calib-data/eval "$stage/kvbudget/calib-data"
     sed -i 's/^license = .*/license = "Apache-2.0 AND GPL-3.0-or-later"/' "$stage/pyproject.toml"
 else
     sed -i -e 's/^name = .*/name = "kvbudget-library"/' -e '/^\[project.scripts\]/,/^$/d' "$stage/pyproject.toml"

@@ -1,0 +1,622 @@
+// kvbudget tune: a model in, its best table and a report out. Every step is another command of this program, with the
+// options that served best; their results lie in NAME.tune/ and are not made twice.
+#include "formats/atomic_file.h"
+#include "formats/file_read.h"
+#include "formats/json_file.h"
+#include "formats/need.h"
+#include "profiler/model/model.h"
+#include "profiler/weights/weights.h"
+#include "runtime/fail.h"
+#include "tools/child.h"
+#include "tools/cli.h"
+#include "tools/cmd/tune_texts.h"
+#include "tools/device.h"
+#include "tools/report/results.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10, LINES = 6 };
+// Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
+// gets all texts of the program, one of 1.5 billion six.
+static const double USUAL_WORK = 3e13;
+
+// What the table is to serve: the form of the ranking that serves it best.
+typedef struct tune_goal {
+    const char *name;
+    const char *features[5]; // metrics that the ranking is fitted on; NULL behind the last
+    const char *learn[5];    // options of learn
+    const char *window;
+    uint32_t lines; // of each context are asked for
+} tune_goal;
+
+static const tune_goal GOALS[] = {
+    {"text",
+     {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"},
+     {"--all-features", "--target", "mean"},
+     "16",
+     0},
+    {"lookup", {"keydiff", "ea:kvpress", "knorm"}, {"--all-features", "--exponent", "0.5"}, "1", LINES}};
+
+typedef struct word_list {
+    char **items;
+    size_t count;
+} word_list;
+
+typedef struct tune_command {
+    const cli_command *self;
+    const char *model, *output, *time, *goal_name;
+    uint64_t n_tokens, threads;
+    bool plan, quiet, force;
+    const tune_goal *goal;
+    double seconds; // of --time; 0: none
+    char *const *own;
+    size_t n_own;
+    // Opened:
+    char *folder, *log; // NAME.tune, and what its steps printed
+    tokenizer *tokens;
+    tune_texts texts;
+    double prefill_flops; // of one context
+    unsigned step, n_steps;
+    double spent; // seconds of all steps, of earlier runs too
+} tune_command;
+
+// ---- Words of a command ----
+
+static void __attribute__((format(printf, 2, 3))) add_word(word_list *w, const char *format, ...)
+{
+    va_list arguments;
+    char *text = NULL;
+    va_start(arguments, format);
+    int n = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    w->items = need_more(w->items, w->count + 2, sizeof *w->items, "words");
+    w->items[w->count++] = needed(n < 0 ? NULL : text, "words");
+    w->items[w->count] = NULL;
+}
+
+static void add_words(word_list *w, const char *const *words)
+{
+    for (; *words; words++) add_word(w, "%s", *words);
+}
+
+static void free_words(word_list *w)
+{
+    for (size_t i = 0; i < w->count; i++) free(w->items[i]);
+    free(w->items);
+    *w = (word_list){0};
+}
+
+// ---- Steps ----
+
+static char *in_folder(const tune_command *c, const char *name)
+{
+    return need_text("%s/%s", c->folder, name);
+}
+
+// The seconds that a step took, of its mark; below 0 where it was not done.
+static double read_mark(const tune_command *c, const char *name)
+{
+    char *path = need_text("%s/%s.done", c->folder, name);
+    FILE *from = fopen(path, "re");
+    double seconds = -1;
+    if (from && fscanf(from, "%lf", &seconds) != 1) seconds = 0;
+    if (from) fclose(from);
+    free(path);
+    return seconds;
+}
+
+static kvb_status write_mark(const tune_command *c, const char *name, double seconds, kvb_error *err)
+{
+    char *path = need_text("%s/%s.done", c->folder, name), *text = need_text("%.1f\n", seconds);
+    kvb_status status = atomic_write(path, text, strlen(text), err);
+    free(path);
+    free(text);
+    return status;
+}
+
+static void say_step(tune_command *c, const char *what, bool done)
+{
+    c->step++;
+    if (!c->quiet) fprintf(stderr, "tune %u of %u: %s%s\n", c->step, c->n_steps, what, done ? " (done before)" : "");
+}
+
+// Runs one command, unless its mark is there, and frees its words.
+static kvb_status run_step(tune_command *c, const char *mark, const char *what, word_list *w, kvb_error *err)
+{
+    double before = read_mark(c, mark), start = seconds_now();
+    kvb_status status = KVB_OK;
+    say_step(c, what, before >= 0);
+    if (c->quiet) add_word(w, "--quiet");
+    if (before < 0) status = child_run(w->items, c->log, err);
+    if (before < 0 && status == KVB_OK) status = write_mark(c, mark, before = seconds_now() - start, err);
+    c->spent += before;
+    free_words(w);
+    // A step that was as good as done when the signal came has ended well.
+    if (status == KVB_OK && cli_stop_requested) status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
+    return status;
+}
+
+static void add_model(word_list *w, const tune_command *c, const char *command)
+{
+    add_word(w, "%s", command);
+    add_word(w, "%s", c->model);
+    if (c->threads) add_words(w, (const char *[]){"--threads", NULL}), add_word(w, "%" PRIu64, c->threads);
+}
+
+static void add_features(word_list *w, const tune_command *c, const char *option)
+{
+    for (const char *const *f = c->goal->features; *f; f++) add_words(w, (const char *[]){option, *f, NULL});
+}
+
+static void add_curves(word_list *w)
+{
+    add_words(w, (const char *[]){"--curves", "--curve-queries", "16", NULL});
+}
+
+static void add_texts(word_list *w, const tune_command *c, text_part part, const char *option)
+{
+    for (size_t i = 0; i < c->texts.count; i++) {
+        if (c->texts.items[i].part != part) continue;
+        if (option) add_word(w, "%s", option);
+        add_word(w, "%s", c->texts.items[i].path);
+    }
+}
+
+// ---- Profile and ranking ----
+
+static kvb_status profile_texts(tune_command *c, const char *mark, const char *what, size_t first, size_t last,
+                                kvb_error *err)
+{
+    char *lines = need_text("%s/%s.jsonl", c->folder, mark);
+    word_list w = {0};
+    kvb_status status = KVB_OK;
+    if (access(lines, F_OK) != 0)
+        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, NEXT, c->goal->lines, lines,
+                                  err);
+    add_model(&w, c, "profile");
+    add_word(&w, "%s", lines);
+    add_words(&w, (const char *[]){"-o", NULL});
+    add_word(&w, "%s/run.h5", c->folder);
+    if (first > 0) {
+        add_word(&w, "--add");
+    } else {
+        add_features(&w, c, "--metric");
+        add_words(&w, (const char *[]){"--metric", "snapkv:kvpress", "--resume", NULL});
+        add_curves(&w);
+    }
+    if (c->plan) add_word(&w, "--plan");
+    free(lines);
+    if (status == KVB_OK && c->plan) status = child_run(w.items, NULL, err);
+    else if (status == KVB_OK) return run_step(c, mark, what, &w, err);
+    free_words(&w);
+    return status;
+}
+
+// How many texts fit into --time, as the first ones went: two passes over each, and the texts that select and judge,
+// whose cuts cost about as much as their prefills.
+static size_t texts_in_time(const tune_command *c)
+{
+    double each = read_mark(c, "first") / FIRST_TEXTS,
+           others = 2 * (double)(tune_texts_count(&c->texts, PART_SELECT) + tune_texts_count(&c->texts, PART_JUDGE)),
+           fit = (0.9 * c->seconds / each - others) / 2;
+    return fit > LEAST_TEXTS ? (size_t)fit : LEAST_TEXTS;
+}
+
+static kvb_status profile_all(tune_command *c, kvb_error *err)
+{
+    size_t all = tune_texts_count(&c->texts, PART_CALIBRATE),
+           first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
+    kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
+    if (status != KVB_OK || first == all || c->plan) return status;
+    size_t fit = texts_in_time(c);
+    if (fit < all) all = fit;
+    if (all <= first) {
+        c->step++;
+        return KVB_OK;
+    }
+    return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
+}
+
+static kvb_status learn_ranking(tune_command *c, kvb_error *err)
+{
+    word_list w = {0};
+    add_word(&w, "learn");
+    add_word(&w, "%s/run.h5", c->folder);
+    add_features(&w, c, "--feature");
+    add_words(&w, c->goal->learn);
+    add_words(&w, (const char *[]){"--force", "-o", NULL});
+    add_word(&w, "%s/ranking.safetensors", c->folder);
+    kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
+    if (status != KVB_OK) return status;
+    add_model(&w, c, "profile");
+    add_words(&w, (const char *[]){"--add", "--window", c->goal->window, "-o", NULL});
+    add_word(&w, "%s/run.h5", c->folder);
+    add_word(&w, "--metric");
+    add_word(&w, "learned=%s/ranking.safetensors", c->folder);
+    add_curves(&w);
+    return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
+}
+
+// ---- Budgets ----
+
+static kvb_status solve_table(tune_command *c, const char *name, const char *what, const char *metric,
+                              const char *const *options, kvb_error *err)
+{
+    word_list w = {0};
+    add_word(&w, "solve");
+    add_word(&w, "%s/run.h5", c->folder);
+    add_words(&w, (const char *[]){"--force", "--metric", NULL});
+    if (metric) add_word(&w, "%s", metric);
+    else add_word(&w, "learned=%s/ranking.safetensors", c->folder);
+    add_words(&w, options);
+    add_word(&w, "-o");
+    add_word(&w, "%s/%s.safetensors", c->folder, name);
+    return run_step(c, name, what, &w, err);
+}
+
+static kvb_status solve_tables(tune_command *c, kvb_error *err)
+{
+    const char *const importance[] = {"--window", c->goal->window, "--loss", "importance", NULL};
+    const char *const output[] = {"--loss", "output", NULL}, *const published[] = {"--paper", NULL};
+    kvb_status status = solve_table(c, "importance", "budgets that lose the least importance", NULL, importance, err);
+    if (status == KVB_OK) status = solve_table(c, "output", "budgets that change the output least", NULL, output, err);
+    if (status == KVB_OK)
+        status = solve_table(c, "published", "SnapKV as published, to compare", "snapkv:kvpress", published, err);
+    return status;
+}
+
+// Candidates that the search may measure: as many as the time that is left pays for, at the speed of the profile.
+static uint64_t evaluations_in_time(const tune_command *c)
+{
+    double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
+                  (double)tune_texts_count(&c->texts, PART_CALIBRATE),
+           judging = 2 * each * (double)tune_texts_count(&c->texts, PART_JUDGE),
+           left = 0.9 * c->seconds - c->spent - judging - SEARCH_TEXTS * each,
+           cut = each * 2 * NEXT / (double)c->n_tokens; // one ratio of one text
+    return left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
+}
+
+static kvb_status choose_budgets(tune_command *c, kvb_error *err)
+{
+    word_list w = {0};
+    size_t searched = c->seconds > 0 ? SEARCH_TEXTS : 1;
+    add_model(&w, c, "refine");
+    add_word(&w, "%s/importance.safetensors", c->folder);
+    for (size_t i = 0; i < c->texts.count && searched; i++) {
+        if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
+        add_word(&w, "%s", c->texts.items[i].path);
+        searched--;
+    }
+    add_texts(&w, c, PART_SELECT, "--select");
+    add_words(&w, (const char *[]){"--candidate", NULL});
+    add_word(&w, "%s/output.safetensors", c->folder);
+    add_words(&w, (const char *[]){"--force", "--tokens", NULL});
+    add_word(&w, "%" PRIu64, c->n_tokens);
+    add_word(&w, "--evaluations");
+    add_word(&w, "%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
+    add_word(&w, "-o");
+    add_word(&w, "%s/tuned.safetensors", c->folder);
+    return run_step(c, "tuned", "both, and what lies between, are measured: each ratio takes the best", &w, err);
+}
+
+// ---- Judging ----
+
+static kvb_status judge_table(tune_command *c, kvb_error *err)
+{
+    word_list w = {0};
+    add_model(&w, c, "eval");
+    add_word(&w, "tuned=%s.safetensors", c->output);
+    add_word(&w, "published=%s/published.safetensors", c->folder);
+    add_texts(&w, c, PART_JUDGE, NULL);
+    add_words(&w, (const char *[]){"--allocator", "uniform", "--ratio", "0.5,0.8,0.9,0.95", "--tokens", NULL});
+    add_word(&w, "%" PRIu64, c->n_tokens);
+    add_word(&w, "-o");
+    add_word(&w, "%s/worth", c->folder);
+    kvb_status status =
+        run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
+    if (status != KVB_OK) return status;
+    add_word(&w, "report");
+    add_word(&w, "%s.safetensors", c->output);
+    add_words(&w, (const char *[]){"--force", "--record", NULL});
+    add_word(&w, "%s/run.h5", c->folder);
+    add_word(&w, "--results");
+    add_word(&w, "%s/worth.json", c->folder);
+    add_word(&w, "-o");
+    add_word(&w, "%s.html", c->output);
+    return run_step(c, "report", "the report", &w, err);
+}
+
+// The best table so far becomes NAME.safetensors.
+static kvb_status take_table(const tune_command *c, const char *name, kvb_error *err)
+{
+    char *from = need_text("%s/%s.safetensors", c->folder, name), *to = need_text("%s.safetensors", c->output);
+    file_view view;
+    kvb_status status = file_map(&view, from, err);
+    if (status == KVB_OK) {
+        status = atomic_write(to, view.data, view.size, err);
+        if (status == KVB_OK) status = file_check(&view, from, err);
+        file_unmap(&view);
+    }
+    free(from);
+    free(to);
+    return status;
+}
+
+// The row of an allocator's KL at a ratio, or NULL.
+static const cJSON *find_row(const results_document *d, bool learned, const char *allocator, double ratio)
+{
+    const cJSON *row;
+    cJSON_ArrayForEach(row, d->rows)
+    {
+        bool its = strncmp(results_text(row, "metric"), "learned:", 8) == 0;
+        if (its == learned && strcmp(results_text(row, "allocator"), allocator) == 0 &&
+            fabs(results_number(row, "ratio") - ratio) < 1e-9)
+            return row;
+    }
+    return NULL;
+}
+
+static void print_worth(const tune_command *c, const results_document *d)
+{
+    static const double ratios[] = {0.5, 0.8, 0.9, 0.95};
+    double gentle = 0, better[3] = {0};
+    printf("KL to the full cache over the next %d tokens, mean over %zu texts that nothing was fitted to\n", NEXT,
+           tune_texts_count(&c->texts, PART_JUDGE));
+    printf("  pruned   this table   same ranking, equal budgets   SnapKV as published   same next token\n");
+    for (int i = 0; i < 4; i++) {
+        const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
+        double kl = results_number(mine, "kl"),
+               others[] = {results_number(find_row(d, true, "uniform", ratios[i]), "kl"),
+                           results_number(find_row(d, false, "published", ratios[i]), "kl")};
+        printf("  %4.0f %%     %8.4f   %27.4f   %19.4f   %13.1f %%\n", 100 * ratios[i], kl, others[0], others[1],
+               100 * results_number(mine, "top1"));
+        if (kl <= 0.05) gentle = ratios[i];
+        for (int o = 0; o < 2; o++) better[o] += kl < others[o];
+    }
+    if (gentle > 0)
+        printf("Up to %.0f %% pruned, what the model says hardly changes (KL at most 0.05).\n", 100 * gentle);
+    else printf("Even at 50 %% pruned the KL is above 0.05: prune less, or give texts like those that you serve.\n");
+    if (better[0] == 4 && better[1] == 4) printf("It is better than both at every ratio.\n");
+    else
+        printf("Better than equal budgets at %.0f ratios of 4, than SnapKV as published at %.0f.\n", better[0],
+               better[1]);
+}
+
+static kvb_status print_verdict(const tune_command *c, kvb_error *err)
+{
+    results_document found;
+    char *path = in_folder(c, "worth.json");
+    kvb_status status = results_open(&found, path, err);
+    if (status == KVB_OK) {
+        print_worth(c, &found);
+        results_close(&found);
+        printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
+               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8): model.generate(...)\n"
+               "%.0f s, %zu texts. ",
+               c->output, c->output, c->output, c->spent, c->texts.count);
+        if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
+        else
+            printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
+                   "kvbudget tune MODEL TEXT...");
+    }
+    free(path);
+    return status;
+}
+
+// ---- The run ----
+
+static kvb_status open_model(tune_command *c, kvb_error *err)
+{
+    const model_options wishes = {.without_weights = true, .for_plan = c->plan};
+    model *m = NULL;
+    kvb_status status = model_open(&m, c->model, device_find(c->self, "cpu", "f32"), &wishes, err);
+    if (status == KVB_OK) status = tokenizer_open(&c->tokens, m->source, NULL, err);
+    if (status == KVB_OK) {
+        const model_config *n = &m->config;
+        double attention = 2.0 * n->width * n->head_dim * (n->n_heads + n->n_kv_heads),
+               wide = n->n_experts ? (double)n->n_used * n->expert_width : n->ffn_width;
+        c->prefill_flops = 2.0 * (double)c->n_tokens * n->n_layers * (attention + 3 * n->width * wide);
+    }
+    model_free(m);
+    return status;
+}
+
+// What a folder of steps is for. Steps of other texts or settings are not gone on with.
+static kvb_status claim_folder(const tune_command *c, kvb_error *err)
+{
+    cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
+    json_put(about, "program %s model %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model, c->goal->name,
+             (double)c->n_tokens, c->seconds > 0);
+    for (size_t i = 0; i < c->texts.count; i++) {
+        cJSON *one = cJSON_CreateObject();
+        json_put(one, "name %s part %u sha256 %s", c->texts.items[i].path, (unsigned)c->texts.items[i].part,
+                 c->texts.items[i].sha256);
+        cJSON_AddItemToArray(texts, one);
+    }
+    char *path = in_folder(c, "settings.json"), *text = needed(cJSON_Print(about), "settings");
+    file_view view;
+    kvb_status status = mkdir(c->folder, 0777) == 0 || errno == EEXIST
+                            ? KVB_OK
+                            : kvb_fail(err, KVB_IO, "%s: %s", c->folder, strerror(errno));
+    if (status == KVB_OK && access(path, F_OK) != 0) status = json_write(path, about, err);
+    if (status == KVB_OK) status = file_map(&view, path, err);
+    if (status == KVB_OK) {
+        if (view.size < strlen(text) || memcmp(view.data, text, strlen(text)) != 0)
+            status = kvb_fail(err, KVB_MISMATCH,
+                              "%s: is of another model, other texts or settings; remove %s, or give another -o", path,
+                              c->folder);
+        if (status == KVB_OK) status = file_check(&view, path, err);
+        file_unmap(&view);
+    }
+    cJSON_free(text);
+    cJSON_Delete(about);
+    free(path);
+    return status;
+}
+
+static kvb_status open_tune(tune_command *c, kvb_error *err)
+{
+    c->folder = need_text("%s.tune", c->output);
+    c->log = in_folder(c, "log.txt");
+    kvb_status status = open_model(c, err);
+    if (status == KVB_OK)
+        status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
+    if (status != KVB_OK) return status;
+    double usual = USUAL_WORK / c->prefill_flops;
+    if (!(c->seconds > 0)) tune_texts_limit(&c->texts, usual > USUAL_TEXTS ? (size_t)fmin(usual, 1e6) : USUAL_TEXTS);
+    if (!c->quiet)
+        fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
+                tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
+                tune_texts_count(&c->texts, PART_JUDGE), c->folder);
+    if (!c->quiet && c->texts.too_short)
+        fprintf(stderr, "tune: %zu texts have fewer than %" PRIu64 " tokens and are left out\n", c->texts.too_short,
+                c->n_tokens + NEXT);
+    return claim_folder(c, err);
+}
+
+static kvb_status run_steps(tune_command *c, kvb_error *err)
+{
+    c->n_steps = STEPS - !(c->seconds > 0);
+    kvb_status status = profile_all(c, err);
+    if (status != KVB_OK || c->plan) return status;
+    status = learn_ranking(c, err);
+    if (status == KVB_OK) status = solve_tables(c, err);
+    if (status == KVB_OK) status = choose_budgets(c, err);
+    if (status == KVB_OK) status = take_table(c, "tuned", err);
+    if (status == KVB_OK) status = judge_table(c, err);
+    return status == KVB_OK ? print_verdict(c, err) : status;
+}
+
+// After a stop: whatever table there is.
+static kvb_status leave_best(const tune_command *c, kvb_error *err)
+{
+    static const char *const order[] = {"tuned", "importance"};
+    for (int i = 0; i < 2; i++)
+        if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
+            return kvb_fail(err, KVB_INTERRUPTED,
+                            "stopped; %s.safetensors is the best table so far%s; the same command goes on", c->output,
+                            i == 0 ? "" : ", not yet measured");
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a table; the same command goes on");
+}
+
+// ---- Command line ----
+
+// "90", "90s", "10min", "1.5h": seconds, or 0 where it is none of these.
+static double parse_time(const char *text)
+{
+    static const struct {
+        const char *unit;
+        double seconds;
+    } units[] = {{"", 1}, {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}};
+    char *end;
+    double value = strtod(text, &end);
+    for (size_t i = 0; end != text && i < sizeof units / sizeof *units; i++)
+        if (strcmp(end, units[i].unit) == 0 && value > 0 && value <= 1e6) return value * units[i].seconds;
+    return 0;
+}
+
+static int check(tune_command *c, int n_operands)
+{
+    if (n_operands < 1 || !c->output || !*c->output)
+        return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
+    for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
+        if (strcmp(c->goal_name, GOALS[i].name) == 0) c->goal = &GOALS[i];
+    if (!c->goal) return cli_usage_error(c->self, "--for: expected text or lookup, found '%s'", c->goal_name);
+    if (c->n_tokens < 64 || c->n_tokens > 1 << 20)
+        return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
+    c->seconds = c->time ? parse_time(c->time) : 0;
+    if (c->time && !(c->seconds > 0))
+        return cli_usage_error(c->self, "--time: expected seconds, or 10min or 2h, found '%s'", c->time);
+    return EXIT_DONE;
+}
+
+static int tell_outputs(const tune_command *c)
+{
+    static const unsigned kinds[] = {FILE_TABLE, FILE_PAGE};
+    static const char *const ends[] = {"safetensors", "html"};
+    kvb_error err = {0};
+    kvb_status status = KVB_OK;
+    for (int i = 0; i < 2 && status == KVB_OK; i++) {
+        char *path = need_text("%s.%s", c->output, ends[i]);
+        status = named_output(path, "--output", kinds[i], &err);
+        free(path);
+    }
+    return status == KVB_OK ? EXIT_DONE : cli_failed(c->self, &err);
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    tune_command c = {.self = self, .goal_name = "text", .n_tokens = 2048};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &c.output, "NAME",
+         "the table NAME.safetensors and its report NAME.html; steps lie in NAME.tune/"},
+        {"time", 0, CLI_TEXT, &c.time, "TIME",
+         "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
+         "amount "
+         "of work, which gives the same table on every run)"},
+        {"for", 0, CLI_TEXT, &c.goal_name, "USE",
+         "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
+         "about twice the KL"},
+        {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
+        {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
+        {"plan", 0, CLI_FLAG, &c.plan, NULL, "say what the first of two passes over the texts would take, and stop"},
+        {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress; only the verdict"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code == EXIT_DONE) code = check(&c, argc - first);
+    if (code == EXIT_DONE) code = tell_outputs(&c);
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        c.model = argv[first];
+        c.own = argv + first + 1;
+        c.n_own = (size_t)(argc - first - 1);
+        cli_catch_signals();
+        kvb_status status = open_tune(&c, &err);
+        if (status == KVB_OK) status = run_steps(&c, &err);
+        if (status == KVB_INTERRUPTED) status = leave_best(&c, &err);
+        if (status != KVB_OK) code = cli_failed(self, &err);
+    }
+    tune_texts_close(&c.texts);
+    tokenizer_free(c.tokens);
+    free(c.folder);
+    free(c.log);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_tune = {
+    .name = "tune",
+    .synopsis = "tune MODEL [TEXT...] -o NAME [OPTION]...",
+    .summary = "from a model to its best table and a report, by one command",
+    .details =
+        "Does all that the other commands can do for a table, with the settings that served best on four models:\n"
+        "\n"
+        "  profile   the model reads texts with its full cache; what every token was worth is recorded\n"
+        "  learn     a ranking of tokens is fitted for each head; it needs no queries, so any engine can use it\n"
+        "  profile   the texts again: what evicting by this ranking does to the model's output\n"
+        "  solve     budgets that lose the least importance, and budgets that change the output least\n"
+        "  refine    both, and what lies between them, are measured on other texts; each ratio takes the best\n"
+        "  eval      tokens are evicted for real, on texts that nothing was fitted to\n"
+        "  report    NAME.html\n"
+        "\n"
+        "Texts come with the program (KVBUDGET_DATA names another folder of them). Yours are added: of every four,\n"
+        "two calibrate, one chooses and one judges. From a text that calibrates up to four contexts are taken.\n"
+        "Large models read fewer of the program's texts. The same model and texts give the same table, with any\n"
+        "number of threads, unless --time says how long it may take.\n"
+        "\n"
+        "Ctrl-C leaves the best table so far, and the same command goes on. NAME.tune/ holds the record, all tables\n"
+        "and what the steps printed; it may be removed when the table is good.\n"
+        "\n"
+        "Examples:\n"
+        "  kvbudget tune model.gguf -o tuned\n"
+        "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n"
+        "  kvbudget tune model.gguf -o facts --for lookup\n",
+    .run = run,
+};

@@ -1,0 +1,43 @@
+// The texts that a table is tuned on: those that come with the program and the user's own, each with one part to play.
+#pragma once
+#include "profiler/text/tokenizer.h"
+#include <stdbool.h>
+
+typedef enum text_part {
+    PART_CALIBRATE, // rankings and budgets are fitted to it
+    PART_SELECT,    // chooses among candidates
+    PART_JUDGE,     // only judges the result
+    PART_COUNT
+} text_part;
+
+typedef struct tune_text {
+    char *path;
+    text_part part;
+    bool own; // the user's
+    size_t n_tokens;
+    char sha256[65];
+} tune_text;
+
+typedef struct tune_texts {
+    tune_text *items; // the user's first
+    size_t count;
+    size_t too_short; // texts that are left out because they have fewer tokens than a context and what follows it
+} tune_texts;
+
+// The user's texts are dealt in turn: two to calibrate, one to select, one to judge. Those of the program's own folder
+// (KVBUDGET_DATA, calib-data beside the program's folder, or share/kvbudget/calib-data) have their parts from there:
+// calib-data/*.jsonl and most of plain/ calibrate, every third of plain/ selects, eval/ judges. Errors: KVB_IO (no
+// such file, no such folder), KVB_FORMAT, KVB_ARGUMENT (a text of the user's that is too short, a text twice).
+kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const tokenizer *tokens, uint32_t n_tokens,
+                           uint32_t n_next, kvb_error *err);
+void tune_texts_close(tune_texts *t); // a zero struct is allowed
+
+// Leaves the first `most` texts that calibrate, and in any case those of the user.
+void tune_texts_limit(tune_texts *t, size_t most);
+size_t tune_texts_count(const tune_texts *t, text_part part);
+
+// Writes calibration data of the texts that calibrate, from number `first` up to `last` of them: from each of the
+// user's up to four contexts, from every other one; what follows a context is its answer, and `n_lines` of its lines
+// are asked for as well, where it has so many.
+kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
+                            uint32_t n_next, uint32_t n_lines, const char *path, kvb_error *err);
