@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from ._library import KVBudgetError
 from .controller import Controller, Pass
 from .hooks import use_registered_attention
-from .models import AttentionLayer, check_config, only_windows
+from .models import AttentionLayer, only_windows
 from .ragged import WatchedLayer
 from .report import Report
 from .table import Table
@@ -42,7 +42,6 @@ class Cache(DynamicCache):
                 "kvbudget.compress",
                 "UNSUPPORTED",
             )
-        check_config(config)
         rule.table.check(config)
         decoder = config.get_text_config(decoder=True)
         if "flash" in str(decoder._attn_implementation):

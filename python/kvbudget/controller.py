@@ -184,7 +184,12 @@ class Controller:
         total, ragged = place.get_seq_length(), isinstance(place, RaggedLayer)
         if ragged and self.metric.once:
             raise KVBudgetError(f"cut: {self.metric.name} {self.metric.once}", "UNSUPPORTED")
-        self._begin_cut(state, tuple(total - s.padding for s in place.observed), place.cut_at > 0)
+        tokens, again = tuple(total - s.padding for s in place.observed), place.cut_at > 0
+        self._last, self._has_cut = state, True
+        if state.cut != (tokens, again):  # every layer says which cut it is of; the first of another one begins anew
+            state.cut, state.tokens = (tokens, again), tokens
+            state.keep.clear()
+            state.warnings.clear()
         if ragged:
             if self._refit:
                 state.warnings["later cuts do not refit again; what was refitted at the first one stays so"] = None
@@ -192,14 +197,6 @@ class Controller:
         elif not self._all_stay(state, place):
             self._first_cut(cache, layer, state)
         place.cut_at = total
-
-    def _begin_cut(self, state: State, tokens: tuple[int, ...], again: bool) -> None:
-        """Every layer says which cut it is of; the first one of another cut than before starts a new report."""
-        self._last, self._has_cut = state, True
-        if state.cut != (tokens, again):
-            state.cut, state.tokens = (tokens, again), tokens
-            state.keep.clear()
-            state.warnings.clear()
 
     def _warn(self, state: State, said: str, aloud: bool = True) -> None:
         if aloud and said not in state.warnings:

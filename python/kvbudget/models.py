@@ -229,12 +229,7 @@ def check_model(model: Any) -> None:
     meta = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if meta is not None:
         raise KVBudgetError(f"{type(model).__name__}: {meta} is on the meta device; load the weights first")
-    check_config(model.config)
-
-
-def check_config(config: Any) -> None:
-    """Refuses a config that this transformers misreads."""
-    config = config.get_text_config(decoder=True)
+    config = model.config.get_text_config(decoder=True)
     parameters, theta = getattr(config, "rope_parameters", None), getattr(config, "rope_theta", None)
     if int(transformers.__version__.split(".")[0]) < 5 and isinstance(parameters, dict):
         if parameters.get("rope_theta", theta) != theta:

@@ -28,11 +28,7 @@ class BudgetPress(BasePress):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        table: Table | str,
-        compression_ratio: float,
-        mode: Literal["compact", "mask"] = "compact",
-        **options: Any,
+        self, table: Table | str, compression_ratio: float, mode: Literal["compact", "mask"] = "compact", **options: Any
     ):
         one_of("mode", mode, ("compact", "mask"))
         self.table = table if isinstance(table, Table) else Table(table)

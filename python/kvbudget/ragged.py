@@ -103,14 +103,9 @@ class RaggedLayer(WatchedLayer):
     """
 
     def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        kept: Sequence[Tensor],
-        slack: int,
-        kernel: str = "auto",
+        self, keys: Tensor, values: Tensor, kept: Sequence[Tensor], slack: int, kernel: str = "auto",
         observed: Sequence[Any] = (),
-    ):
+    ):  # fmt: skip
         super().__init__()
         self.n_sequences, self.n_heads, n_tokens, _ = keys.shape
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True

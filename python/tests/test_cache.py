@@ -250,12 +250,14 @@ def test_pipelines_and_chats(model: Any, table: kvbudget.Table) -> None:  # noqa
     assert found[0] == found[1] and found[2] == found[3]
 
 
-def test_the_readme(model: Any, make_table: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_readme(make_table: Any) -> None:
     """The page's example, as it stands there."""
     page = (Path(__file__).parents[1] / "README.md").read_text()
     example = next(block for block in page.split("```python\n")[1:] if "kvbudget.Cache(" in block).split("```")[0]
-    names = dict(kvbudget=kvbudget, model=model, table=kvbudget.Table(make_table(4, 4, 2, 16)))
-    names |= dict(inputs=dict(input_ids=prompt(1, 90), attention_mask=torch.ones(1, 90, dtype=torch.long)))
+    ids = prompt(15, 80).view(1, 1200)
+    names = dict(kvbudget=kvbudget, model=build("llama", max_position_embeddings=2048))
+    names |= dict(table=kvbudget.Table(make_table(4, 4, 2, 16)))
+    names |= dict(inputs=dict(input_ids=ids, attention_mask=torch.ones_like(ids)))
     exec(compile(example, "README.md", "exec"), names)
     assert names["cache"].report().layers_cut == 4
 
