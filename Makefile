@@ -114,6 +114,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make check-long   the larger runs: comparisons with the published Python code, long texts
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
+##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write what it is worth to docs/models.csv
 ##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
@@ -138,6 +139,7 @@ all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 $(call add_program,kvbudget,$(TOOL_OBJ) $(call archives,tools),,$(MPI_LIBS))
 $(call add_program,tests/tiny_model,tests/tiny_model.c $(call archives,profiler))
 $(call add_program,tests/score_layer,tests/peer/score_layer.c $(call archives,profiler))
+$(call add_program,tests/task_score,tests/peer/task_score.c $(call archives,evaluator))
 
 help:
 	@sed -n 's/^##: \{0,1\}//p' $(firstword $(MAKEFILE_LIST))

@@ -6,7 +6,6 @@
 #include <cJSON.h>
 #include <ctype.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +22,7 @@ struct task_draft {
     const task_source *source;
     task_random random;
     size_t units;    // of filler: sentences, words, pairs
-    size_t n_tokens; // wanted
+    size_t n_tokens; // wanted, with question and answer
     FILE *context;   // receives the context
     task_sample *sample;
 };
@@ -56,6 +55,14 @@ static uint32_t *pick_items(task_random *r, uint32_t pool, size_t n)
         items[i] = item;
     }
     return items;
+}
+
+static kvb_status count_tokens(size_t *n, const char *text, const tokenizer *tokens, kvb_error *err)
+{
+    int32_t *ids = NULL;
+    kvb_status status = tokenizer_encode(tokens, text, strlen(text), false, &ids, n, err);
+    free(ids);
+    return status;
 }
 
 // ---- Words ----
@@ -93,45 +100,55 @@ static const char *const ADJECTIVES[] = {
 enum {
     N_NOUNS = sizeof NOUNS / sizeof *NOUNS,
     N_ADJECTIVES = sizeof ADJECTIVES / sizeof *ADJECTIVES,
-    N_WORDS = N_NOUNS + N_ADJECTIVES + N_NOUNS * N_ADJECTIVES
+    N_SIMPLE = N_NOUNS + N_ADJECTIVES,
+    N_PAIRS = N_NOUNS * N_ADJECTIVES,
+    N_WORDS = N_SIMPLE + N_PAIRS
 };
 
-// The word number i of a list without repetition: nouns, adjectives, then both joined by a hyphen.
+// The word number i < N_WORDS of a list without repetition: nouns, adjectives, then both joined by a hyphen.
 enum { TASK_WORD_MAX = 48 };
 
 static void write_word(char room[TASK_WORD_MAX], uint32_t i)
 {
-    i %= N_WORDS;
     if (i < N_NOUNS) snprintf(room, TASK_WORD_MAX, "%s", NOUNS[i]);
-    else if (i < N_NOUNS + N_ADJECTIVES) snprintf(room, TASK_WORD_MAX, "%s", ADJECTIVES[i - N_NOUNS]);
+    else if (i < N_SIMPLE) snprintf(room, TASK_WORD_MAX, "%s", ADJECTIVES[i - N_NOUNS]);
     else {
-        i -= N_NOUNS + N_ADJECTIVES;
+        i -= N_SIMPLE;
         snprintf(room, TASK_WORD_MAX, "%s-%s", ADJECTIVES[i % N_ADJECTIVES], NOUNS[i / N_ADJECTIVES]);
     }
 }
 
 static void draw_uuid(char room[37], task_random *r)
 {
-    static const char form[] = "xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx";
-    for (size_t i = 0; i < sizeof form; i++) room[i] = form[i] == 'x' ? "0123456789abcdef"[draw_below(r, 16)] : form[i];
+    static const char form[] = "xxxxxxxx-xxxx-4xxx-yxxx-xxxxxxxxxxxx";
+    for (size_t i = 0; i < sizeof form; i++)
+        room[i] = form[i] == 'x'   ? "0123456789abcdef"[draw_below(r, 16)]
+                  : form[i] == 'y' ? "89ab"[draw_below(r, 4)]
+                                   : form[i];
+}
+
+enum { NAME_MAX_ROOM = 7 };
+
+// n different names of so many letters from `first` ('A' or 'a') on.
+static void draw_names(char (*names)[NAME_MAX_ROOM], size_t n, int letters, char first, task_random *r)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t same;
+        do {
+            for (int c = 0; c < letters; c++) names[i][c] = (char)(first + draw_below(r, 26));
+            names[i][letters] = '\0';
+            for (same = 0; same < i && strcmp(names[same], names[i]) != 0;) same++;
+        } while (same < i);
+    }
 }
 
 // ---- Questions ----
 
-// The caller owns the text.
-static char *formatted(const char *format, va_list list)
+// Adds a question, whose texts it takes over, or a gold string to the last question. There is place: the parameters'
+// ranges end at these limits.
+static void add_question(task_sample *s, char *text, char *prefix)
 {
-    char *text;
-    return needed(vasprintf(&text, format, list) < 0 ? NULL : text, "questions");
-}
-
-// Adds a question, or a gold string to the last question. There is place: the parameters' ranges end at these limits.
-static void __attribute__((format(printf, 2, 3))) add_question(task_sample *s, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    s->questions[s->n_questions++] = (task_question){.text = formatted(format, list)};
-    va_end(list);
+    s->questions[s->n_questions++] = (task_question){.text = text, .prefix = prefix};
 }
 
 static void add_gold(task_sample *s, const char *gold)
@@ -141,70 +158,12 @@ static void add_gold(task_sample *s, const char *gold)
 }
 
 // ---- Hay ----
+//
+// Wording and order of all that follows, down to the blanks, are those of RULER's generator (NVIDIA/RULER,
+// scripts/data/synthetic and scripts/synthetic.yaml): the same draws make the same bytes, which
+// tests/peer/ruler_prompts.py checks.
 
-// RULER's noise haystack.
 static const char NOISE[] = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
-
-// The end of the sentence that begins at `at`: behind a full stop, question or exclamation mark that a blank follows,
-// or the text's end.
-static const char *sentence_end(const char *at)
-{
-    for (; *at; at++)
-        if (strchr(".?!", *at) && (at[1] == ' ' || at[1] == '\n' || !at[1])) return at + 1;
-    return at;
-}
-
-static const char *skip_blanks(const char *at)
-{
-    return at + strspn(at, " \n\r\t");
-}
-
-static size_t count_sentences(const char *text)
-{
-    size_t n = 0;
-    for (text = skip_blanks(text); *text; text = skip_blanks(sentence_end(text))) n++;
-    return n;
-}
-
-static int compare_places(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-// Writes `units` sentences of the haystack with the needles at random places among them, in random order.
-static void hide_in_hay(task_draft *d, const char *const *needles, size_t n_needles)
-{
-    const char *hay = d->source->haystack ? d->source->haystack : NOISE, *begin = skip_blanks(hay), *at = begin;
-    size_t n_sentences = count_sentences(hay);
-    // Places are shares of the context, so that they stay where they are while the hay grows.
-    double *places = need(n_needles, sizeof *places, "needles");
-    uint32_t *order = need(n_needles, sizeof *order, "needles");
-    for (size_t i = 0; i < n_needles; i++) {
-        places[i] = draw_below(&d->random, 1u << 20) * 0x1p-20;
-        order[i] = (uint32_t)i;
-    }
-    qsort(places, n_needles, sizeof *places, compare_places);
-    shuffle_items(&d->random, order, n_needles);
-    // Another text begins elsewhere, so that samples differ; noise has nowhere else to begin.
-    for (uint32_t skip = d->source->haystack ? draw_below(&d->random, (uint32_t)n_sentences) : 0; skip; skip--)
-        at = skip_blanks(sentence_end(at));
-    size_t next = 0;
-    for (size_t i = 0; i <= d->units; i++) {
-        for (; next < n_needles && (i == d->units || places[next] * (double)d->units < (double)i); next++)
-            fprintf(d->context, "%s ", needles[order[next]]);
-        if (i == d->units) break;
-        const char *end = sentence_end(at);
-        fprintf(d->context, "%.*s ", (int)(end - at), at);
-        at = skip_blanks(end);
-        if (!*at) at = begin;
-    }
-    free(places);
-    free(order);
-}
-
-// ---- Needles in a haystack: one, one among other keys, several values of one key, several keys in one question
-// (RULER, 3) ----
 
 enum { NEEDLE_MAX = 192, VALUE_MAX = 40 };
 
@@ -212,322 +171,313 @@ typedef struct needle {
     char key[TASK_WORD_MAX], value[VALUE_MAX], text[NEEDLE_MAX];
 } needle;
 
-static const char *kind_of(const task *t)
+static int compare_numbers(const void *a, const void *b)
 {
-    return t->set.niah.uuid ? "uuid" : "number";
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
 }
 
-static void draw_value(char value[VALUE_MAX], task_draft *d)
+// Writes `units` lines, NOISE or the texts of `hay`, and the needles in front of different ones, in the order given.
+static void hide_in_lines(FILE *to, task_random *r, size_t units, const needle *hay, const char *const *needles,
+                          size_t n_needles)
 {
-    if (d->t->set.niah.uuid) {
-        draw_uuid(value, &d->random);
-        return;
+    units = units > n_needles ? units : n_needles;
+    uint32_t *places = pick_items(r, (uint32_t)units, n_needles);
+    qsort(places, n_needles, sizeof *places, compare_numbers);
+    for (size_t i = 0, next = 0; i < units; i++) {
+        if (next < n_needles && places[next] == i) fprintf(to, "%s\n", needles[next++]);
+        fprintf(to, "%s\n", hay ? hay[i].text : NOISE);
     }
-    uint32_t digits = d->t->set.niah.digits;
-    for (uint32_t i = 0; i < digits; i++)
-        value[i] = (char)(i ? '0' + draw_below(&d->random, 10) : '1' + draw_below(&d->random, 9));
-    value[digits] = '\0';
+    free(places);
 }
 
-// n_keys keys with n_values values each; keys are nouns while there are enough. The caller frees them.
-static needle *draw_needles(size_t n_keys, size_t n_values, task_draft *d)
+static const char WHITE[] = " \n\r\t\f\v";
+
+// The end of the sentence that begins at `at`: behind a full stop, question or exclamation mark that a blank follows,
+// or the text's end. (RULER asks NLTK's punkt, which knows abbreviations.)
+static const char *sentence_end(const char *at)
 {
-    uint32_t pool = n_keys <= N_NOUNS ? N_NOUNS : N_WORDS;
-    uint32_t *words = pick_items(&d->random, pool, n_keys);
-    needle *n = need(n_keys * n_values, sizeof *n, "needles");
-    for (size_t i = 0; i < n_keys * n_values; i++) {
-        write_word(n[i].key, words[i / n_values]);
-        draw_value(n[i].value, d);
-        snprintf(n[i].text, sizeof n[i].text, "The special magic %s for %s is: %s.", kind_of(d->t), n[i].key,
-                 n[i].value);
+    for (; *at; at++)
+        if (strchr(".?!", *at) && (at[1] == ' ' || !at[1])) return at + 1;
+    return at;
+}
+
+// The text's first n words, from its beginning again where it is over, each behind one blank; malloc'd.
+static char *first_words(const char *text, size_t n)
+{
+    char *words = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&words, &size);
+    needed(to, "words");
+    const char *at = text;
+    for (size_t i = 0; i < n; i++) {
+        at += strspn(at, WHITE);
+        if (!*at) at = text + strspn(text, WHITE);
+        size_t length = strcspn(at, WHITE);
+        fprintf(to, "%s%.*s", i ? " " : "", (int)length, at);
+        at += length;
     }
-    free(words);
+    needed(fclose(to) == 0 ? words : NULL, "words");
+    return words;
+}
+
+enum { N_DEPTHS = 40 };
+
+// Writes the first `units` words of the haystack, a needle behind every drawn share of its sentences. A piece between
+// two needles may be empty; it still has its two blanks.
+static void hide_in_essay(task_draft *d, const char *const *needles, size_t n_needles)
+{
+    char *text = first_words(d->source->haystack, d->units);
+    uint32_t *places = pick_items(&d->random, N_DEPTHS, n_needles);
+    size_t n_sentences = 0;
+    for (const char *at = text; *at; at += strspn(at, " ")) n_sentences++, at = sentence_end(at);
+    for (size_t i = 0; i < n_needles; i++) // of 40 depths from 0 to 100 %, rounded
+        places[i] = (uint32_t)((double)n_sentences * (round(places[i] * 100.0 / (N_DEPTHS - 1)) / 100));
+    qsort(places, n_needles, sizeof *places, compare_numbers);
+    const char *begin = text, *end = text;
+    for (size_t i = 0, sentence = 0; i <= n_needles; i++) {
+        for (; sentence < (i < n_needles ? places[i] : n_sentences); sentence++) end = sentence_end(end);
+        fprintf(d->context, "%.*s", (int)(end - begin), begin);
+        begin = end += strspn(end, " ");
+        if (i < n_needles) fprintf(d->context, " %s ", needles[i]);
+    }
+    fputc('\n', d->context);
+    free(places);
+    free(text);
+}
+
+// ---- Needles in a haystack (RULER, 3) ----
+
+// Needles of n_keys keys with n_values values each, and behind them `others` of other keys. The caller frees them.
+static needle *draw_needles(task_draft *d, size_t n_keys, size_t n_values, size_t others)
+{
+    const task_kind *kind = d->t->kind;
+    size_t asked = n_keys * n_values;
+    uint32_t *pairs = pick_items(&d->random, N_PAIRS, n_keys);
+    needle *n = need(asked + others, sizeof *n, "needles");
+    for (size_t i = 0; i < asked + others; i++) {
+        if (i < asked && i % n_values) memcpy(n[i].key, n[i - 1].key, sizeof n[i].key);
+        else if (kind->uuid_keys) draw_uuid(n[i].key, &d->random);
+        else
+            write_word(
+                n[i].key,
+                N_SIMPLE +
+                    pairs[i < asked ? i / n_values : n_keys + draw_below(&d->random, (uint32_t)(N_PAIRS - n_keys))]);
+        if (kind->uuid_values) draw_uuid(n[i].value, &d->random);
+        else snprintf(n[i].value, VALUE_MAX, "%u", 1000000 + draw_below(&d->random, 9000000));
+        snprintf(n[i].text, NEEDLE_MAX, "One of the special magic %s for %s is: %s.",
+                 kind->uuid_values ? "uuids" : "numbers", n[i].key, n[i].value);
+    }
+    free(pairs);
     return n;
 }
 
 static void hide_needles(task_draft *d, const needle *n, size_t count)
 {
     const char **texts = need(count, sizeof *texts, "needles");
-    for (size_t i = 0; i < count; i++) texts[i] = n[i].text;
-    fprintf(d->context,
-            "Some special magic %ss are hidden within the following text. Make sure to memorize them. I will quiz you "
-            "about the %ss afterwards.\n",
-            kind_of(d->t), kind_of(d->t));
-    hide_in_hay(d, texts, count);
+    uint32_t *order = pick_items(&d->random, (uint32_t)count, count);
+    for (size_t i = 0; i < count; i++) texts[i] = n[order[i]].text;
+    if (d->t->kind->hay == HAY_ESSAY) hide_in_essay(d, texts, count);
+    else
+        hide_in_lines(d->context, &d->random, d->units, d->t->kind->hay == HAY_NEEDLES ? n + count : NULL, texts,
+                      count);
+    free(order);
     free(texts);
 }
 
-// One question for each of the first `questions` keys.
-static kvb_status build_keys(task_draft *d, size_t n_keys, size_t questions)
+// One question for all values of these keys, whose first needles are given.
+static void ask_for_keys(task_draft *d, const needle *const *keys, size_t n_keys, size_t n_values, const char *kind)
 {
-    const char *kind = kind_of(d->t);
-    needle *n = draw_needles(n_keys, 1, d);
-    hide_needles(d, n, n_keys);
-    for (size_t i = 0; i < questions; i++) {
-        add_question(d->sample,
-                     "\nWhat is the special magic %s for %s mentioned in the provided text?\nThe special magic "
-                     "%s for %s mentioned in the provided text is:",
-                     kind, n[i].key, kind, n[i].key);
-        add_gold(d->sample, n[i].value);
-    }
-    free(n);
-    return KVB_OK;
+    bool single = n_keys * n_values == 1;
+    char list[TASK_MAX_GOLD * (TASK_WORD_MAX + 6)] = "";
+    for (size_t i = 0, used = 0; i < n_keys; i++)
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s%s", i ? ", " : "",
+                                 i && i + 1 == n_keys ? "and " : "", keys[i]->key);
+    add_question(
+        d->sample,
+        need_text("What %s the special magic %s for %s mentioned in the provided text? ", single ? "is" : "are all",
+                  kind, list),
+        need_text("The special magic %s for %s mentioned in the provided text %s", kind, list, single ? "is" : "are"));
+    for (size_t i = 0; i < n_keys; i++)
+        for (size_t k = 0; k < n_values; k++) add_gold(d->sample, keys[i][k].value);
 }
 
-static kvb_status build_single(task_draft *d, kvb_error *err)
+static kvb_status build_niah(task_draft *d, kvb_error *err)
 {
-    (void)err;
-    return build_keys(d, 1, 1);
-}
-
-static kvb_status build_multikey(task_draft *d, kvb_error *err)
-{
-    uint32_t keys = d->t->set.niah.keys, questions = d->t->set.niah.questions;
-    if (questions > keys)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %u questions, but only %u keys to ask for", d->t->spec, questions,
-                        keys);
-    return build_keys(d, keys, questions);
-}
-
-// One question for all `count` values of these needles, whose keys stand in it as `keys`.
-static kvb_status build_list(task_draft *d, needle *n, size_t count, const char *keys)
-{
-    const char *kind = kind_of(d->t);
+    const task_kind *kind = d->t->kind;
+    const struct task_niah_settings *set = &d->t->set.niah;
+    size_t asked = (size_t)set->questions * set->queries, n_keys = asked > set->keys ? asked : set->keys,
+           count = n_keys * set->values;
+    bool single = set->queries * set->values == 1;
+    const char *type = kind->uuid_values ? single ? "uuid" : "uuids" : single ? "number" : "numbers";
+    if (kind->hay == HAY_ESSAY && count > N_DEPTHS)
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: %zu needles, but a text has places for %d", d->t->spec, count,
+                        N_DEPTHS);
+    size_t lines = kind->hay != HAY_NEEDLES ? 0 : d->units > count ? d->units : count;
+    needle *n = draw_needles(d, n_keys, set->values, lines);
+    fprintf(d->context,
+            "%s special magic %s %s hidden within the following text. Make sure to memorize it. I will quiz you about "
+            "the %s afterwards.\n",
+            single ? "A" : "Some", type, single ? "is" : "are", type);
     hide_needles(d, n, count);
-    add_question(d->sample,
-                 "\nWhat are all the special magic %ss for %s mentioned in the provided text?\nThe special magic "
-                 "%ss for %s mentioned in the provided text are:",
-                 kind, keys, kind, keys);
-    for (size_t i = 0; i < count; i++) add_gold(d->sample, n[i].value);
+    uint32_t *order = pick_items(&d->random, (uint32_t)n_keys, asked);
+    for (size_t q = 0; q < set->questions; q++) {
+        const needle *keys[TASK_MAX_GOLD];
+        for (size_t i = 0; i < set->queries; i++) keys[i] = &n[order[q * set->queries + i] * set->values];
+        ask_for_keys(d, keys, set->queries, set->values, type);
+    }
+    free(order);
     free(n);
     return KVB_OK;
 }
 
-static kvb_status build_multivalue(task_draft *d, kvb_error *err)
+// ---- Variable tracking (RULER 3.2): VAR A = 12345, VAR B = VAR A, ... ----
+
+enum { HOPS_MAX = 10 };
+
+#define TRACE_QUESTION "Question: Find all variables that are assigned the value %u in the text above. "
+#define TRACE_PREFIX                                                                                             \
+    "Answer: According to the chain(s) of variable assignment in the text above, %u variables are assigned the " \
+    "value %u, they are: "
+
+// A chain of assignments in so many lines of noise. Fills names[0 .. n-1], which have so many letters, and the value.
+static void write_chain(FILE *to, task_random *r, uint32_t n, int letters, size_t noises, char (*names)[NAME_MAX_ROOM],
+                        uint32_t *value)
 {
-    size_t values = d->t->set.niah.values;
-    needle *n = draw_needles(1, values, d);
-    (void)err;
-    return build_list(d, n, values, n->key);
-}
-
-// "a, b, and c"
-static void list_keys(char *out, size_t size, const needle *n, size_t count)
-{
-    size_t used = 0;
-    out[0] = '\0';
-    for (size_t i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s%s", i ? ", " : "", i && i + 1 == count ? "and " : "",
-                                 n[i].key);
-}
-
-static kvb_status build_multiquery(task_draft *d, kvb_error *err)
-{
-    char keys[TASK_MAX_GOLD * (TASK_WORD_MAX + 6)];
-    size_t queries = d->t->set.niah.queries;
-    needle *n = draw_needles(queries, 1, d);
-    (void)err;
-    list_keys(keys, sizeof keys, n, queries);
-    return build_list(d, n, queries, keys);
-}
-
-#define VALUE_PARAMETERS                                                     \
-    SPEC(struct task_niah_settings, digits, 7, 1, 32, "digits of a number"), \
-        SPEC_ON_OFF(struct task_niah_settings, uuid, 0, "1: values are UUIDs instead of numbers")
-
-static const task_kind task_niah_single = {.spec = {.name = "niah_single", .parameters = {VALUE_PARAMETERS}},
-                                           .summary = "find the value of the one key that is hidden in the text",
-                                           .rule = TASK_ALL,
-                                           .new_tokens = 16,
-                                           .build = build_single};
-static const task_kind task_niah_multikey = {
-    .spec = {.name = "niah_multikey",
-             .parameters = {VALUE_PARAMETERS,
-                            SPEC(struct task_niah_settings, keys, 4, 2, 256, "keys hidden in the text"),
-                            SPEC(struct task_niah_settings, questions, 1, 1, TASK_MAX_QUESTIONS,
-                                 "questions asked about one context, each for another key")}},
-    .summary = "find the value of one key, with other keys in the text",
-    .rule = TASK_ALL,
-    .new_tokens = 16,
-    .build = build_multikey};
-static const task_kind task_niah_multivalue = {
-    .spec = {.name = "niah_multivalue",
-             .parameters = {VALUE_PARAMETERS,
-                            SPEC(struct task_niah_settings, values, 4, 2, TASK_MAX_GOLD, "values of the key")}},
-    .summary = "find all values of one key",
-    .rule = TASK_ALL,
-    .new_tokens = 64,
-    .build = build_multivalue};
-static const task_kind task_niah_multiquery = {
-    .spec = {.name = "niah_multiquery",
-             .parameters = {VALUE_PARAMETERS, SPEC(struct task_niah_settings, queries, 4, 2, TASK_MAX_GOLD,
-                                                   "keys that the question asks for")}},
-    .summary = "find the values of several keys in one answer",
-    .rule = TASK_ALL,
-    .new_tokens = 64,
-    .build = build_multiquery};
-
-// ---- Variable tracing (RULER 3.2): VAR A = 12345. VAR B = VAR A. ... ----
-
-enum { VARIABLE_MAX = 6, HOPS_MAX = TASK_MAX_GOLD - 1 };
-
-#define TRACE_QUESTION                                                                                            \
-    "\nQuestion: Find all variables that are assigned the value %u in the text above.\nAnswer: According to the " \
-    "chain(s) of variable assignment in the text above, %u variables are assigned the value %u, they are:"
-
-static void draw_variable(char name[VARIABLE_MAX], task_random *r, uint32_t number)
-{
-    // The number's letters stand first, so no two variables of a sample are called alike.
-    name[0] = (char)('A' + number % 26);
-    name[1] = (char)('A' + number / 26 % 26);
-    for (int i = 2; i < VARIABLE_MAX - 1; i++) name[i] = (char)('A' + draw_below(r, 26));
-    name[VARIABLE_MAX - 1] = '\0';
-}
-
-// A solved example in front of the text, as RULER gives one: it shows what an answer looks like. Its names are in lower
-// case, the sample's are not.
-static void show_traced_example(task_draft *d, uint32_t names)
-{
-    char name[VARIABLE_MAX] = "", last[VARIABLE_MAX], answer[(HOPS_MAX + 1) * (VARIABLE_MAX + 1)] = "";
-    uint32_t value = 10000 + draw_below(&d->random, 90000);
-    for (uint32_t i = 0; i < names; i++) {
-        size_t used = strlen(answer);
-        memcpy(last, name, sizeof last);
-        draw_variable(name, &d->random, i);
-        for (int c = 0; c < VARIABLE_MAX - 1; c++) name[c] = (char)(name[c] - 'A' + 'a');
-        if (i == 0) fprintf(d->context, "VAR %s = %u. ", name, value);
-        else fprintf(d->context, "VAR %s = VAR %s. ", name, last);
-        fprintf(d->context, "The grass is green. ");
-        snprintf(answer + used, sizeof answer - used, " %s", name);
+    char lines[HOPS_MAX + 1][32];
+    const char *needles[HOPS_MAX + 1];
+    draw_names(names, n, letters, 'A', r);
+    *value = 10000 + draw_below(r, 89999);
+    for (uint32_t i = 0; i < n; i++) {
+        if (i == 0) snprintf(lines[i], sizeof lines[i], "VAR %.6s = %u", names[i], *value);
+        else snprintf(lines[i], sizeof lines[i], "VAR %.6s = VAR %.6s ", names[i], names[i - 1]);
+        needles[i] = lines[i];
     }
-    fprintf(d->context, TRACE_QUESTION "%s\n\n", value, names, value, answer);
+    fprintf(to, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
+    hide_in_lines(to, r, noises, NULL, needles, n);
 }
 
-// The assignments of all chains, and the value of the first. The caller frees needles[0 .. count-1].
-static void draw_chains(task_draft *d, uint32_t count, uint32_t names, char (*variables)[VARIABLE_MAX],
-                        const char **needles, uint32_t *value)
+// RULER's solved example in front of the text: as much noise as makes 500 tokens of it, and five lines at least.
+static kvb_status show_solved_chain(task_draft *d, uint32_t n, kvb_error *err)
 {
-    uint32_t *numbers = pick_items(&d->random, 26 * 26, count);
-    for (uint32_t i = 0; i < count; i++) {
-        draw_variable(variables[i], &d->random, numbers[i]);
-        if (i % names == 0) {
-            uint32_t number = 10000 + draw_below(&d->random, 90000);
-            while (i && number == *value) number = 10000 + draw_below(&d->random, 90000);
-            *value = i ? *value : number;
-            needles[i] = need_text("VAR %s = %u.", variables[i], number);
-        } else {
-            needles[i] = need_text("VAR %s = VAR %s.", variables[i], variables[i - 1]);
-        }
+    enum { EXAMPLE_TOKENS = 500, EXAMPLE_LINES = 5 };
+    char names[HOPS_MAX + 1][NAME_MAX_ROOM], *best = NULL, *text = NULL;
+    const task_random begin = d->random;
+    kvb_status status = KVB_OK;
+    for (size_t noises = EXAMPLE_LINES, n_tokens = 0, size = 0; status == KVB_OK; noises++) {
+        uint32_t value;
+        FILE *to = open_memstream(&text, &size);
+        needed(to, "examples");
+        d->random = begin;
+        write_chain(to, &d->random, n, 3, noises, names, &value);
+        fprintf(to, TRACE_QUESTION TRACE_PREFIX, value, n, value);
+        needed(fclose(to) == 0 ? text : NULL, "examples");
+        status = count_tokens(&n_tokens, text, d->source->tokens, err);
+        if (best && n_tokens > EXAMPLE_TOKENS) break;
+        free(best);
+        best = text;
+        text = NULL;
     }
-    free(numbers);
+    fputs(best, d->context);
+    for (uint32_t i = 0; i < n; i++) fprintf(d->context, " %s", names[i]);
+    fputs("\n\n", d->context);
+    free(best);
+    free(text);
+    return status;
 }
 
-static kvb_status build_tracing(task_draft *d, kvb_error *err)
+static kvb_status build_tracking(task_draft *d, kvb_error *err)
 {
-    (void)err;
-    uint32_t chains = d->t->set.tracing.chains, names = d->t->set.tracing.hops + 1, count = chains * names, value = 0;
-    char variables[8 * (HOPS_MAX + 1)][VARIABLE_MAX];
-    const char *needles[8 * (HOPS_MAX + 1)] = {0};
-    draw_chains(d, count, names, variables, needles, &value);
-    fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
-    if (d->t->set.tracing.example) show_traced_example(d, names);
-    hide_in_hay(d, needles, count);
-    add_question(d->sample, TRACE_QUESTION, value, names, value);
-    for (uint32_t i = 0; i < names; i++) add_gold(d->sample, variables[i]);
-    for (uint32_t i = 0; i < count; i++) free((char *)(uintptr_t)needles[i]);
-    return KVB_OK;
+    uint32_t n = d->t->set.tracking.hops + 1, value;
+    char names[HOPS_MAX + 1][NAME_MAX_ROOM];
+    kvb_status status = show_solved_chain(d, n, err);
+    write_chain(d->context, &d->random, n, 5, d->units, names, &value);
+    add_question(d->sample, need_text(TRACE_QUESTION, value), need_text(TRACE_PREFIX, n, value));
+    for (uint32_t i = 0; i < n; i++) add_gold(d->sample, names[i]);
+    return status;
 }
 
 // ---- Common words (RULER 3.3): a numbered list in which ten words stand more often than the others ----
 
-static kvb_status build_common(task_draft *d, kvb_error *err)
+enum { N_COMMON = 10 };
+
+#define LIST_QUESTION "Question: What are the 10 most common words in the above list? "
+#define LIST_PREFIX "Answer: The top 10 words that appear most often in the list are:"
+
+// A list of n different words, the first ten of which stand `often` times in it. The caller frees them.
+static uint32_t *write_list(task_draft *d, size_t n, size_t often, size_t rarely)
 {
-    uint32_t common = d->t->set.common.common, often = d->t->set.common.often, rarely = d->t->set.common.rarely;
-    size_t rare = d->units, length = (size_t)common * often + rare * rarely;
-    if (common + rare > N_WORDS)
-        return kvb_fail(
-            err, KVB_ARGUMENT,
-            "task %s: %zu different words are wanted, there are %u; ask for fewer tokens or a larger rarely=",
-            d->t->spec, common + rare, N_WORDS);
-    // Simple words as long as there are enough: the same draw for every number of units.
-    uint32_t simple = N_NOUNS, *words = pick_items(&d->random, simple, common),
+    size_t length = N_COMMON * often + (n - N_COMMON) * rarely, at = 0;
+    uint32_t *words = pick_items(&d->random, n > N_SIMPLE ? (uint32_t)n : N_SIMPLE, n),
              *list = need(length, sizeof *list, "words");
-    bool *taken = need(N_WORDS, sizeof *taken, "words");
-    size_t n = 0;
-    for (uint32_t i = 0; i < common; i++) {
-        taken[words[i]] = true;
-        for (uint32_t k = 0; k < often; k++) list[n++] = words[i];
-    }
-    for (uint32_t word = 0; n < length; word++)
-        for (uint32_t k = 0; !taken[word] && k < rarely; k++) list[n++] = word;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < (i < N_COMMON ? often : rarely); k++) list[at++] = words[i];
     shuffle_items(&d->random, list, length);
     fprintf(d->context, "Below is a numbered list of words. In these words, some appear more often than others. "
                         "Memorize the ones that appear most often.\n");
-    char word[TASK_WORD_MAX];
     for (size_t i = 0; i < length; i++) {
+        char word[TASK_WORD_MAX];
         write_word(word, list[i]);
-        fprintf(d->context, "%zu. %s ", i + 1, word);
+        fprintf(d->context, "%zu. %s%c", i + 1, word, i + 1 < length ? ' ' : '\n');
     }
-    add_question(d->sample,
-                 "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
-                 "appear most often in the list are:",
-                 common, common);
-    for (uint32_t i = 0; i < common; i++) {
+    free(list);
+    return words;
+}
+
+static kvb_status build_common(task_draft *d, kvb_error *err)
+{
+    bool brief = d->n_tokens < 4096; // RULER's frequencies of short contexts
+    size_t n = d->units > N_COMMON ? d->units : N_COMMON;
+    char word[TASK_WORD_MAX];
+    if (n > N_WORDS)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "task cwe: %zu different words are wanted, there are %d; ask for fewer tokens", n, N_WORDS);
+    uint32_t *words = brief ? write_list(d, 20, 3, 1) : write_list(d, 40, 10, 3);
+    fputs(LIST_QUESTION LIST_PREFIX, d->context);
+    for (uint32_t i = 0; i < N_COMMON; i++) {
+        write_word(word, words[i]);
+        fprintf(d->context, " %u. %s", i + 1, word);
+    }
+    free(words);
+    fputc('\n', d->context);
+    words = brief ? write_list(d, n, 6, 1) : write_list(d, n, 30, 3);
+    add_question(d->sample, need_text(LIST_QUESTION), need_text(LIST_PREFIX));
+    for (uint32_t i = 0; i < N_COMMON; i++) {
         write_word(word, words[i]);
         add_gold(d->sample, word);
     }
     free(words);
-    free(list);
-    free(taken);
     return KVB_OK;
 }
 
-// ---- Frequent words (RULER 3.3): made-up words whose frequencies follow Zipf's law with exponent 2 ----
-
-enum { CODED_WORDS = 64, CODED_LENGTH = 6 };
-
-static void draw_coded(char word[CODED_LENGTH + 1], task_random *r)
-{
-    for (int i = 0; i < CODED_LENGTH; i++) word[i] = (char)('a' + draw_below(r, 26));
-    word[CODED_LENGTH] = '\0';
-}
-
-// The rank that a uniform draw falls on: rank k has the share k^-2 / sum.
-static uint32_t draw_rank(task_random *r, double exponent)
-{
-    double sum = 0, draw;
-    for (uint32_t k = 1; k <= CODED_WORDS; k++) sum += pow(k, -exponent);
-    draw = draw_below(r, 1u << 24) * 0x1p-24 * sum;
-    for (uint32_t k = 1; k < CODED_WORDS; k++)
-        if ((draw -= pow(k, -exponent)) < 0) return k - 1;
-    return CODED_WORDS - 1;
-}
+// ---- Frequent words (RULER 3.3): made-up words whose counts are those of a zeta distribution with exponent 2 ----
 
 static kvb_status build_frequent(task_draft *d, kvb_error *err)
 {
+    size_t answer = d->t->kind->new_tokens, room = d->n_tokens > answer ? d->n_tokens - answer : 0,
+           n = room / 50 > 4 ? room / 50 : 4, length = 0;
+    char(*names)[NAME_MAX_ROOM] = need(n, sizeof *names, "words");
+    uint32_t *list = need(d->units + 1, sizeof *list, "words");
     (void)err;
-    char words[CODED_WORDS][CODED_LENGTH + 1];
-    size_t counts[CODED_WORDS] = {0};
-    double exponent = d->t->set.frequent.zipf / 10.0;
-    for (uint32_t i = 0; i < CODED_WORDS; i++) draw_coded(words[i], &d->random);
+    draw_names(names, n, 6, 'a', &d->random);
+    snprintf(names[0], sizeof names[0], "..."); // the most frequent one is noise
+    for (uint32_t k = 0; k < n; k++) {
+        size_t times = (size_t)((double)d->units * pow(k + 1, -2.0) / (M_PI * M_PI / 6)); // zeta(2)
+        while (times--) list[length++] = k;
+    }
+    shuffle_items(&d->random, list, length);
     fprintf(d->context, "Read the following coded text and track the frequency of each coded word. Find the three most "
                         "frequently appeared coded words. ");
-    for (size_t i = 0; i < d->units; i++) {
-        uint32_t rank = draw_rank(&d->random, exponent);
-        counts[rank]++;
-        fprintf(d->context, "%s ", words[rank]);
-    }
-    // The draw need not follow the law: what was really written counts; ties go to the better rank.
-    bool taken[CODED_WORDS] = {false};
-    add_question(d->sample, "\nQuestion: What are the three most frequently appeared words in the above coded text?\n"
-                            "Answer: According to the coded text above, the three most frequently appeared words are:");
-    for (int i = 0; i < 3; i++) {
-        uint32_t best = CODED_WORDS;
-        for (uint32_t k = 0; k < CODED_WORDS; k++)
-            if (!taken[k] && (best == CODED_WORDS || counts[k] > counts[best])) best = k;
-        taken[best] = true;
-        add_gold(d->sample, words[best]);
-    }
+    for (size_t i = 0; i < length; i++) fprintf(d->context, "%s%s", i ? " " : "", names[list[i]]);
+    fputc('\n', d->context);
+    add_question(
+        d->sample,
+        need_text("Question: Do not provide any explanation. Please ignore the dots '....'. What are the three "
+                  "most frequently appeared words in the above coded text? "),
+        need_text("Answer: According to the coded text above, the three most frequently appeared words are:"));
+    for (int i = 1; i <= 3; i++) add_gold(d->sample, names[i]);
+    free(names);
+    free(list);
     return KVB_OK;
 }
 
@@ -551,53 +501,14 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
     }
     fprintf(d->context, "}\n");
     for (uint32_t i = 0; i < questions; i++) {
-        add_question(d->sample, "\nKey: \"%s\"\nCorresponding value: \"", pairs[asked[i]][0]);
+        add_question(d->sample, need_text("\nKey: \"%s\"\nCorresponding value: \"", pairs[asked[i]][0]),
+                     need_text("%s", ""));
         add_gold(d->sample, pairs[asked[i]][1]);
     }
     free(pairs);
     free(asked);
     return KVB_OK;
 }
-
-static const task_kind task_variable_tracing = {
-    .spec = {.name = "vt",
-             .parameters = {SPEC(struct task_tracing_settings, chains, 1, 1, 8, "independent chains of assignments"),
-                            SPEC(struct task_tracing_settings, hops, 4, 1, HOPS_MAX,
-                                 "assignments after the first of a chain"),
-                            SPEC_ON_OFF(struct task_tracing_settings, example, 1,
-                                        "1: a solved example stands in front, as in RULER")}},
-    .summary = "variable tracing: name all variables that got one value, over several assignments",
-    .rule = TASK_ALL,
-    .new_tokens = 40,
-    .build = build_tracing};
-static const task_kind task_common_words = {
-    .spec = {.name = "cwe",
-             .parameters = {SPEC(struct task_common_settings, common, 10, 1, TASK_MAX_GOLD, "words to find"),
-                            SPEC(struct task_common_settings, often, 30, 2, 10000,
-                                 "times that each of them stands in the list"),
-                            SPEC(struct task_common_settings, rarely, 3, 1, 100,
-                                 "times that every other word stands there")}},
-    .summary = "common words extraction: the words that stand most often in a numbered list",
-    .rule = TASK_ALL,
-    .new_tokens = 64,
-    .build = build_common};
-static const task_kind task_frequent_words = {
-    .spec = {.name = "fwe",
-             .parameters = {SPEC(struct task_frequent_settings, zipf, 20, 10, 60,
-                                 "ten times the exponent of Zipf's law")}},
-    .summary = "frequent words extraction: the three most frequent made-up words",
-    .rule = TASK_ALL,
-    .new_tokens = 40,
-    .build = build_frequent};
-static const task_kind task_key_value = {
-    .spec = {.name = "kv",
-             .parameters = {SPEC(struct task_pairs_settings, questions, 1, 1, TASK_MAX_QUESTIONS,
-                                 "keys asked for over one context"),
-                            SPEC_ON_OFF(struct task_pairs_settings, uuid, 1, "0: six digits instead of UUIDs")}},
-    .summary = "key-value retrieval: the value of a key in a JSON object of random pairs",
-    .rule = TASK_ALL,
-    .new_tokens = 40,
-    .build = build_pairs};
 
 // ---- Questions about texts that come with answers (calibration files that were held out) ----
 //
@@ -665,7 +576,7 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
     for (size_t i = 0; status == KVB_OK && i < c->n_questions && d->sample->n_questions < most; i++) {
         const calib_question *q = &c->questions[i];
         if (!q->text || !q->answer || !answer_stands_in(text, q->answer)) continue;
-        add_question(d->sample, "\n\nQuestion: %s%s", q->text, c->answer_prefix);
+        add_question(d->sample, need_text("\n\nQuestion: %s%s", q->text, c->answer_prefix), need_text("%s", ""));
         add_gold(d->sample, q->answer);
     }
     if (status == KVB_OK && d->sample->n_questions == 0)
@@ -678,35 +589,17 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
     return status;
 }
 
-static const task_kind task_qa = {
-    .spec = {.name = "qa",
-             .parameters = {SPEC(struct task_qa_settings, questions, TASK_MAX_QUESTIONS, 1, TASK_MAX_QUESTIONS,
-                                 "questions asked about one text")}},
-    .summary = "questions about texts that were held out (--texts FILE.jsonl)",
-    .rule = TASK_F1,
-    .new_tokens = 32,
-    .whole_text = true,
-    .build = build_qa};
-
-// ---- Scores as RULER gives them (string_match_all, string_match_part), and SQuAD's F1 for answers that are sentences
-// ----
-
-// The gold string without outer blanks and final full stop.
-static const char *trim(const char *gold, size_t *length)
-{
-    while (isspace((unsigned char)*gold)) gold++;
-    *length = strlen(gold);
-    while (*length && (isspace((unsigned char)gold[*length - 1]) || gold[*length - 1] == '.')) --*length;
-    return gold;
-}
+// ---- Scores as kvpress gives them for RULER (evaluation/benchmarks/ruler/calculate_metrics.py, string_match_all), and
+// SQuAD's F1 for answers that are sentences ----
 
 static bool holds(const char *answer, const char *gold)
 {
-    size_t length;
-    gold = trim(gold, &length);
+    char *plain = need(strlen(answer) + 1, 1, "characters"), *to = plain;
     for (; *answer; answer++)
-        if (strncasecmp(answer, gold, length) == 0) return true;
-    return length == 0;
+        if ((unsigned char)*answer >= 0x20) *to++ = *answer; // not even a line's end
+    bool found = strcasestr(plain, gold) != NULL;
+    free(plain);
+    return found;
 }
 
 typedef struct word {
@@ -760,7 +653,7 @@ double task_score(task_rule rule, const char *answer, char *const *gold, size_t 
         sum += one;
         best = one > best ? one : best;
     }
-    return rule == TASK_ALL ? (n_gold ? sum / (double)n_gold : 0) : best;
+    return rule == TASK_ALL && n_gold ? sum / (double)n_gold : best;
 }
 
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold)
@@ -772,14 +665,68 @@ bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, 
 
 // ---- Tasks ----
 
-const task_kind *const task_kinds[] = {&task_niah_single,     &task_niah_multikey,    &task_niah_multivalue,
-                                       &task_niah_multiquery, &task_variable_tracing, &task_common_words,
-                                       &task_frequent_words,  &task_key_value,        &task_qa};
+#define QUESTIONS(settings, most, meaning) SPEC(settings, questions, 1, 1, most, meaning)
+// RULER's form of needles. Where fewer keys are hidden than questions name, there are as many as they name.
+#define NIAH(label, hay_, uuid_keys_, uuid_values_, keys_, values_, queries_, about)                             \
+    {                                                                                                            \
+        .spec = {.name = label,                                                                                  \
+                 .parameters = {SPEC(struct task_niah_settings, keys, keys_, 1, 256, "keys hidden in the text"), \
+                                SPEC(struct task_niah_settings, values, values_, 1, 4, "values of a key"),       \
+                                SPEC(struct task_niah_settings, queries, queries_, 1, 4,                         \
+                                     "keys that a question asks for"),                                           \
+                                QUESTIONS(struct task_niah_settings, 20,                                         \
+                                          "questions over one context, each for other keys")}},                  \
+        .summary = about, .rule = TASK_ALL, .new_tokens = 128, .hay = hay_, .uuid_keys = uuid_keys_,             \
+        .uuid_values = uuid_values_, .build = build_niah                                                         \
+    }
+
+const task_kind task_kinds[] = {
+    NIAH("niah_single_1", HAY_NOISE, false, false, 1, 1, 1, "the number of a key, in noise"),
+    NIAH("niah_single_2", HAY_ESSAY, false, false, 1, 1, 1, "the number of a key, in a text (--haystack)"),
+    NIAH("niah_single_3", HAY_ESSAY, false, true, 1, 1, 1, "the UUID of a key, in a text"),
+    NIAH("niah_multikey_1", HAY_ESSAY, false, false, 4, 1, 1, "the number of one key of four, in a text"),
+    NIAH("niah_multikey_2", HAY_NEEDLES, false, false, 1, 1, 1, "the number of one key, among nothing but such"),
+    NIAH("niah_multikey_3", HAY_NEEDLES, true, true, 1, 1, 1, "the UUID of a key that is one, among nothing but such"),
+    NIAH("niah_multivalue", HAY_ESSAY, false, false, 1, 4, 1, "all four numbers of one key, in a text"),
+    NIAH("niah_multiquery", HAY_ESSAY, false, false, 1, 1, 4, "the numbers of four keys in one answer, in a text"),
+    {.spec = {.name = "vt",
+              .parameters = {SPEC(struct task_tracking_settings, hops, 4, 1, HOPS_MAX, "assignments after the first")}},
+     .summary = "variable tracking: all variables that got one value, over several assignments",
+     .rule = TASK_ALL,
+     .new_tokens = 30,
+     .build = build_tracking},
+    {.spec = {.name = "cwe"},
+     .summary = "common words extraction: the ten words that stand most often in a numbered list",
+     .rule = TASK_ALL,
+     .new_tokens = 120,
+     .build = build_common},
+    {.spec = {.name = "fwe"},
+     .summary = "frequent words extraction: the three most frequent made-up words",
+     .rule = TASK_ALL,
+     .new_tokens = 50,
+     .build = build_frequent},
+    {.spec = {.name = "kv",
+              .parameters = {QUESTIONS(struct task_pairs_settings, TASK_MAX_QUESTIONS,
+                                       "keys asked for over one context"),
+                             SPEC_ON_OFF(struct task_pairs_settings, uuid, 1, "0: six digits instead of UUIDs")}},
+     .summary = "key-value retrieval: the value of a key in a JSON object of random pairs",
+     .rule = TASK_ALL,
+     .new_tokens = 40,
+     .build = build_pairs},
+    {.spec = {.name = "qa",
+              .parameters = {SPEC(struct task_qa_settings, questions, TASK_MAX_QUESTIONS, 1, TASK_MAX_QUESTIONS,
+                                  "questions asked about one text")}},
+     .summary = "questions about texts that were held out (--texts FILE.jsonl)",
+     .rule = TASK_F1,
+     .new_tokens = 32,
+     .whole_text = true,
+     .build = build_qa},
+};
 const size_t task_kind_count = sizeof task_kinds / sizeof *task_kinds;
 
 static const spec_row *task_row(size_t i)
 {
-    return i < task_kind_count ? &task_kinds[i]->spec : NULL;
+    return i < task_kind_count ? &task_kinds[i].spec : NULL;
 }
 
 kvb_status task_parse(task *out, const char *text, kvb_error *err)
@@ -789,7 +736,7 @@ kvb_status task_parse(task *out, const char *text, kvb_error *err)
     *out = (task){0};
     kvb_status status = spec_read(&tasks, text, 0, strlen(text), &row, &out->set, err);
     if (status != KVB_OK) return status;
-    out->kind = task_kinds[row];
+    out->kind = &task_kinds[row];
     return spec_write_all(out->spec, sizeof out->spec, &tasks, &out->kind->spec, &out->set, err);
 }
 
@@ -799,6 +746,7 @@ void task_sample_free(task_sample *s)
 {
     for (size_t i = 0; i < s->n_questions; i++) {
         free(s->questions[i].text);
+        free(s->questions[i].prefix);
         for (size_t k = 0; k < s->questions[i].n_gold; k++) free(s->questions[i].gold[k]);
     }
     free(s->context);
@@ -813,11 +761,19 @@ static uint32_t stream_of(const char *text)
     return h;
 }
 
-static kvb_status count_tokens(task_sample *s, const tokenizer *tokens, kvb_error *err)
+// Tokens of the context, and of all that RULER's length counts.
+static kvb_status measure_sample(task_sample *s, const task *t, const tokenizer *tokens, kvb_error *err)
 {
-    int32_t *ids = NULL;
-    kvb_status status = tokenizer_encode(tokens, s->context, strlen(s->context), false, &ids, &s->n_tokens, err);
-    free(ids);
+    size_t most = 0;
+    kvb_status status = count_tokens(&s->n_tokens, s->context, tokens, err);
+    for (size_t i = 0; status == KVB_OK && i < s->n_questions; i++) {
+        size_t n;
+        char *all = need_text("%s%s", s->questions[i].text, s->questions[i].prefix);
+        status = count_tokens(&n, all, tokens, err);
+        most = n > most ? n : most;
+        free(all);
+    }
+    s->length = s->n_tokens + most + t->kind->new_tokens;
     return status;
 }
 
@@ -834,13 +790,13 @@ static kvb_status build_with(task_sample *out, const task *t, const task_source 
     kvb_status status = t->kind->build(&d, err);
     bool broken = ferror(d.context) != 0; // for a lack of memory
     needed(fclose(d.context) == 0 && !broken ? out->context : NULL, "contexts");
-    if (status == KVB_OK) status = count_tokens(out, source->tokens, err);
+    if (status == KVB_OK) status = measure_sample(out, t, source->tokens, err);
     if (status != KVB_OK) task_sample_free(out);
     return status;
 }
 
-// The most units whose context has at most n_tokens tokens: doubling, then halving the step. More filler is never fewer
-// tokens, as every unit adds some of its own.
+// The most units whose length is at most n_tokens tokens: doubling, then halving the step. More filler is hardly ever
+// fewer tokens, as every unit adds some of its own.
 static kvb_status fit_units(size_t *units, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                             kvb_error *err)
 {
@@ -849,7 +805,7 @@ static kvb_status fit_units(size_t *units, const task *t, const task_source *sou
         task_sample probe;
         kvb_status status = build_with(&probe, t, source, n_tokens, index, best + step, err);
         if (status != KVB_OK) return status;
-        bool fits = probe.n_tokens <= n_tokens;
+        bool fits = probe.length <= n_tokens;
         task_sample_free(&probe);
         if (fits) best += step;
         growing = growing && fits;
@@ -869,17 +825,18 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
             err, KVB_ARGUMENT, "task %s: %s", t->kind->spec.name,
             source->texts ? "takes no texts; they are for the task qa"
                           : "needs texts with questions and answers; give a calibration file with --texts FILE.jsonl");
-    if (source->haystack && count_sentences(source->haystack) == 0)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: the haystack holds no sentence", t->spec);
+    if (t->kind->hay == HAY_ESSAY && (!source->haystack || !source->haystack[strspn(source->haystack, WHITE)]))
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: hides needles in a text; give one with --haystack FILE", t->spec);
     if (n_tokens == 0 && !t->kind->whole_text)
         return kvb_fail(err, KVB_ARGUMENT, "task %s: how long? give --tokens N", t->kind->spec.name);
     size_t units = 0;
     kvb_status status = KVB_OK;
     if (!t->kind->whole_text) status = fit_units(&units, t, source, n_tokens, index, err);
     if (status == KVB_OK) status = build_with(out, t, source, n_tokens, index, units, err);
-    if (status == KVB_OK && n_tokens && out->n_tokens > n_tokens) {
-        status = kvb_fail(err, KVB_ARGUMENT, "task %s: does not fit into %zu tokens, its shortest context has %zu",
-                          t->spec, n_tokens, out->n_tokens);
+    if (status == KVB_OK && !t->kind->whole_text && out->length > n_tokens) {
+        status = kvb_fail(err, KVB_ARGUMENT,
+                          "task %s: does not fit into %zu tokens, the shortest has %zu with question and answer",
+                          t->spec, n_tokens, out->length);
         task_sample_free(out);
     }
     if (status == KVB_OK && !out->id[0])
@@ -904,6 +861,7 @@ static char *join_gold(const task_question *q)
 
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint64_t seed, kvb_error *err)
 {
+    bool alone = s->n_questions == 1; // a line has one prefix
     cJSON *line = cJSON_CreateObject();
     json_put(line, "sample_id %s context %s", s->id, s->context);
     cJSON *questions = cJSON_AddArrayToObject(line, "questions"), *answers = cJSON_AddArrayToObject(line, "answers"),
@@ -911,12 +869,15 @@ kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint6
     for (size_t i = 0; i < s->n_questions; i++) {
         const task_question *q = &s->questions[i];
         char *answer = join_gold(q);
-        cJSON_AddItemToArray(questions, cJSON_CreateString(q->text));
+        char *text = need_text("%s%s", q->text, alone ? "" : q->prefix);
+        cJSON_AddItemToArray(questions, cJSON_CreateString(text));
+        free(text);
         cJSON_AddItemToArray(answers, cJSON_CreateString(answer));
         cJSON_AddItemToArray(golds, cJSON_CreateStringArray((const char *const *)q->gold, (int)q->n_gold));
         free(answer);
     }
-    json_put(line, "answer_prefix %s task %s seed %g n_tokens %g", "", t->spec, (double)seed, (double)s->n_tokens);
+    json_put(line, "answer_prefix %s task %s seed %g n_tokens %g", alone ? s->questions[0].prefix : "", t->spec,
+             (double)seed, (double)s->n_tokens);
     char *text = cJSON_PrintUnformatted(line);
     kvb_status status = KVB_OK;
     if (fprintf(to, "%s\n", text) < 0)

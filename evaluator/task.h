@@ -1,9 +1,10 @@
-// Tasks with known answers, made from a seed at any length, in the manner of RULER (Hsieh et al., arXiv 2404.06654) and
-// scored as it scores: a context that is compressed before any question is seen, questions, and the strings that a
-// right answer holds.
+// Tasks with known answers, made from a seed at any length: those of RULER (Hsieh et al., arXiv 2404.06654) that need
+// no download, word for word as NVIDIA's generator writes them, key-value pairs, and questions about given texts. The
+// context is compressed before any question is seen, as kvpress does it; scores are kvpress's.
 //
-// A task is written `name[:parameter=value...]`, e.g. `niah_multikey:keys=8`. The sample number i of a task depends on
-// (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them.
+// A task is written `name[:parameter=value...]`, e.g. `niah_multikey_1:keys=8`. The sample number i of a task depends
+// on (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them, so words, numbers and
+// places are not those that the generator's Python would draw.
 #pragma once
 #include "formats/calib.h"
 #include "profiler/metric/spec.h"
@@ -16,20 +17,11 @@ enum { TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
 // What each task can be told; the rows of parameters stand with the tasks, which say what a field means.
 typedef union task_settings {
     struct task_niah_settings {
-        uint32_t digits;
-        bool uuid;
-        uint32_t keys, questions, values, queries;
+        uint32_t keys, values, queries, questions;
     } niah;
-    struct task_tracing_settings {
-        uint32_t chains, hops;
-        bool example;
-    } tracing;
-    struct task_common_settings {
-        uint32_t common, often, rarely;
-    } common;
-    struct task_frequent_settings {
-        uint32_t zipf;
-    } frequent;
+    struct task_tracking_settings {
+        uint32_t hops;
+    } tracking;
     struct task_pairs_settings {
         uint32_t questions;
         bool uuid;
@@ -39,15 +31,15 @@ typedef union task_settings {
     } qa;
 } task_settings;
 
-// How an answer is scored, in [0, 1]. RULER's names are string_match_all and string_match_part.
+// How an answer is scored, in [0, 1].
 typedef enum task_rule {
-    TASK_ALL, // the share of the gold strings that the answer holds
-    TASK_ANY, // 1 when it holds one of them
+    TASK_ALL, // the share of the gold strings that the answer holds (string_match_all)
     TASK_F1,  // SQuAD's F1 between the answer's first line and the best gold string
 } task_rule;
 
 typedef struct task_question {
-    char *text; // with all that stands before the answer, e.g. "... The special magic number for apple is:"
+    char *text;                // "What is the special magic number for sharp-apple mentioned in the provided text? "
+    char *prefix;              // how its answer begins, behind the end of a chat's turn; "": as the model likes
     char *gold[TASK_MAX_GOLD]; // n_gold strings
     size_t n_gold;
 } task_question;
@@ -56,6 +48,7 @@ typedef struct task_sample {
     char id[65]; // [A-Za-z0-9_.-], unique within a task, length and seed
     char *context;
     size_t n_tokens; // of the context, without BOS
+    size_t length;   // with the longest question and its answer: what RULER calls max_seq_length
     task_question questions[TASK_MAX_QUESTIONS];
     size_t n_questions;
 } task_sample;
@@ -70,12 +63,17 @@ typedef struct task {
     task_settings set;
 } task;
 
+// Where needles are hidden: between lines of noise, between sentences of a text, among other needles.
+typedef enum task_hay { HAY_NOISE, HAY_ESSAY, HAY_NEEDLES } task_hay;
+
 struct task_kind {
     spec_row spec; // name and parameters, whose values are in task.set
     const char *summary;
     task_rule rule;
-    uint32_t new_tokens; // enough for a right answer, as RULER allows
+    uint32_t new_tokens; // the most that an answer takes, as RULER has it
     bool whole_text;     // made from task_source.texts instead of a length
+    task_hay hay;        // of needles, and what their keys and values are instead of words and numbers
+    bool uuid_keys, uuid_values;
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };
 
@@ -83,24 +81,25 @@ struct task_kind {
 typedef struct task_source {
     const tokenizer *tokens; // counts the length
     uint64_t seed;
-    const char *haystack;    // UTF-8 text whose sentences are the hay; NULL: RULER's noise sentences
+    const char *haystack;    // UTF-8 text for the tasks of HAY_ESSAY, repeated where it is too short; NULL: none
     const calib_file *texts; // for `qa` alone: contexts with questions and answers; else NULL
 } task_source;
 
-extern const task_kind *const task_kinds[];
+extern const task_kind task_kinds[];
 extern const size_t task_kind_count;
 
 // Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
-// Makes sample number `index`, as long as fits into n_tokens tokens of context (0, for `qa` alone: the whole text).
-// Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is missing. On failure *out is
-// zero.
+// Makes sample number `index`, as long as fits into n_tokens tokens with its question and answer (of `qa` the context's
+// tokens alone; 0: the whole text). Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is
+// missing. On failure *out is zero.
 kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                      kvb_error *err);
 void task_sample_free(task_sample *sample); // leaves it zero
 
-// Scores one answer. Letters compare without case (ASCII); gold strings lose a final full stop and outer blanks first.
+// Scores one answer. Letters compare without case (ASCII). TASK_ALL looks for the gold strings as they are, in the
+// answer without its control characters.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 // Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line
 // that counts is over.

@@ -47,7 +47,7 @@ typedef struct talk {
 static kvb_status encode_question(talk *k, const model_text *text, const task *t, const task_question *q,
                                   kvb_error *err)
 {
-    kvb_status status = model_text_encode(text, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
+    kvb_status status = model_text_encode_question(text, q->text, q->prefix, &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
     k->ids = need_more(k->ids, k->n_question + t->kind->new_tokens, sizeof *k->ids, "token ids");
@@ -245,7 +245,7 @@ static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error
     needed(to, "samples");
     fprintf(to, "%s\n%s\n", sample->id, sample->context);
     for (size_t i = 0; i < sample->n_questions; i++) {
-        fprintf(to, "%s\n", sample->questions[i].text);
+        fprintf(to, "%s%s\n", sample->questions[i].text, sample->questions[i].prefix);
         for (size_t k = 0; k < sample->questions[i].n_gold; k++) fprintf(to, "%s\n", sample->questions[i].gold[k]);
     }
     needed(fclose(to) == 0 ? text : NULL, "samples");

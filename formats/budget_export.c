@@ -137,6 +137,28 @@ kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error 
     return status;
 }
 
+// ---- Shares of all heads --------------------------------------------------------------------------------------------
+
+kvb_status export_shares(const budget_export *b, const char *path, kvb_error *err)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    double total = 0;
+    cJSON *o = cJSON_CreateObject();
+    for (int writing = 0; writing < 2; writing++)
+        for (uint32_t h = 0; h < info->n_layers * info->n_kv_heads; h++) {
+            char name[32];
+            uint32_t layer = h / info->n_kv_heads;
+            if (info->bounded && info->bounded[layer]) continue;
+            snprintf(name, sizeof name, "L%uH%u", layer, h % info->n_kv_heads);
+            // Its readers cut off digits: a trillionth more, so that no rounding takes a token away.
+            if (writing) json_add_exact(o, name, b->keep[h] / total * (1 + 1e-12));
+            else total += b->keep[h];
+        }
+    kvb_status status = json_write(path, o, err);
+    cJSON_Delete(o);
+    return status;
+}
+
 // ---- Lengths, cu_seqlens, block tables ------------------------------------------------------------------------------
 
 static kvb_status write_array_in(const char *folder, const char *name, uint32_t n_dims, const uint64_t *shape,

@@ -29,6 +29,11 @@ kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err);
 // gets, so the total stays. Layers without a budget keep all T tokens.
 kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error *err);
 
+// Attention Matching (arXiv 2602.16284; github.com/adamzweiger/compaction, --precomputed-budget-path): JSON, every KV
+// head's share of all tokens that are kept, {"L0H0": 0.014, ...}, which add up to 1. Layers without a budget are left
+// out, as there.
+kvb_status export_shares(const budget_export *b, const char *path, kvb_error *err);
+
 // What varlen and paged attention kernels take, all int32: the folder `path` with lengths.npy [L,G], cu_seqlens.npy
 // [L,G+1], and with pages page_indptr.npy [L,G+1] and block_table.npy [L,G,most pages of a head], page numbers of the
 // layer's pool, -1 behind a head's last. KVB_UNSUPPORTED: more rows than int32 counts.

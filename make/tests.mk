@@ -52,7 +52,7 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench
+.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-quality
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
@@ -102,3 +102,8 @@ bench: deps
 	@$(PYTHON) tests/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/scripts/bench.sh
+
+bench-quality: deps
+	@$(MAKE) $(PARALLEL) $(BUILD)/kvbudget
+	@BUILD=$(BUILD) tools/scripts/bench_quality.sh >$(BUILD)/models.csv && mv $(BUILD)/models.csv docs/models.csv
+

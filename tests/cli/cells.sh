@@ -47,5 +47,5 @@ flip eval worth.cells worth.json eval tiny.gguf table.safetensors text0.txt text
     -o worth
 flip refine r.safetensors.cells r.safetensors refine tiny.gguf table.safetensors text?.txt --evaluations 4 \
     "${SIZE[@]}" -o r.safetensors
-flip task found.cells found.json task tiny.gguf table.safetensors -k niah_single -t 200 -c 2 -r 0.5 -q -o found
+flip task found.cells found.json task tiny.gguf table.safetensors -k niah_single_1 -t 700 -c 2 -r 0.5 -q -o found
 end

@@ -5,6 +5,8 @@ Each subcommand prints what it found wrong and exits 1, or exits 0.
 """
 import hashlib
 import json
+import math
+import os
 import random
 import struct
 import subprocess
@@ -182,6 +184,75 @@ def check_exports():
     config = json.load(open("duo/config.json"))
     assert abs(config["head_compression_ratio"] - len(few) / len(flat)) < 1e-12 and config["sink_size"] == b["sink"]
     assert config["recent_size"] == max(b["window"], 1, round(sum(few) / len(few)) - b["sink"])
+    shares = json.load(open("shares.json"))
+    assert list(shares) == ["L%dH%d" % (i // G, i % G) for i in range(L * G)] and abs(sum(shares.values()) - 1) < 1e-11
+    assert [int(share * sum(flat)) for share in shares.values()] == flat
+
+
+def write_curves(path, loss, kept, shape, **metadata):
+    """What `import` takes: loss [contexts, layers, KV heads, budgets], kept [budgets]."""
+    header, data = {"__metadata__": {k: str(v) for k, v in metadata.items()}}, b""
+    for name, numbers, shape in ("loss", loss, [*shape, len(kept)]), ("kept", kept, [len(kept)]):
+        more = struct.pack("<%dd" % len(numbers), *numbers)
+        header[name] = {"dtype": "F64", "shape": shape, "data_offsets": [len(data), len(data) + len(more)]}
+        data += more
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+
+
+def check_curves_by_hand():
+    """Two heads of 100 tokens: the first loses 10, 2, 0 when it keeps 0, 50, 100, the second 5, 1, 0."""
+    write_curves("hand.safetensors", [10, 2, 0, 5, 1, 0], [0, 50, 100], [1, 1, 2], method="mine", n_tokens=100)
+    write_curves("rises.safetensors", [10, 2, 0, 5, 6, 0], [0, 50, 100], [1, 1, 2], method="mine", n_tokens=100)
+
+
+def check_optimum_by_hand(path):
+    """A token is worth 0.16 to the first head's first 50, then 0.08 to the second's, then 0.04, then 0.02."""
+    t = table(path)[1]
+    for percent, first, second in (50, 50, 50), (75, 49, 1), (40, 70, 50), (20, 100, 60), (90, 19, 1):
+        lost = (10 - 0.16 * first if first < 50 else 4 - 0.04 * first) + (5 - 0.08 * second if second < 50
+                                                                          else 2 - 0.02 * second)
+        row = percent - 1
+        keep = [round(100 * (1 - x)) for x in t["prune_ratio"][2][2 * row : 2 * row + 2]]
+        assert keep == [first, second], (percent, keep)
+        for name in "loss", "lower_bound", "table_loss":
+            assert abs(t[name][2][row] - lost / 15) < 1e-6, (percent, name, t[name][2][row], lost / 15)
+
+
+def check_curves_of_record(context, metric, sink, window, out):
+    """A metric's loss at every count of tokens, from what `export --format lukv-steps` wrote of one context."""
+    sink, window, loss, questions = int(sink), int(window), [], 0
+    folder = "steps/context_%s/" % context
+    (L, G, T), scores = npy(folder + metric + ".npy")[1:]
+    while os.path.exists(folder + "question_%d.npy" % questions):
+        oracle = npy(folder + "question_%d.npy" % questions)[2]
+        for h in range(L * G):
+            middle = range(h * T + sink, (h + 1) * T - window)
+            curve = [0.0]
+            for i in sorted(middle, key=lambda i: (scores[i], -i)):  # the worst token goes first
+                curve.append(curve[-1] + oracle[i])
+            loss += curve[::-1]
+        questions += 1
+    write_curves(out, loss, range(sink + window, T + 1), [questions, L, G], method="copied", n_tokens=T, sink=sink,
+                 window=window)
+
+
+def check_shares_to_curves(tokens):
+    """Attention Matching's shares p as losses p log(T / tokens), whose least sum has tokens in proportion to p."""
+    shares, T = json.load(open("shares.json")), int(tokens)
+    L, G = (int(x) + 1 for x in list(shares)[-1][1:].split("H"))
+    loss = [p * math.log(T / n) for p in shares.values() for n in range(1, T + 1)]
+    write_curves("shares.safetensors", loss, range(1, T + 1), [1, L, G], method="shares", n_tokens=T)
+
+
+def check_same_keep(a, b):
+    a, b = (json.load(open(name))["details"][0]["keep"] for name in (a, b))
+    assert a == b, (a, b)
+
+
+def check_same_tensors(a, b):
+    (_, x), (_, y) = table(a), table(b)
+    assert x == y, [name for name in x if x[name] != y[name]]
 
 
 if __name__ == "__main__":

@@ -11,10 +11,16 @@ cp out budgets.json
 ask() { echo "t.safetensors --ratio 70% --tokens 500 --format $1 -o $2"; }
 
 # shellcheck disable=SC2046
-for pair in varlen:arrays per-layer:layers.json duo:duo; do
+for pair in varlen:arrays per-layer:layers.json duo:duo shares:shares.json; do
     expect 0 "export ${pair%%:*}" export $(ask "${pair%%:*}" "${pair#*:}") && cp out "${pair%%:*}.out"
 done
 check 'all of them hold the budgets' exports
+check 'shares are the best budgets of some curves' shares_to_curves 500
+expect 0 'import of them' import shares.safetensors -o shares.h5 --model-heads 4 --head-dim 16
+expect 0 'a table of them' solve shares.h5 -m shares --shrink 0 -o shares_table.safetensors --quiet
+expect 0 'its budgets' budgets shares_table.safetensors -r 0.7 -t 500 --json
+cp out shares_budgets.json
+check 'are those that were exported' same_keep budgets.json shares_budgets.json
 expect 0 'the ending names the format' export t.safetensors -o again.npy
 check 'a wrong bit changes no ratio without a word' flips "$KVB" t.safetensors
 expect 0 'pages' export t.safetensors -r 0.7 -t 500 --block 16 -f varlen -o pages
@@ -36,7 +42,7 @@ misused 'a ratio of one' 'below 1' export t.safetensors -f duo -r 1 -t 5 -o none
 misused 'a ratio without a meaning' 'no meaning' export t.safetensors -r 0.5 -o none.npy
 misused 'an unknown format' 'varlen' export t.safetensors -f exl2 -o none
 expect 0 'its help' help export
-for format in npy lukv-steps varlen per-layer duo; do
+for format in npy lukv-steps varlen per-layer duo shares; do
     says "says for whom $format is" "^$format +(For|A|Of) " out
 done
 end

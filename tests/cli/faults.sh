@@ -55,7 +55,7 @@ fails 'a metric whose window is longer than a context' 'sample long.*230 tokens,
     "${PROFILE[@]}" -o short.h5 --metric snapkv:kvpress:window=300
 fails '--plan says so too' 'expected at least 301' "${PROFILE[@]}" --metric snapkv:kvpress:window=300 --plan
 fails 'results that are a folder' 'worth.json: is a folder' "${EVAL[@]}" -o worth
-fails 'task: results that are a folder' 'worth.json: is a folder' task tiny.gguf --task niah_single -o worth --quiet
+fails 'task: results that are a folder' 'worth.json: is a folder' task tiny.gguf --task niah_single_1 -o worth --quiet
 fails 'statistics that are a folder' 's.safetensors: is a folder' statistics tiny.gguf text.txt -o s.safetensors --quiet
 fails 'a table that is read-only' 'kept.safetensors: is read-only' solve alone1.h5 --metric keydiff -o kept.safetensors
 fails 'a picture through a link to nothing' 'dangling.svg: .*leads nowhere' plot t.safetensors -o dangling.svg

@@ -63,7 +63,7 @@ expect 0 'evaluate the table' eval tiny.gguf learned.safetensors text.txt -t 100
 json 'its metric is the ranking' worth.json 'all(r["metric"].startswith("learned:") for r in j["rows"])'
 expect 0 'evaluate the metric' eval tiny.gguf text.txt --metric learned=rank.safetensors -t 100 -n 8 -r 0.5 -o bare \
     --quiet
-expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 -r 0.5 --quiet
+expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single_1 -t 900 -c 1 -r 0.5 --quiet
 
 # ---- inspect and plot
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy

@@ -26,7 +26,7 @@ LINES = {
     "inspect": "run.h5",
     "tokenize": "tiny.gguf text0.txt",
     "logits": "tiny.gguf text0.txt --max-tokens 8 -o OUT",
-    "task": "tiny.gguf -k niah_single -t 200 -c 1 -q --answer",
+    "task": "tiny.gguf -k niah_single_1 -t 700 -c 1 -q --answer",
     "statistics": "tiny.gguf text0.txt -o OUT --quiet",
 }
 NAMES = ("eval --output", "task --results")  # of which names of files are made: tried by outputs.sh

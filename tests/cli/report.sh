@@ -13,7 +13,7 @@ for k in range(2):
     for i in range(60)), file=open(f"text{k}.txt", "w"))'
 expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 160 --next 12 -r 0.5,0.8 -o worth \
     --quiet
-expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
+expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single_1 -t 900 -c 2 -a uniform -r 0.5 \
     --quiet --results needles
 for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout'; do
     name=$(tr -cd '[:lower:]' <<<"$c")

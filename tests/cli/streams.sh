@@ -4,7 +4,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
-TASK=(task tiny.gguf -k niah_single -t 200 -c 1 --quiet)
+TASK=(task tiny.gguf -k niah_single_1 -t 700 -c 1 --quiet)
 expect 0 'samples of a task' "${TASK[@]}" --output whole.jsonl
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 6 --ignore-eos --quiet
 expect 0 'solve' solve run.h5 --metric keydiff -o whole.safetensors --quiet
@@ -23,9 +23,9 @@ closed() {
     rm -f "$5"
 }
 closed 1 'answers without standard output' \
-    "'$KVB' task tiny.gguf -k niah_single -t 200 -c 1 --output s.jsonl --answer >&-" whole.jsonl s.jsonl
+    "'$KVB' task tiny.gguf -k niah_single_1 -t 700 -c 1 --output s.jsonl --answer >&-" whole.jsonl s.jsonl
 closed 0 'no standard error' \
-    "'$KVB' task tiny.gguf -k niah_single -t 200 -c 1 --output s.jsonl 2>&-" whole.jsonl s.jsonl
+    "'$KVB' task tiny.gguf -k niah_single_1 -t 700 -c 1 --output s.jsonl 2>&-" whole.jsonl s.jsonl
 closed 0 'no standard input' "'$KVB' ${TASK[*]} --output s.jsonl <&-" whole.jsonl s.jsonl
 closed 0 'no stream at all' "'$KVB' ${TASK[*]} --output s.jsonl <&- >&- 2>&-" whole.jsonl s.jsonl
 closed 1 'no standard output, and something to say' \

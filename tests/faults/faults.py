@@ -39,7 +39,7 @@ PROFILE = ("profile IN/tiny.gguf IN/calib.jsonl -o run.h5 --new-tokens 3 --ignor
            "--metric keydiff")
 ADD = "profile IN/tiny.gguf --add -o run.h5 --quiet --threads 1 --metric knorm"
 EVAL = "eval IN/tiny.gguf IN/keydiff.safetensors IN/text.txt --tokens 64 --next 4 -r 0.5 -a none --threads 1 --quiet"
-TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single --tokens 150 -c 1 -r 0.5 -a none --threads 1 "
+TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single_1 --tokens 700 -c 1 -r 0.5 -a none --threads 1 "
         "--quiet --compute f32")
 DAMAGE = "--tokens 64 --next 4 -r 0.5 --threads 1 --quiet"  # of recommend and refine, on short texts
 
@@ -82,7 +82,7 @@ CASES = [
          before="old.html:page.html"),
     case("eval", EVAL + " -o worth --dump-kept kept.jsonl", before="old.svg:worth.svg"),
     case("task", TASK + " -o worth"),
-    case("task --output", "task IN/tiny.gguf --task niah_single --tokens 150 -c 2 --output s.jsonl --quiet --threads 1",
+    case("task --output", "task IN/tiny.gguf --task niah_single_1 --tokens 700 -c 2 --output s.jsonl --quiet --threads 1",
          before="old.jsonl:s.jsonl"),
     case("budgets >", "budgets IN/keydiff.safetensors --ratio 0.5 --tokens 1000", stdout="out.txt"),
     case("inspect >", "inspect IN/run.h5 --json", stdout="out.txt"),

@@ -34,8 +34,8 @@ COMMANDS = {
     "validate --certificate": ("validate --certificate table.safetensors run.h5", 15),
     "eval": ("eval tiny.gguf table.safetensors text.txt -a uniform -a ada -r 0.5 -n 3 -o worth " + SMALL, 30),
     "task": (
-        "task tiny.gguf table.safetensors -k niah_single -c 1 -a uniform -r 0.5 --results r --output s.jsonl "
-        + SMALL, 30),
+        "task tiny.gguf table.safetensors -k niah_single_1 -c 1 -a uniform -r 0.5 --results r --output s.jsonl "
+        "-t 700 --quiet --threads 1", 30),
     "learn": ("learn run.h5 -o rank.safetensors --json", 20),
     "recommend": ("recommend tiny.gguf table.safetensors texts.jsonl --max-kl 9 --confidence 0.5 -r 0.5 -n 3 --json "
                   "--csv rows.csv " + SHORT, 20),

@@ -24,7 +24,7 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     b->text = case_text(b->m);
-    help_ok(task_parse(&b->t, "niah_multikey:keys=2:questions=2", err));
+    help_ok(task_parse(&b->t, "kv:questions=2:uuid=0", err));
     help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
     help_ok(policy_parse(&b->methods[2].p, "quest", err));

@@ -19,30 +19,43 @@ static void teardown(void)
     help_teardown();
 }
 
+static const char HAY[] =
+    "He had a boat. It was old!\n\n Was it sold?  Nobody knew in Oslo, or\nsaid so. And then he went.\n";
+
 static task_sample make(const char *spec, size_t n_tokens, uint64_t seed, uint64_t index)
 {
     task t;
     task_sample s;
-    task_source source = {tokens, seed, NULL, NULL};
+    task_source source = {tokens, seed, HAY, NULL};
     help_ok(task_parse(&t, spec, err));
     help_ok(task_make(&s, &t, &source, n_tokens, index, err));
     return s;
 }
 
-static const char *const ALL[] = {
-    "niah_single", "niah_multikey:questions=3", "niah_multivalue", "niah_multiquery", "vt", "cwe:often=8", "fwe", "kv",
-    "kv:uuid=0"};
+static const char *const ALL[] = {"niah_single_1",
+                                  "niah_single_2",
+                                  "niah_single_3",
+                                  "niah_multikey_1:questions=3",
+                                  "niah_multikey_2",
+                                  "niah_multikey_3",
+                                  "niah_multivalue",
+                                  "niah_multiquery",
+                                  "vt",
+                                  "cwe",
+                                  "fwe",
+                                  "kv",
+                                  "kv:uuid=0"};
+enum { NEEDLES = 8 }; // of ALL
 
 UNIT_TEST(lengths_and_seeds)
 {
     for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++)
-        for (size_t n = 3000; n <= 6000; n += 1500) {
+        for (size_t n = 3000; n <= 6000; n += 3000) {
             task_sample a = make(ALL[i], n, 7, 2), b = make(ALL[i], n, 7, 2), c = make(ALL[i], n, 8, 2),
                         d = make(ALL[i], n, 7, 3);
-            // The longest unit of filler is a pair of UUIDs, or a word that stands three times: under 120 tokens of
-            // this vocabulary.
-            ck_assert_msg(a.n_tokens <= n && a.n_tokens + 120 > n, "%s: %zu tokens, expected about %zu", ALL[i],
-                          a.n_tokens, n);
+            // The longest unit of filler is a needle of UUIDs: under 130 tokens of this vocabulary.
+            ck_assert_msg(a.n_tokens < a.length && a.length <= n && a.length + 130 > n,
+                          "%s: %zu tokens, expected about %zu", ALL[i], a.length, n);
             ck_assert_str_eq(a.context, b.context);
             ck_assert_str_eq(a.id, b.id);
             ck_assert_uint_eq(a.n_questions, b.n_questions);
@@ -68,7 +81,7 @@ static size_t count_word(const char *text, const char *word)
 
 UNIT_TEST(needles_stand_in_the_hay)
 {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < NEEDLES; i++) {
         task_sample s = make(ALL[i], 3000, 1, (uint64_t)i);
         for (size_t q = 0; q < s.n_questions; q++)
             for (size_t k = 0; k < s.questions[q].n_gold; k++) {
@@ -88,14 +101,14 @@ UNIT_TEST(needles_stand_in_the_hay)
 
 UNIT_TEST(chains_can_be_followed)
 {
-    task_sample s = make("vt:chains=2:hops=3", 3000, 5, 0);
+    task_sample s = make("vt:hops=3", 3000, 5, 0);
     task_question *q = &s.questions[0];
     char value[16], name[16];
     ck_assert_int_eq(sscanf(strstr(q->text, "value ") + 6, "%15[0-9]", value), 1);
     ck_assert_uint_eq(q->n_gold, 4);
     for (size_t found = 0; found < 4; found++) {
         char end[40];
-        snprintf(end, sizeof end, found ? " = VAR %s." : " = %s.", found ? name : value);
+        snprintf(end, sizeof end, found ? " = VAR %s \n" : " = %s\n", found ? name : value);
         const char *at = strstr(s.context, end);
         ck_assert_ptr_nonnull(at);
         snprintf(name, sizeof name, "%.5s", at - 5);
@@ -104,31 +117,46 @@ UNIT_TEST(chains_can_be_followed)
     task_sample_free(&s);
 }
 
+// Behind the last place where `front` stands.
+static const char *behind(const char *text, const char *front)
+{
+    const char *found = NULL;
+    for (const char *at = text; (at = strstr(at, front));) found = at += strlen(front);
+    ck_assert_ptr_nonnull(found);
+    return found;
+}
+
 UNIT_TEST(counts_are_true)
 {
-    task_sample c = make("cwe:often=8:rarely=2", 3000, 3, 1), f = make("fwe", 3000, 3, 1);
+    static const struct {
+        size_t n_tokens, often, rarely;
+    } lists[] = {{3000, 6, 1}, {9000, 30, 3}};
     char word[48];
     int length;
-    ck_assert_uint_eq(c.questions[0].n_gold, 10);
-    const char *list = strchr(c.context, '\n');
-    for (size_t k = 0; k < 10; k++) ck_assert_uint_eq(count_word(list, c.questions[0].gold[k]), 8);
-    size_t others = 0;
-    for (const char *at = list; sscanf(at, "%*u. %47s%n", word, &length) == 1; at += length) {
-        size_t n = count_word(list, word);
-        ck_assert(n == 2 || n == 8);
-        others += n == 2;
+    for (size_t i = 0; i < 2; i++) {
+        task_sample c = make("cwe", lists[i].n_tokens, 3, 1);
+        ck_assert_uint_eq(c.questions[0].n_gold, 10);
+        const char *list = behind(c.context, "most often.\n");
+        for (size_t k = 0; k < 10; k++) ck_assert_uint_eq(count_word(list, c.questions[0].gold[k]), lists[i].often);
+        size_t others = 0;
+        for (const char *at = list; sscanf(at, "%*u. %47s%n", word, &length) == 1; at += length) {
+            size_t n = count_word(list, word);
+            ck_assert(n == lists[i].rarely || n == lists[i].often);
+            others += n == lists[i].rarely;
+        }
+        ck_assert_uint_gt(others, 40);
+        task_sample_free(&c);
     }
-    ck_assert_uint_gt(others, 40);
-    // Of the coded words, none stands more often than the third.
-    size_t third = count_word(f.context, f.questions[0].gold[2]);
-    ck_assert_uint_ge(count_word(f.context, f.questions[0].gold[0]), count_word(f.context, f.questions[0].gold[1]));
-    size_t above = 0;
-    char coded[7];
-    for (const char *at = strstr(f.context, "coded words. ") + 13; sscanf(at, "%6s", coded) == 1; at += 7)
-        above += count_word(f.context, coded) > third ? 1 : 0;
-    ck_assert_uint_eq(above,
-                      count_word(f.context, f.questions[0].gold[0]) + count_word(f.context, f.questions[0].gold[1]));
-    task_sample_free(&c), task_sample_free(&f);
+    // Of the coded words, none but two stands more often than the third.
+    task_sample f = make("fwe", 3000, 3, 1);
+    const char *list = behind(f.context, "coded words. ");
+    size_t counts[3], above = 0;
+    for (int k = 0; k < 3; k++) counts[k] = count_word(list, f.questions[0].gold[k]);
+    ck_assert(counts[0] > counts[1] && counts[1] > counts[2] && counts[2] > 10);
+    for (const char *at = list; sscanf(at, "%47s%n", word, &length) == 1; at += length)
+        above += strcmp(word, "...") != 0 && count_word(list, word) > counts[2];
+    ck_assert_uint_eq(above, counts[0] + counts[1]);
+    task_sample_free(&f);
 }
 
 UNIT_TEST(pairs_are_json)
@@ -185,9 +213,8 @@ UNIT_TEST(scores)
 {
     ck_assert(score(TASK_ALL, " 12, 34.", "12", "34") == 1);
     ck_assert(score(TASK_ALL, " 12, 43.", "12", "34") == 0.5);
-    ck_assert(score(TASK_ANY, " 12, 43.", "12", "34") == 1);
-    ck_assert(score(TASK_ANY, "", "12", "34") == 0);
-    ck_assert(score(TASK_ANY, "it was OSLO, I think", " Oslo. ", NULL) == 1);
+    ck_assert(score(TASK_ALL, "it was OS\nLO, I think", "oslo", NULL) == 1); // control characters are left out
+    ck_assert(score(TASK_ALL, "Os lo", "Oslo", "Oslo.") == 0);
     ck_assert(score(TASK_F1, " The red boats\nand more", " A red boat", NULL) == 0.5); // {red, boats} and {red, boat}
     ck_assert(score(TASK_F1, "red red", "red boat", NULL) == 0.5); // a word counts as often as it stands in both
     ck_assert(score(TASK_F1, "", "red", NULL) == 0);
@@ -197,28 +224,29 @@ UNIT_TEST(final_scores)
 {
     char first[] = "12", second[] = "34", *gold[] = {first, second};
     ck_assert(!task_score_is_final(TASK_ALL, " 12", gold, 2) && task_score_is_final(TASK_ALL, " 12, 34", gold, 2));
-    ck_assert(task_score_is_final(TASK_ANY, " 12", gold, 2) && !task_score_is_final(TASK_ANY, " 1", gold, 2));
     ck_assert(!task_score_is_final(TASK_F1, "\n 12 34", gold, 2) && task_score_is_final(TASK_F1, "\n 12\n", gold, 2));
 }
 
 UNIT_TEST(specs)
 {
     task t;
-    help_ok(task_parse(&t, "niah_multikey:keys=8:digits=7", err));
-    ck_assert_str_eq(t.spec, "niah_multikey:keys=8");
-    help_fails(task_parse(&t, "niah", err), KVB_ARGUMENT, "expected one of niah_single");
+    help_ok(task_parse(&t, "niah_multikey_1:keys=8:values=1", err));
+    ck_assert_str_eq(t.spec, "niah_multikey_1:keys=8");
+    help_fails(task_parse(&t, "niah", err), KVB_ARGUMENT, "expected one of niah_single_1");
     help_fails(task_parse(&t, "vt:hops", err), KVB_ARGUMENT, "'hops' is not parameter=value");
-    help_fails(task_parse(&t, "vt:leaps=1", err), KVB_ARGUMENT, "parameters of vt: chains, hops, example");
-    help_fails(task_parse(&t, "vt:hops=0", err), KVB_ARGUMENT, "1 to 15");
-    help_fails(task_parse(&t, "vt:hops=1x", err), KVB_ARGUMENT, "1 to 15");
-    help_fails(task_parse(&t, "vt:hops=-1", err), KVB_ARGUMENT, "1 to 15");
+    help_fails(task_parse(&t, "vt:leaps=1", err), KVB_ARGUMENT, "parameters of vt: hops");
+    help_fails(task_parse(&t, "vt:hops=0", err), KVB_ARGUMENT, "1 to 10");
+    help_fails(task_parse(&t, "vt:hops=1x", err), KVB_ARGUMENT, "1 to 10");
+    help_fails(task_parse(&t, "vt:hops=-1", err), KVB_ARGUMENT, "1 to 10");
     task_source source = {tokens, 1, NULL, NULL};
     task_sample s;
     help_ok(task_parse(&t, "kv:questions=9", err));
     help_fails(task_make(&s, &t, &source, 200, 0, err), KVB_ARGUMENT, "does not fit into 200 tokens");
     help_fails(task_make(&s, &t, &source, 0, 0, err), KVB_ARGUMENT, "--tokens");
-    help_ok(task_parse(&t, "niah_multikey:questions=5", err));
-    help_fails(task_make(&s, &t, &source, 4000, 0, err), KVB_ARGUMENT, "only 4 keys");
+    help_ok(task_parse(&t, "niah_multikey_1:keys=41", err));
+    help_fails(task_make(&s, &t, &source, 4000, 0, err), KVB_ARGUMENT, "--haystack");
+    source.haystack = HAY;
+    help_fails(task_make(&s, &t, &source, 4000, 0, err), KVB_ARGUMENT, "41 needles, but a text has places for 40");
 }
 
 UNIT_TEST(lines_are_calibration_data)
@@ -236,7 +264,7 @@ UNIT_TEST(lines_are_calibration_data)
     ck_assert_uint_eq(file.count, 1);
     ck_assert_str_eq(file.contexts[0].context, s.context);
     ck_assert_str_eq(file.contexts[0].sample_id, s.id);
-    ck_assert_str_eq(file.contexts[0].answer_prefix, "");
+    ck_assert_str_eq(file.contexts[0].answer_prefix, s.questions[0].prefix);
     ck_assert_str_eq(file.contexts[0].questions[0].text, s.questions[0].text);
     ck_assert(task_score(TASK_ALL, file.contexts[0].questions[0].answer, s.questions[0].gold, s.questions[0].n_gold) ==
               1);

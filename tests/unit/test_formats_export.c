@@ -123,6 +123,31 @@ UNIT_TEST(pages_keep_the_total)
     kvb_table_close(deep);
 }
 
+// 133 tokens are kept in the two layers that have a budget; readers round shares of them down.
+UNIT_TEST(shares)
+{
+    static const struct {
+        const char *name;
+        double keep;
+    } wanted[] = {{"L0H0", 100}, {"L0H1", 20}, {"L1H0", -1}, {"L2H0", 6}, {"L2H1", 7}};
+    static double prune[99 * 6];
+    for (int i = 0; i < 99 * 6; i++) prune[i] = i % 6 / 2 == 1 ? 0 : (1 + i / 6) / 100.0;
+    table_case c = case_default();
+    c.prune_ratio = prune;
+    c.edit_from = "\"note\"", c.edit_to = "\"bounded_layers\":\"1\",\"note\"";
+    kvb_table *windows = case_open(&c);
+    b.table = windows;
+    help_ok(export_shares(&b, help_path("shares.json"), err));
+    cJSON *o = read_json(help_path("shares.json"));
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, wanted[i].name);
+        ck_assert_msg(item ? floor(item->valuedouble * 133) == wanted[i].keep : wanted[i].keep < 0, "%s",
+                      wanted[i].name);
+    }
+    cJSON_Delete(o);
+    kvb_table_close(windows);
+}
+
 static void expect_array(const char *name, const int32_t *expected, size_t count)
 {
     size_t size;

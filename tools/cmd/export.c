@@ -76,10 +76,10 @@ static const struct {
 } formats[] = {
     {"npy", ".npy", export_npy, NULL, FILE_TABLE_ARRAY}, {"lukv-steps", NULL, export_steps, NULL, FILE_ANY},
     {"varlen", NULL, NULL, export_varlen, FILE_ANY},     {"per-layer", NULL, NULL, export_per_layer, FILE_JSON},
-    {"duo", NULL, NULL, export_duo, FILE_ANY},
+    {"duo", NULL, NULL, export_duo, FILE_ANY},           {"shares", NULL, NULL, export_shares, FILE_JSON},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
-#define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo"
+#define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo|shares"
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -166,6 +166,9 @@ const cli_command cmd_export = {
         "that\n"
         "              stream. Such heads keep all or little, so it is the table's order of heads more than its "
         "budgets.\n"
+        "shares        For Attention Matching (--precomputed-budget-path): JSON, {\"L0H0\": the head's share of all "
+        "kept\n"
+        "              tokens, ...}, for any ratio; docs/add-a-metric.md makes a table of such a file.\n"
         "\n"
         "Of a record:\n"
         "lukv-steps    For the published LU-KV pipeline: a folder of .npy files, context_<id>/<metric>.npy and\n"

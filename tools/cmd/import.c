@@ -1,5 +1,5 @@
-// kvbudget import: a record out of the arrays of the published pipeline.
-#include "formats/lukv_steps.h"
+// kvbudget import: a record out of measured loss curves, or of the arrays of the published pipeline.
+#include "formats/curves_file.h"
 #include "formats/need.h"
 #include "profiler/metric/scorer.h"
 #include "runtime/fail.h"
@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct settings {
     const char *input, *output;
@@ -43,10 +44,12 @@ static void protect_as_metric(const char *name, uint32_t *sink, uint32_t *window
     *window = metric_protect_window(&m);
 }
 
-static kvb_status import_steps(const settings *s, kvb_error *err)
+static kvb_status import_record(const settings *s, kvb_error *err)
 {
+    struct stat st;
+    bool file = stat(s->input, &st) == 0 && S_ISREG(st.st_mode);
     cJSON *attributes = cJSON_CreateObject();
-    kvb_status status = KVB_OK;
+    kvb_status status = named_output(s->output, "--output", FILE_RECORD, err);
     for (size_t i = 0; i < s->attributes.count && status == KVB_OK; i++)
         status = parse_attribute(attributes, s->attributes.items[i], err);
     lukv_steps_options options = {
@@ -57,19 +60,9 @@ static kvb_status import_steps(const settings *s, kvb_error *err)
         .start = s->force ? RECORD_REPLACE : RECORD_NEW,
         .protect = protect_as_metric,
     };
-    if (status == KVB_OK) status = lukv_steps_import(s->input, s->output, &options, err);
+    if (status == KVB_OK) status = (file ? curves_import : lukv_steps_import)(s->input, s->output, &options, err);
     cJSON_Delete(attributes);
     return status;
-}
-
-static int import(const cli_command *self, const settings *s)
-{
-    if (s->heads > UINT32_MAX || s->head_dim > UINT32_MAX || s->queries > UINT32_MAX)
-        return cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
-    kvb_error err;
-    kvb_status status = named_output(s->output, "--output", FILE_RECORD, &err);
-    if (status == KVB_OK) status = import_steps(s, &err);
-    return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 static int run(const cli_command *self, int argc, char **argv)
@@ -84,6 +77,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "write this into the record, such as model_id=NAME"},
         {"force", 0, CLI_FLAG, &s.force, NULL, "replace a record that exists"},
         {0}};
+    kvb_error err;
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) {
@@ -91,12 +85,14 @@ static int run(const cli_command *self, int argc, char **argv)
         return code < 0 ? EXIT_DONE : code;
     }
     if (argc - first != 1) {
-        code = cli_usage_error(self, "expected one folder");
+        code = cli_usage_error(self, "expected one file or folder");
     } else if (!s.output) {
         code = cli_usage_error(self, "expected -o OUT");
+    } else if (s.heads > UINT32_MAX || s.head_dim > UINT32_MAX || s.queries > UINT32_MAX) {
+        code = cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
     } else {
         s.input = argv[first];
-        code = import(self, &s);
+        if (import_record(&s, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     cli_list_free(&s.attributes);
     return code;
@@ -104,14 +100,20 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_import = {
     .name = "import",
-    .synopsis = "import FOLDER -o OUT",
-    .summary = "make a record of the arrays of the published LU-KV pipeline",
+    .synopsis = "import CURVES|FOLDER -o OUT",
+    .summary = "make a record of measured loss curves, or of the published LU-KV pipeline's arrays",
     .details =
+        "CURVES is a safetensors file of what any method loses, head by head and budget by budget: loss [contexts,\n"
+        "layers, KV heads, budgets], kept [budgets] in tokens, and as metadata method, n_tokens and, where tokens\n"
+        "stay in any case, sink and window. docs/add-a-metric.md shows how to write one. `kvbudget solve` takes the\n"
+        "record with --metric METHOD.\n"
+        "\n"
         "A folder context_<id>/{<metric>,question_<i>}.npy becomes a record that `kvbudget solve` takes. snapkv.npy\n"
         "and ea.npy become the metrics snapkv:lukv and ea:lukv. What `kvbudget export` wrote comes back without\n"
         "loss.\n"
         "\n"
-        "Example:\n"
+        "Examples:\n"
+        "  kvbudget import curves.safetensors -o run.h5 --model-heads 9 --head-dim 64\n"
         "  kvbudget import steps -o run.h5 --model-heads 9 --head-dim 64 --attribute model_id=SmolLM2\n",
     .run = run,
 };

@@ -107,7 +107,8 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) {
         warn_of_pairs(&t->pairs);
-        if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric))
+        if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric) &&
+            strcmp(record_text(from->r, "imported_from"), "curves") != 0)
             fprintf(stderr,
                     "minimised is the importance that is evicted; the record has no curves of what eviction does "
                     "to the output (profile --curves), which --loss output minimises\n");

@@ -171,7 +171,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
 static void list_tasks(void)
 {
     for (size_t i = 0; i < task_kind_count; i++) {
-        const task_kind *kind = task_kinds[i];
+        const task_kind *kind = &task_kinds[i];
         printf("%-16s %s\n", kind->spec.name, kind->summary);
         for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
             printf("  :%s=%.0f (%.0f to %.0f) %s\n", p->name, p->value, p->low, p->high, p->meaning);
@@ -220,7 +220,9 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"task", 'k', CLI_LIST, &c.tasks, "TASK",
          "a task, name[:parameter=value...]; may be repeated. --list shows all"},
-        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (default) takes whole texts"},
+        {"tokens", 't', CLI_COUNT, &c.tokens, "N",
+         "length with question and answer (RULER's max_seq_length); of qa the context's, and 0\n(default) takes whole "
+         "texts"},
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
         {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),
@@ -233,7 +235,8 @@ static int run(const cli_command *self, int argc, char **argv)
          "compare"},
         {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output"},
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
-        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of filler sentences"},
+        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE",
+         "the text that niah_single_2, niah_multikey_1 and others hide needles in"},
         {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         {"chat", 0, CLI_FLAG, &c.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
@@ -270,10 +273,10 @@ const cli_command cmd_task = {
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
     .summary = "ask for what long contexts hold: needles, variables, word counts, key-value pairs, questions",
     .details =
-        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from\n"
-        "a seed: the same seed gives the same bytes. The model answers them greedily with its full cache; the score\n"
-        "(0 to 100, as RULER scores) says whether the task can measure eviction at all. --output writes them as\n"
-        "calibration data for `profile`.\n"
+        "Makes RULER's tasks (arXiv 2404.06654) at any length from a seed, worded and laid out as NVIDIA's generator\n"
+        "does it, with draws of their own: the same seed gives the same bytes. The model answers them greedily with\n"
+        "its full cache; the score (0 to 100, as kvpress scores) says whether the task can measure eviction at all.\n"
+        "--output writes them as calibration data for `profile`.\n"
         "\n"
         "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
         "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"
@@ -284,12 +287,14 @@ const cli_command cmd_task = {
         "\n"
         "Examples:\n"
         "  kvbudget task --list\n"
-        "  kvbudget task model.gguf --task niah_single --task vt:hops=1 --tokens 1000\n"
-        "  kvbudget task model.gguf snapkv.safetensors --task niah_single --tokens 1000 --allocator uniform \\\n"
+        "  kvbudget task model.gguf --task niah_single_1 --task vt:hops=1 --tokens 1000\n"
+        "  kvbudget task model.gguf snapkv.safetensors --task niah_single_1 --tokens 1000 --allocator uniform \\\n"
         "    --allocator ada --ratio 0.5,0.8 -o scores\n"
-        "  kvbudget task model.gguf --task niah_single --tokens 1000 --metric none --policy morphkv --policy quest \\\n"
+        "  kvbudget task model.gguf --task niah_single_1 --tokens 1000 --metric none --policy morphkv --policy quest "
+        "\\\n"
         "    --allocator uniform --ratio 0.8\n"
-        "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 --output needles.jsonl\n"
+        "  kvbudget task model.gguf --task niah_multikey_1:keys=8:questions=4 --tokens 4096 \\\n"
+        "    --haystack book.txt --output needles.jsonl\n"
         "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
     .run = run,
 };

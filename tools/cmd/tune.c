@@ -157,7 +157,7 @@ static void add_features(word_list *w, const tune_command *c, const char *option
 
 static void add_curves(word_list *w)
 {
-    add_words(w, (const char *[]){"--curves", "--curve-queries", "16", "--gain-rows", "16", NULL});
+    add_words(w, (const char *[]){"--curves", "--curve-queries", "16", NULL});
 }
 
 static void add_texts(word_list *w, const tune_command *c, text_part part, const char *option)

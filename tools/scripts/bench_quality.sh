@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What the tables of `kvbudget tune` are worth on real models, beside the published way and equal budgets: KL at equal
+# memory on the texts of calib-data/eval. Prints CSV; everything that is measured stays in $OUT, so that a run that was
+# stopped goes on. Called by `make bench-quality`, which keeps the CSV as docs/models.csv. MODELS are names of
+# get-model.sh.
+set -eu
+cd "$(dirname "$0")/../.."
+BUILD=${BUILD:-build}
+OUT=${OUT:-$BUILD/quality}
+KVB=$BUILD/kvbudget
+mkdir -p "$OUT"
+
+# measured NAME ARGUMENT...: kvbudget eval at all ratios, unless it is there.
+measured() {
+    local name=$1
+    shift
+    [ -s "$OUT/$name.csv" ] || "$KVB" eval "$@" --ratio 0.5,0.8,0.9,0.95 -o "$OUT/$name" --quiet >&2
+}
+
+for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
+    model=$(tools/scripts/get-model.sh "$name")
+    "$KVB" tune "$model" -o "$OUT/$name" >&2
+    # The texts that tune judged on: those that are long enough for this tokenizer.
+    mapfile -t texts < <(python3 -c 'import json, sys
+for t in json.load(open(sys.argv[1]))["texts"]:
+    if t["part"] == 2: print(t["name"])' "$OUT/$name.tune/settings.json")
+    tables=("tuned=$OUT/$name.safetensors")
+    for metric in keydiff ea:kvpress snapkv:kvpress; do
+        table=$OUT/$name-${metric%%:*}-paper.safetensors
+        [ -s "$table" ] || "$KVB" solve "$OUT/$name.tune/run.h5" --metric "$metric" --paper -o "$table" --quiet >&2
+        tables+=("paper=$table")
+    done
+    measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
+    measured "$name-refit" "$model" "${tables[0]}" "${texts[@]}" --allocator none --refit
+done
+
+first=yes
+for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
+    for kind in plain refit; do
+        awk -v name="$name" -v head="$first" 'NR > 1 { print name "," $0 } NR == 1 && head == "yes" { print "model," $0 }' \
+            "$OUT/$name-$kind.csv"
+        first=no
+    done
+done
