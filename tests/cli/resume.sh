@@ -42,7 +42,7 @@ for stop in 'INT 3' 'TERM 1'; do
         continue
     fi
     expected=$((128 + $(kill -l "$signal")))
-    if [ "$code" = $expected ]; then ok "$signal ends it"; else not_ok "$signal ends it: status $code, not $expected"; fi
+    if [ "$code" = $expected ]; then ok "$signal ends it"; else not_ok "$signal ends it: status $code"; fi
     says "$signal says that --resume goes on" '--resume' err
     fails "$signal: without --resume the parts are not touched" 'resume' "${PROFILE[@]}" -o stopped.h5
     fails "$signal: an unfinished record is not a record" 'resume' solve stopped.h5 --metric keydiff -o t.safetensors
