@@ -12,11 +12,11 @@ typedef struct attend_scratch {
     size_t entries; // that fit
 } attend_scratch;
 
-// Makes room for heads of `entries` entries. Whatever was there is lost.
+// Makes room for heads of `entries` entries. The old contents are lost.
 void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim);
 void attend_release(attend_scratch *s);
 
-// What a layer has beside plain attention (attention_shape in profiler/backend/backend.h), for one KV head.
+// What a layer does beyond plain attention (attention_shape in profiler/backend/backend.h), for one KV head.
 typedef struct attend_rule {
     uint32_t window;    // 0: none
     uint32_t position;  // of row 0, which the window needs
@@ -31,7 +31,6 @@ typedef struct attend_rule {
 //   chosen  NULL, or the n_chosen entries of `span` (ascending indices) that row 0 attends to; then n must be 1 and
 //   nothing stand before, and the layer has no window
 //   rule    NULL: plain attention
-// Afterwards s->scores holds the probabilities [n * group, before.count + span.count]; entries that a row does not see
-// have 0.
+// Afterwards s->scores holds the probabilities [n * group, before.count + span.count], 0 where a row does not see.
 void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
                  kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen, const attend_rule *rule);

@@ -1,9 +1,7 @@
-// A KV cache in which every head has its own length: one flat array of keys and one of values, and where each head's
-// room begins.
-//
-// Entries of a head stand by ascending position. Positions are those of the text, so keys keep the rotation that they
-// were cached with, whatever was evicted before them. Heads are counted layer-major: head (l, g) of [L, G] is l * G +
-// g.
+// A KV cache in which every head has its own length: one flat array of keys, one of values, and the offset at which
+// each head's room begins.
+// A head's entries are ordered by position. Positions are those in the text, so keys keep the rotation with which they
+// were cached, whatever was evicted before them. Heads are counted layer-major: head (l, g) of [L, G] is l * G + g.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stddef.h>
@@ -17,7 +15,7 @@ typedef struct kv_cache {
     float *k, *v;                            // [offsets[L*G], d]
     uint32_t *positions;                     // [offsets[L*G]]
     size_t capacity;                         // entries that these three have memory for
-    const struct kv_cache *base; // entries that stand before its own, borrowed and never changed; NULL: none
+    const struct kv_cache *base; // a cache whose entries come before its own; borrowed and never changed; NULL: none
 } kv_cache;
 
 // One head's entries, inside the cache.
@@ -38,12 +36,12 @@ typedef struct kept_set {
 // An empty cache with room for room[h] entries of each of the L*G heads. The caller closes it, as all of these.
 kv_cache *kv_cache_open(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const uint32_t *room);
 void kv_cache_close(kv_cache *c); // NULL is allowed
-// A copy with room for `extra` entries more in every head. The cache must stand by itself (no base).
+// A copy with room for `extra` more entries in every head. The cache must not have a base.
 kv_cache *kv_cache_fork(const kv_cache *c, uint32_t extra);
 
-// An empty cache behind `base`, with room for `room` entries in every head: what is appended goes there, and attention
-// sees both. Many questions share one context so. `base` stands by itself, outlives the new cache, and does not change
-// while that lives.
+// An empty cache that continues `base`, with room for `room` entries in every head: new entries are appended to it, and
+// attention sees both. This is how many questions share one context. `base` must not have a base itself, and must
+// outlive the new cache without being changed.
 kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 
 // The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything)
@@ -51,8 +49,7 @@ kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
                           uint32_t n_tokens, const kept_set *kept, uint32_t extra);
 
-// The same into a cache that is there already and stands by itself, in the memory that it has where that is enough: for
-// many cuts one after the other.
+// The same into an existing cache without a base, reusing its memory if that is large enough: for many cuts in turn.
 void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                      uint32_t extra);
 
@@ -62,16 +59,16 @@ kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);
 uint32_t kv_cache_room(const kv_cache *c);
 // Appends one entry; the head must have room.
 void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float *k, const float *v, uint32_t position);
-// Keeps the listed entries (ascending indices) and removes all others of the head, whose memory stays with it until
+// Keeps the listed entries (ascending indices) of a head and removes all others. Their memory is not freed until
 // kv_cache_compact.
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
-// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back.
+// Moves everything into arrays of exactly the entries in use plus `extra` per head, and frees the old arrays.
 void kv_cache_compact(kv_cache *c, uint32_t extra);
 
-// All of the following count what is the cache's own, without its base.
+// The following functions count the cache's own entries, without its base.
 uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
-// Bytes of keys and values in use; and all bytes that the cache has asked for, positions and offsets included, which do
-// not depend on what else has run.
+// Bytes of keys and values in use; and all bytes that the cache has allocated, including positions and offsets, which
+// depend only on this cache.
 uint64_t kv_cache_bytes(const kv_cache *c);
 uint64_t kv_cache_allocated(const kv_cache *c);
 

@@ -7,17 +7,16 @@
 #include "evaluator/session.h"
 
 typedef struct damage_plan {
-    uint32_t n_tokens, n_next;          // context and continuation of every text, tokens; n_next at least 2
-    uint32_t batch;                     // cuts that are decoded together, at least 1
-    const metric *by;                   // ranks the tokens; lives as long as the damage
-    uint32_t sink, window;              // first and last tokens that are kept before any other
-    const query_statistics *statistics; // for a metric that uses stored ones; NULL: none
-    uint32_t refit;                     // every cut is refitted with so many reference queries a KV head; 0: not
+    uint32_t n_tokens, n_next; // context and continuation of every text, tokens; n_next at least 2
+    uint32_t batch;            // cuts that are decoded together, at least 1
+    const metric *by;          // ranks the tokens; lives as long as the damage
+    uint32_t sink, window;     // first and last tokens that are kept before any other
+    uint32_t refit;            // every cut is refitted with so many reference queries a KV head; 0: not
 } damage_plan;
 
 typedef struct damage damage;
 
-// One text, opened by itself so that any number can be held at a time.
+// One text, opened separately so that any number can be held at once.
 typedef struct damage_text {
     session_context context;
     predictions full;
@@ -36,11 +35,11 @@ void damage_close(damage *d); // NULL is allowed
 // Bytes that one text takes while it is open.
 uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
 
-// Memory for a text. The caller frees with damage_text_close; a zero struct is allowed there.
+// Allocates a text; the caller frees it with damage_text_close, which accepts a zero struct.
 damage_text damage_text_open(const damage *d);
 void damage_text_close(damage_text *t);
-// Prefills the context ids[0 .. n_tokens-1], scores it, and runs the n_next tokens behind it over the full cache. A
-// text may be filled again with other ids.
+// Prefills the context ids[0 .. n_tokens-1], scores it, and runs the n_next tokens that follow it over the full cache.
+// A text may be filled again with other ids.
 kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
                             kvb_error *err);
 
@@ -59,6 +58,6 @@ kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_
 
 // Cuts one head at a time: out[i * L*G + h] is the damage when head h alone is cut to keep[i * L*G + h] tokens and all
 // other heads keep everything. (KL roughly adds up over heads.) A head that keeps everything is not run, and only
-// layers from the cut one on are computed. `progress` (NULL: none) is asked after every layer whether to go on.
+// layers from the cut one on are computed. `progress` (NULL: none) is called after every layer and may stop the run.
 kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
                                 const forward_progress *progress, kvb_error *err);

@@ -1,5 +1,5 @@
-// What evicting does to a model's predictions of a text that goes on: the same continuation is teacher-forced over the
-// full cache and over each compacted one, in one batch.
+// Measures what evicting does to a model's predictions of how a text continues: the same continuation is teacher-forced
+// over the full cache and over each compacted one, in one batch.
 //
 // Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing
 // what follows.
@@ -14,19 +14,19 @@ typedef struct fidelity {
     uint32_t batch;    // cells that are decoded together
     float *importance; // I [L, G, T] over the continuation: the oracle in hindsight
     predictions full;
-    float *cell_logits; // [batch, n, vocabulary]; of policies a step's [FIDELITY_POLICIES, vocabulary]
+    float *cell_logits; // [batch, n, vocabulary]; for policies one step's [FIDELITY_POLICIES, vocabulary]
 } fidelity;
 
 // What one set of kept positions costs. Arrays belong to the struct (fidelity_cell_free).
 typedef struct fidelity_cell {
     uint64_t kept;        // entries over all heads
     double ratio;         // 1 - kept / (L G T): what is really pruned
-    uint64_t bytes;       // keys and values that are left, before the continuation
-    uint64_t allocated;   // bytes that the cache asked for: these, positions and offsets
+    uint64_t bytes;       // keys and values that are kept, before the continuation
+    uint64_t allocated;   // bytes that the cache allocated: these, positions and offsets
     double loss;          // share of the oracle importance over this continuation that was evicted before it
     double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
     double *nll;          // [n - 1] -log p(true next token)
-    unsigned char *agree; // [n] the likeliest token is the same
+    unsigned char *agree; // [n] nonzero: the likeliest token is the same
     double looked;        // share of the context's entries that a policy attends to per step; NaN without one
     double full_nll;      // mean nll of the full cache
     double seconds;       // this cell's share of the time
@@ -38,7 +38,7 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
 void fidelity_close(fidelity *f);
 
 // Prefills ids[0 .. n_tokens-1], scores them, and runs ids[n_tokens .. n_tokens + n_next - 1] over the full cache.
-// `also` (NULL: none) sees the prefill: that of policies.
+// `also` (NULL: none) observes the prefill too, for policies.
 kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                           const forward_progress *progress, kvb_error *err);
 
@@ -46,10 +46,10 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 // has to be freed.
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
 
-enum { FIDELITY_POLICIES = 16 }; // that are stepped together
+enum { FIDELITY_POLICIES = 16 }; // stepped together, at most
 
 // The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and
-// they act at every step. A new turn begins with it. Needs a session with max_rows >= FIDELITY_POLICIES.
+// they act at every step. It begins a new turn. Needs a session with max_rows >= FIDELITY_POLICIES.
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 // Zeroed results of n rows.

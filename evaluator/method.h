@@ -1,4 +1,5 @@
-// How a cache is made smaller, and by whom its budgets are granted: what a sweep over texts and a run of tasks compare.
+// A method is how a cache is made smaller: a metric or a policy, under an allocator. Sweeps over texts and runs of
+// tasks compare methods.
 #pragma once
 #include "evaluator/allocator.h"
 #include "evaluator/policy_run.h"
@@ -7,14 +8,14 @@
 typedef struct method {
     metric m;              // kind NULL: a policy
     policy p;              // kind NULL: a metric
-    uint32_t sink, window; // of a metric: what every allocator protects. A policy has its own way
+    uint32_t sink, window; // of a metric: what every allocator protects. Policies have their own rules
 } method;
 
 // "snapkv:kvpress", "morphkv:window=8".
 const char *method_name(const method *m);
 
-// A method in use with an allocator. Tables serve the metric that they were solved for; policies take any, but no
-// allocator that needs scores, which are not there when a policy begins.
+// A method with its allocator. A table is for the metric that it was solved for. Policies take any table, but no
+// allocator that needs scores, since there are none yet when a policy begins.
 typedef struct method_column {
     uint32_t method;
     const allocator *how;
@@ -28,18 +29,17 @@ typedef struct method_list {
     uint32_t n_columns;
 } method_list;
 
-// The metrics of a list, for session_plan; malloc'd, *n of them.
+// Returns the metrics of a list, for session_plan; *n of them, which the caller frees.
 metric *method_metrics(size_t *n, const method_list *list);
 
 // Whether an allocator of a list needs session_plan.attention.
 bool method_needs_attention(const method_list *list);
 
-// Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them.
-// `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). The
-// caller frees *out.
+// For a metric: computes the budgets for the session's context at a pruned ratio, and selects the tokens. `importance`
+// [L, G, T] is only needed for the oracle allocator (KVB_ARGUMENT if it is NULL there). The caller frees *out.
 kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio,
                          const float *importance, kept_set *out, kvb_error *err);
 
-// Of a policy: capacities by the allocator, and a run for a context of n_tokens and `extra` tokens behind it.
+// For a policy: takes capacities from the allocator and opens a run for a context of n_tokens and `extra` more tokens.
 kvb_status method_policy(policy_run **out, const model *m, const method_list *list, const method_column *column,
                          double ratio, uint32_t n_tokens, uint32_t extra, kvb_error *err);

@@ -352,9 +352,8 @@ static const policy_kind policy_lagkv = {
 
 // ==== Policies that keep their tokens and look at a few of them per step ====
 //
-// RocketKV's second stage (hybrid sparse attention,
-// arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k: page 1, all channels. SparQ: page 1, few channels.
-// Quest: pages, all channels.
+// RocketKV's second stage (hybrid sparse attention, arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k:
+// page 1, all channels. SparQ: page 1, few channels. Quest: pages, all channels.
 
 static const policy_kind policy_topk, policy_quest, policy_sparq, policy_rocketkv, policy_rocketkv_mt;
 

@@ -1,9 +1,7 @@
-// What acts on a cache while tokens are generated: policies that evict at every step, and policies that look at a part
-// of the cache.
+// Policies act on a cache while tokens are generated: some evict at every step, others attend to a part of the cache.
 //
-// A policy is written `name[:parameter=value...]`. What a policy may keep
-// (or fetch, where it evicts nothing) is one number per KV head, its capacity: the same for all heads as published, or
-// a table's.
+// A policy is written `name[:parameter=value...]`. What a policy may keep (or fetch, where it evicts nothing) is one
+// number per KV head, its capacity: the same for all heads as published, or a table's.
 #pragma once
 #include "evaluator/cache.h"
 #include "profiler/metric/scorer.h"
@@ -12,7 +10,7 @@ enum { POLICY_SPEC_MAX = 192 };
 
 typedef struct policy_kind policy_kind;
 
-// What each policy can be told; the rows of parameters stand with the policies, which say what a field means.
+// The parameters of each policy; the policies' own files say what a field means.
 typedef union policy_settings {
     struct policy_morphkv_settings {
         uint32_t window;
@@ -47,18 +45,19 @@ typedef struct policy {
     const policy_kind *kind;
     char spec[POLICY_SPEC_MAX]; // canonical text
     policy_settings set;
-    metric scores; // that rank tokens, after the prefill or at every step; kind NULL where the policy has its own way
+    metric scores; // the metric that ranks tokens, after the prefill or at every step; kind NULL if the policy has its
+                   // own rule
 } policy;
 
 extern const policy_kind *const policy_kinds[];
 extern const size_t policy_kind_count;
 
-// Reads a policy; the message of KVB_ARGUMENT lists what there is.
+// Parses a policy; on KVB_ARGUMENT the message lists the known ones.
 kvb_status policy_parse(policy *out, const char *text, kvb_error *err);
 
-// The pruned ratio at which capacities are to be computed, when `ratio` of a context's cache traffic is to be saved:
-// ratio itself, but for RocketKV, whose first stage evicts less, by the split rule of methods.md 3.6, and whose second
-// stage saves the rest.
+// Returns the pruned ratio at which to compute capacities if `ratio` of a context's cache traffic is to be saved:
+// `ratio` itself, except for RocketKV, whose first stage evicts less (the split rule of methods.md 3.6) and whose
+// second stage saves the rest.
 double policy_capacity_ratio(const policy *p, double ratio);
 
 // ---- One head ----
@@ -71,7 +70,7 @@ typedef struct policy_head {
     uint32_t n_context;     // T
     uint32_t room;          // entries that the cache may ever hold
     double split;           // pruned share of all traffic that was asked for (RocketKV)
-    uint32_t counts[4];     // what the policy counts; see each file
+    uint32_t counts[4];     // the policy's own counters; see each file
     uint64_t looked, steps; // entries attended to, summed over steps
     float *memory;          // kind->floats() numbers
     uint32_t *marks;        // [room]
@@ -80,14 +79,14 @@ typedef struct policy_head {
 struct policy_kind {
     spec_row spec; // name and parameters, whose values are in policy.set
     const char *summary;
-    bool looks;                             // a capacity limits what is fetched per step, not what is kept
+    bool looks;                             // true: a capacity limits what is fetched per step, not what is kept
     unsigned needs;                         // view_items of prefill(), beside those of the metric
     const char *metric;                     // of policy.scores
     size_t (*floats)(const policy_head *h); // of memory; NULL: none
-    bool ranks;                             // of a prefilled context the capacity's best by that metric stay
-    // What it learns from a layer's prefill; NULL: nothing.
+    bool ranks;                             // true: after the prefill the `capacity` best tokens by that metric stay
+    // Called with a layer's prefill, to learn from it; NULL: nothing is learned.
     void (*see)(policy_head *h, const layer_view *view);
-    // Which of the T tokens of a prefilled context stay; see policy_prefill. NULL: those that `evict` leaves of them.
+    // Which of the T tokens of a prefilled context stay; see policy_prefill. NULL: those that `evict` leaves.
     kvb_status (*prefill)(policy_head *h, const layer_view *view, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
     // As decode_hooks.choose and .attended, for one row: q [group, d], weights [group, span.count]. NULL: everything is
     // looked at; nothing is learned.
@@ -95,19 +94,19 @@ struct policy_kind {
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
-    // After a step: what stays. `keep` [span.count] and *n_keep come with everything in them. NULL: everything stays.
+    // Which entries stay after a step. `keep` [span.count] and *n_keep list all entries on entry. NULL: all stay.
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };
 
-// The best `keep` of n by score, ascending; the last `recent` and first `sinks` are kept before others. Ties: lower
-// index. Returns how many.
+// Writes the indices of the best `keep` of n scores to `out`, ascending, and returns their number. The last `recent`
+// and the first `sinks` are kept before others; of equal scores the lower index.
 uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent, uint32_t *out);
 
-// Which of a prefilled context's T tokens stay, ascending, into keep [T], and the state behind them. `scores` [T] are
-// those of the policy's metric, where it ranks.
+// Writes which of a prefilled context's T tokens stay, ascending, into keep [T], and sets the policy's state. `scores`
+// [T] are those of the policy's metric, if kind->ranks.
 kvb_status policy_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep, uint32_t *n_keep,
                           kvb_error *err);
-// Which of the entries of `span` stay after a step, ascending, into keep [span.count].
+// Writes which entries of `span` stay after a step, ascending, into keep [span.count].
 kvb_status policy_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 
 // ---- RocketKV (methods.md 3.6) ----
@@ -145,6 +144,6 @@ float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, cons
 // scratch [pages].
 void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch);
 
-// Tells a head that a new turn begins, behind the entries of `span`: RocketKV-MT chooses its tokens anew. Others ignore
-// it.
+// Tells a head that a new turn begins after the entries of `span`. RocketKV-MT then selects its tokens again; other
+// policies ignore it.
 kvb_status policy_new_turn(policy_head *h, kv_span span, kvb_error *err);

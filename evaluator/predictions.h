@@ -1,4 +1,4 @@
-// What the full cache predicts of a text that goes on, and how far the predictions of a cut cache are from it.
+// What the full cache predicts for the continuation of a text, and how far the predictions of a cut cache are from it.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 // n >= 2 teacher-forced rows of the full cache.
 typedef struct predictions {
     uint32_t n, vocabulary;
-    int32_t *next;       // [n] the continuation's tokens; row i is what follows token i
+    int32_t *next;       // [n] the continuation's tokens; row i predicts the token after token i
     float *logits;       // [n, vocabulary]
     float *p;            // [n, vocabulary] probabilities
     double *log_sum;     // [n] log of the sum of exp(logits)
@@ -18,10 +18,10 @@ typedef struct predictions {
 predictions predictions_open(uint32_t n, uint32_t vocabulary);
 void predictions_close(predictions *a); // a zero struct is allowed
 
-// From next and logits to all the others.
+// Computes all other fields from next and logits.
 void predictions_finish(predictions *a);
 
-// Other logits beside those of a row.
+// How a cut cache's logits compare with a row of the full cache's.
 typedef struct row_damage {
     double kl;  // sum p log(p / q), p from the full cache, nats, in double
     double nll; // -log q(true next token); NaN in the last row, whose next token is not known

@@ -1,4 +1,4 @@
-// Candidates of the search for better budgets (study/refine.h), measured: shifts become a table, the table budgets,
+// Measures candidates of the search for better budgets (study/refine.h): shifts give a table, the table budgets,
 // budgets cuts, and cuts damage. Each text is prefilled when it is first needed, and no cut is measured twice.
 #pragma once
 #include "evaluator/damage.h"
@@ -6,7 +6,7 @@
 #include "study/refine.h"
 #include "study/refine_table.h"
 
-// The search sees the calibration texts, the selection texts choose among what it finds, the test texts only judge.
+// The search uses the calibration texts, the selection texts decide among what it finds, and the test texts only judge.
 typedef enum refine_set { SET_CALIBRATION, SET_SELECTION, SET_TEST, SET_COUNT } refine_set;
 
 typedef struct refine_bench {
@@ -14,13 +14,13 @@ typedef struct refine_bench {
     const model *m;
     const refine_table *table;
     bool strict;         // budgets never cut into sinks and window (kvb_budget_options)
-    const double *knots; // [n_knots] ratios that count, ascending
+    const double *knots; // [n_knots] ratios that are refined, ascending
     uint32_t n_knots;
     const sweep_text *texts;
     uint32_t n_texts;
     damage_plan plan;
-    const forward_progress *stop; // asked now and then whether to go on; NULL: nobody
-    // Told after every text whose heads were cut alone; NULL: nobody.
+    const forward_progress *stop; // called now and then; may stop the run; NULL: none
+    // Called after every text whose heads were cut one at a time; NULL: none.
     void (*heads_told)(const struct refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts,
                        double seconds);
     // Opened:
@@ -37,28 +37,29 @@ typedef struct refine_bench {
     double alone_seconds;
 } refine_bench;
 
-// Deals the texts into sets. asked [n_texts]: the set that each is meant for; NULL: they are dealt in turn,
-// calibration, test, selection, test. KVB_ARGUMENT where calibration or selection would be empty.
+// Divides the texts into sets. asked [n_texts] gives the set of each; if it is NULL they are dealt in turn:
+// calibration, test, selection, test. Fails with KVB_ARGUMENT if calibration or selection would be empty.
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err);
-// Bytes that the texts of the search take while it runs: calibration and selection, one test text, and the session's
-// own.
+// Returns the bytes that the search needs for texts: calibration and selection, one test text, the session's own.
 uint64_t refine_bench_bytes(const refine_bench *b);
-// `log` (NULL: none) is where results go and come from.
+// `log` (NULL: none) is the file from which results are read and to which they are written.
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err);
 // Also after a failure. Returns `status`, or what closing the log gave.
 kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err);
 
-// What the log has under that name, which is there. KVB_FORMAT: a line without all its numbers.
+// Reads the result under a key that the log has. Fails with KVB_FORMAT if a number is missing.
 kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err);
 
-// Where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many of the
+// Finds where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many
 // calibration texts as three quarters of the task's evaluations pay for. A head's cuts cost half a continuation each,
-// since only the layers from its own on are run. Adds what it cost to the task's start_cost; shift [n_knots, heads].
-// *n_texts: how many were measured; 0, and nothing is written, where not even one can be paid for. KVB_INTERRUPTED.
+// since only the layers from its own on are run. Writes shift [n_knots, heads] and adds the cost to the task's
+// start_cost. *n_texts is the number of texts measured; if it is 0, not even one could be paid for and nothing is
+// written. KVB_INTERRUPTED.
 kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err);
-// What candidates lose, for a search (refine_measure): `context` is the bench. KVB_INTERRUPTED.
+// Measures what candidates lose, for a search (refine_measure); `context` is the bench. KVB_INTERRUPTED.
 kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
                                uint32_t n_texts, double *loss, kvb_error *err);
-// KL of a set under the table itself and under the table with the shifts [n_knots, heads]: *kl, malloc'd, has the means
-// [2, n_knots] and then each text's [2, n_knots, n]. The memory of test texts is given back. KVB_INTERRUPTED.
+// Measures the KL on a set of texts, under the table itself and under the table with the shifts [n_knots, heads]. *kl,
+// which the caller frees, receives the means [2, n_knots] and then each text's [2, n_knots, n]. The memory of test
+// texts is released. KVB_INTERRUPTED.
 kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shift, double **kl, kvb_error *err);

@@ -11,20 +11,18 @@
 #include "evaluator/decoder.h"
 #include "evaluator/refitter.h"
 #include "evaluator/window_attention.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
 
 typedef struct session_plan {
     uint32_t max_tokens;   // longest context, T
     uint32_t max_new;      // positions after it
-    uint32_t max_rows;     // rows that the decoder runs at once, over all sequences
+    uint32_t max_rows;     // rows that the decoder runs in one call, over all sequences
     const metric *metrics; // live as long as the session
     size_t n_metrics;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
-    bool oracle;                        // session_reference will be asked for importance
-    bool attention;                     // allocators will ask for session.attention
-    uint32_t refit;                     // reference queries a KV head, for session_refit; 0: caches stay as cut
+    bool oracle;    // session_reference will be asked for importance
+    bool attention; // allocators will ask for session.attention
+    uint32_t refit; // reference queries a KV head, for session_refit; 0: caches stay as cut
 } session_plan;
 
 typedef struct session {
@@ -32,7 +30,7 @@ typedef struct session {
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    uint32_t n_tokens;          // T of the present context
+    uint32_t n_tokens;          // T of the current context
     int32_t *ids;               // [T] of it
     float *k, *v;               // [L, G, T, d] on the host, keys after RoPE
     float **scores;             // [n_metrics][L, G, T]
@@ -47,8 +45,7 @@ typedef struct session {
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
 void session_close(session *s);
 
-// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of
-// all tokens.
+// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer too: queries, keys and values.
 kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                            const forward_progress *progress, kvb_error *err);
 
@@ -75,14 +72,14 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 // caller closes it.
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 
-// The same in the memory of an earlier cache of this model, which *cache is (NULL: none yet).
+// The same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
 // Refits a cache that was cut to `kept` of the prefilled context (refitter_apply), if that was planned; leaves it alone
 // if not, or with kept NULL.
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
 
-// All that a prefill leaves, away from its session, so that one session serves many contexts in turn.
+// The result of a prefill, held outside its session, so that one session can serve many contexts in turn.
 typedef struct session_context {
     uint32_t n_tokens;
     int32_t *ids;
@@ -92,11 +89,11 @@ typedef struct session_context {
     float *queries; // of the refitter
 } session_context;
 
-// Memory for a context of the session's longest length, for the same metrics. The caller frees with
-// session_context_free; a zero struct is allowed there.
+// Allocates memory for a context of the session's longest length, for the same metrics. The caller frees it with
+// session_context_free, which accepts a zero struct.
 session_context session_context_open(const session *s);
 void session_context_free(session_context *c);
 // Bytes that one takes.
 uint64_t session_context_bytes(const model *m, const session_plan *plan);
-// Swaps it with what the session holds; nothing is copied. The session's next calls are about that context.
+// Swaps it with the session's current context; nothing is copied. The session's next calls work on that context.
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err);

@@ -1,5 +1,5 @@
-// Texts x methods x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in
-// a log, so that a sweep that was stopped goes on.
+// Texts x methods x allocators x ratios: every text is prefilled once for all of them, and results are kept in a log,
+// so that a stopped sweep can resume.
 #pragma once
 #include "evaluator/fidelity.h"
 #include "evaluator/log_file.h"
@@ -26,12 +26,11 @@ typedef struct sweep_options {
     uint32_t batch;            // cells decoded together
     const char *log;           // results so far, one JSON object per line; NULL: none
     const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
-    uint32_t refit;            // caches are refitted with so many reference queries a KV head; 0: not
+    uint32_t refit;            // reference queries per KV head for refitting the caches; 0: no refitting
 } sweep_options;
 
 typedef struct sweep {
     const model *m;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sweep_options o;
     const sweep_text *texts;
     uint32_t n_texts;
@@ -43,22 +42,20 @@ typedef struct sweep {
     size_t n_measured;                                                  // cells of this run
 } sweep;
 
-// Lists the cells and takes from the log what it has, unless kept positions are wanted. Everything given lives as long
-// as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
-// a log that is none.
+// Lists the cells and takes results from the log, unless kept positions are wanted. Everything passed in must outlive
+// the sweep. Errors: KVB_ARGUMENT if a text is too short (named, with its length), KVB_FORMAT if the log is not one.
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void sweep_close(sweep *s);
-// Takes what the log has: the second half of it.
+// Takes results from the log; the second half of sweep_open().
 kvb_status sweep_take(sweep *s, kvb_error *err);
 
-// Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind
-// it.
+// Reports progress; returns false to stop (KVB_INTERRUPTED). The unit is a cell; a prefill counts as its cells.
 typedef struct sweep_watch {
     bool (*progress)(void *context, double done, double total);
     void *context;
 } sweep_watch;
 
-// Measures what is missing. Every finished batch of cells is in the log before the next begins.
+// Measures the missing cells. Every finished batch of cells is in the log before the next begins.
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);
 
 // ---- Means over positions and texts, and how sure they are ----
@@ -70,7 +67,7 @@ typedef struct sweep_summary {
     interval kl;    // nats per token
     interval agree; // share of positions at which the likeliest token is that of the full cache
     interval nll;   // of the true next token, nats
-    // kl divided by that of another allocator for the same metric and ratio, text by text; NaN without one:
+    // kl divided by the kl of another allocator for the same metric and ratio, text by text; NaN if there is none:
     interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
     double full_nll;                           // of the full cache
     double loss;                               // evicted share of the oracle importance
@@ -80,6 +77,5 @@ typedef struct sweep_summary {
     double seconds;          // per run
 } sweep_summary;
 
-// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the
-// array.
+// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the array.
 sweep_summary *sweep_summarize(const sweep *s, size_t *n);

@@ -14,7 +14,7 @@
 
 enum { TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
 
-// What each task can be told; the rows of parameters stand with the tasks, which say what a field means.
+// The parameters of each task; the tasks' own files say what a field means.
 typedef union task_settings {
     struct task_niah_settings {
         uint32_t keys, values, queries, questions;
@@ -33,7 +33,7 @@ typedef union task_settings {
 
 // How an answer is scored, in [0, 1].
 typedef enum task_rule {
-    TASK_ALL, // the share of the gold strings that the answer holds (string_match_all)
+    TASK_ALL, // the share of the gold strings that the answer contains (string_match_all)
     TASK_F1,  // SQuAD's F1 between the answer's first line and the best gold string
 } task_rule;
 
@@ -56,7 +56,7 @@ typedef struct task_sample {
 typedef struct task_kind task_kind;
 typedef struct task_draft task_draft;
 
-// A kind of task with its parameters set.
+// A task with its parameters set.
 typedef struct task {
     const task_kind *kind;
     char spec[TASK_SPEC_MAX]; // canonical text: the name and the parameters that differ from their defaults
@@ -77,7 +77,7 @@ struct task_kind {
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };
 
-// What all samples of a run share.
+// Inputs that all samples of a run share.
 typedef struct task_source {
     const tokenizer *tokens; // counts the length
     uint64_t seed;
@@ -88,7 +88,7 @@ typedef struct task_source {
 extern const task_kind task_kinds[];
 extern const size_t task_kind_count;
 
-// Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.
+// Parses `name[:parameter=value...]`; on KVB_ARGUMENT the message lists the known tasks.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
 // Makes sample number `index`, as long as fits into n_tokens tokens with its question and answer (of `qa` the context's
@@ -101,8 +101,7 @@ void task_sample_free(task_sample *sample); // leaves it zero
 // Scores one answer. Letters compare without case (ASCII). TASK_ALL looks for the gold strings as they are, in the
 // answer without its control characters.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
-// Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line
-// that counts is over.
+// Whether the rest of the answer cannot change the score: everything is found, or the line that counts is complete.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be

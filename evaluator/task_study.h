@@ -1,6 +1,5 @@
-// What eviction costs on a task: the full cache, every metric, allocator and ratio, and every policy that acts in
-// decode, from one prefill per sample. Questions of all cells are decoded together, over caches that those of a cell
-// share.
+// What eviction costs on a task: the full cache, every metric with every allocator and ratio, and every policy, from
+// one prefill per sample. The questions of all cells are decoded together; those of one cell share a cache.
 #pragma once
 #include "evaluator/log_file.h"
 #include "evaluator/method.h"
@@ -12,8 +11,9 @@
 // One question that is answered over one cache.
 typedef struct task_turn {
     const task_question *question;
-    kv_cache *cache; // of the context, with room; it takes the question and the answer
-    policy_run *run; // acts on it, in the state behind the prefill, and belongs to no other turn of a call; NULL: none
+    kv_cache *cache; // of the context, with room for the question and the answer, which are appended
+    policy_run *run; // acts on the cache, in its state after the prefill; no other turn of the call may use it; NULL:
+                     // none
     char *answer;    // filled: decoded text, malloc'd
     double score;    // filled, 0 to 1
 } task_turn;
@@ -36,7 +36,6 @@ typedef struct task_cell {
 typedef struct task_study {
     const model *m;
     const model_text *text;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     const task *t;
     uint64_t seed; // of the samples
     uint32_t n_samples;
@@ -49,16 +48,16 @@ typedef struct task_study {
     log_file *known;              // NULL: no log; owned
 } task_study;
 
-// Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a
-// failure. Errors: KVB_FORMAT a log that is none.
+// Lists the cells and reads the log. Everything passed in must outlive the study. The caller closes it, also after a
+// failure. Errors: KVB_FORMAT if the log is not one.
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void task_study_close(task_study *s);
 
-// Reads a result from the line of that name, if there is one: out->done. Its scores are then the caller's to free.
-// KVB_FORMAT: a line without all its numbers.
+// Reads the result under that key and sets out->done, if the log has it; the caller then frees its scores. Fails with
+// KVB_FORMAT if a number is missing.
 kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err);
 
-// Told every answer that was made (not those from the log).
+// Called for every answer that was generated (not for those from the log).
 typedef struct task_listener {
     void (*hear)(void *context, const task_cell *cell, const task_sample *sample, size_t question,
                  const task_turn *turn);

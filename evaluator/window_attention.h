@@ -1,4 +1,4 @@
-// What methods that share a cache out by layers read off the attention of the last context queries, W =
+// What methods that divide a cache over layers compute from the attention of the last context queries, W =
 // WINDOW_ATTENTION_QUERIES, or T - 1 where that is less. A[h,w,j] is query head h's attention from the w-th of them to
 // position j < T - W.
 //
@@ -12,14 +12,14 @@
 
 enum { WINDOW_ATTENTION_QUERIES = 32, WINDOW_ATTENTION_KERNEL = 7 };
 
-// Layers that are budgeted, side by side.
+// Of the layers that are budgeted, one after the other.
 typedef struct window_attention {
     uint32_t n_layers;                    // seen so far
     float *score;                         // [L, G, T] LAVa's; the W last tokens have the layer's maximum
     double *entropy, *dispersion, *shift; // [L]
 } window_attention;
 
-// Memory for L layers of G heads and T tokens. The caller frees it.
+// Allocates memory for L layers of G heads and T tokens. The caller frees it.
 window_attention window_attention_open(uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens);
 void window_attention_free(window_attention *a); // a zero struct is allowed; leaves it zero
 

@@ -1,4 +1,4 @@
-// Files and folders that appear whole or not at all: everything is written to a temporary one in the same folder,
+// Files and folders that appear whole or not at all: they are written under a temporary name in the same folder,
 // synced, and renamed.
 #pragma once
 #include "runtime/kvbudget.h"
@@ -15,7 +15,7 @@ typedef struct atomic_file {
     struct atomic_state *state;
 } atomic_file;
 
-// What atomic_file_begin refuses, without touching the disk: for outputs that are written only after long work.
+// Makes the checks of atomic_file_begin without touching the disk. For outputs that are only written after long work.
 // Errors: KVB_ARGUMENT (a folder, a device, a name too long), KVB_IO (no such folder, not writable, a read-only file, a
 // link that leads nowhere).
 kvb_status atomic_file_check(const char *path, kvb_error *err);
@@ -25,13 +25,13 @@ kvb_status atomic_file_check(const char *path, kvb_error *err);
 // would destroy it, a file that may not be written, and a symbolic link that leads nowhere. A file that is replaced
 // keeps its mode. On failure *f is zero and nothing is left behind. Errors: as atomic_file_check.
 kvb_status atomic_file_begin(atomic_file *f, const char *path, kvb_error *err);
-// The same for a file in a folder that this process holds: a symbolic link at `path` is replaced, never followed, and
-// nothing is looked for that could be stale.
+// The same for a file in a folder that only this process writes to: a symbolic link at `path` is replaced, never
+// followed, and stale temporary files are not looked for.
 kvb_status atomic_file_begin_own(atomic_file *f, const char *path, kvb_error *err);
 
 // Flushes, syncs, renames, syncs the folder. On failure the temporary file is gone and the old file is as it was,
 // except when the very last step (syncing the folder) fails: then the new file is in place but might not survive a
-// power cut. *f is zero after it.
+// power cut. Afterwards *f is zero.
 kvb_status atomic_file_commit(atomic_file *f, kvb_error *err);
 
 // Closes and removes the temporary file. Does nothing on a zero struct, so it may be called after a commit.
@@ -45,8 +45,8 @@ void atomic_file_remove_stale(const char *path);
 // Whether `name` is that of a temporary file for `base`.
 bool atomic_file_is_partial(const char *name, const char *base, size_t base_length);
 
-// Removes all that is being written, before the program ends by a signal or for want of memory: another thread that
-// begins or ends a file then waits for good.
+// Removes all files that are being written, before a signal or a lack of memory ends the program. From then on, any
+// thread that begins or ends a file blocks forever.
 void atomic_files_remove(void);
 
 // A folder of files.
@@ -57,8 +57,8 @@ typedef struct atomic_folder {
     struct temporary *self;
 } atomic_folder;
 
-// `dir` must not exist, or be an empty folder. What killed writers of `dir` left is removed. On failure *f holds
-// nothing. Errors: KVB_ARGUMENT (not empty, no folder), KVB_IO.
+// Begins a folder that will appear at `dir`, which must not exist or be empty. Removes what killed writers of `dir`
+// left behind. On failure *f is zero. Errors: KVB_ARGUMENT (not empty, no folder), KVB_IO.
 kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err);
 // Puts it in place when `status` is KVB_OK, else removes it. Returns `status`, or what went wrong here.
 kvb_status atomic_folder_end(atomic_folder *f, kvb_status status, kvb_error *err);

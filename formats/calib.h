@@ -9,9 +9,9 @@
 
 #define CALIB_MAX_LINE ((size_t)64 << 20) // bytes
 
-// Text comes as UTF-8 (bytes that are no UTF-8 are handed on as they are), token ids as integers >= 0.
-// Of each pair of fields (text, ids) exactly one is set; of (answer, answer_ids) at most one, the same one for all
-// questions of a line that have an answer (null stands for those that have none).
+// Text is UTF-8 (bytes that are not are passed on unchanged), token ids are integers >= 0. Of each pair of fields
+// (text, ids) exactly one is set; of (answer, answer_ids) at most one, the same one for all questions of a line that
+// have an answer (null stands for those that have none).
 typedef struct calib_question {
     char *text;
     int32_t *ids; // tokens of the question, without the answer prefix
@@ -46,13 +46,12 @@ typedef struct calib_file {
 // text, line too long), KVB_IO. On failure *out is zero.
 kvb_status calib_load(calib_file *out, const char *path, kvb_error *err);
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err);
-// Writes one context as a line, in the keys that the reader takes; answers are left out where no question has one. What
-// the reader would refuse is not refused here, and that `to` cannot be written shows when it is closed
-// (atomic_file_commit).
+// Writes one context as a line, with the keys that the reader takes; answers are left out if no question has one. The
+// content is not checked, and write errors of `to` show up when it is closed (atomic_file_commit).
 void calib_write_line(FILE *to, const calib_context *context);
 // The sample_id of line `number` of a file that gives none: "texts/my story.jsonl", 3 -> "my_story-3"; 0 -> "my_story",
 // for a file that is one context.
 void calib_default_id(char out[CONTEXT_ID_MAX + 1], const char *path, size_t number);
-// Is there any text in it that a tokenizer must encode? Given answers count as well.
+// Whether a tokenizer is needed: some context, question or given answer is text.
 bool calib_has_text(const calib_file *file);
 void calib_free(calib_file *file); // leaves it zero

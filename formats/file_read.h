@@ -11,13 +11,13 @@ typedef struct file_view {
     struct timespec changed;   // last, when it was mapped
 } file_view;
 
-// Maps a regular, non-empty file. Where another program cuts it short while it is mapped, or the disk fails, zeros are
-// read, and file_check tells. On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT
+// Maps a regular, non-empty file. If another program truncates it while it is mapped, or the disk fails, zeros are read
+// instead, and file_check() reports it. On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT
 // (empty), KVB_ARGUMENT (a folder or device).
 kvb_status file_map(file_view *out, const char *path, kvb_error *err);
-// Was the file whole and the same for as long as it was mapped? Asked when all has been read; KVB_IO otherwise, and
-// then what was read is of no use. `path` is for the message. A zero view is allowed.
+// Checks that the file stayed complete and unchanged while it was mapped. Call it after the last read; if it fails with
+// KVB_IO, discard what was read. `path` is for the message. A zero view is allowed.
 kvb_status file_check(const file_view *view, const char *path, kvb_error *err);
-// Gives back the memory of the pages that were read so far; they are read again when they are needed again.
+// Releases the memory of the pages read so far; they are read again from the file when needed.
 void file_forget(const file_view *view);
 void file_unmap(file_view *view); // a zero view is allowed; leaves *view zero

@@ -1,7 +1,6 @@
-// The few HDF5 operations that records need, with this project's errors. Every function is quiet (no error stack on
-// stderr) when it runs between h5_quiet and h5_loud, which the public functions of record.h see to.
-//
-// Files may come from anywhere and HDF5 1.10 trusts what it reads, so everything is checked before data are touched:
+// The few HDF5 operations that records need, with this project's errors. Between h5_quiet and h5_loud no function
+// prints HDF5's error stack to stderr; the public functions of record.h call both.
+// Files may come from anywhere, and HDF5 1.10 trusts what it reads, so everything is checked before any data are read:
 // only hard links, exact element types, expected shapes, the known filters, and storage that fits the file's size.
 #pragma once
 #include "formats/file_io.h"
@@ -30,8 +29,8 @@ void h5_loud(h5_error_printing before);
 kvb_status h5_fail(kvb_error *err, kvb_status status, const char *file, hid_t at, const char *name, const char *what,
                    ...) __attribute__((format(printf, 6, 7)));
 
-// What was written so far, or is found on reading it back: the sum (xor) of the hashes of every attribute, with the
-// path of its object, in any order.
+// A sum over what was written so far, or over what reading it back finds: the xor of the hashes of all attributes with
+// the paths of their objects, so the order does not matter.
 typedef struct h5_tally {
     unsigned char sum[64];
     uint64_t n;
@@ -53,21 +52,20 @@ typedef struct h5_set {
     uint32_t n, done;         // layers (1 for a list of ids), and how many went through
     struct sha256_state *sum; // NULL: nothing went through yet
     char sha256[65];          // of all elements: what the file says, until all went through
-    hid_t transfer;           // how it is read; 0: as HDF5 does
+    hid_t transfer;           // transfer properties for reading; 0: HDF5's defaults
     bool copied;              // its checksum comes from the set that it is copied from
 } h5_set;
 
 // ---- Writing: bytes depend on content only (no times, fixed library bounds) ----
 
-// Makes an HDF5 file in place of whatever `path` holds, after reserving `bytes` on the disk: HDF5 does not recover from
-// a write that fails while it closes a file, so a full disk must show before anything is written. The reserve is cut
-// back on closing.
+// Creates an HDF5 file at `path`, replacing what is there, after reserving `bytes` on the disk: HDF5 does not recover
+// from a write that fails while it closes a file, so a full disk must be noticed before anything is written. Closing
+// releases what was not used.
 kvb_status h5_create(h5_file *out, const char *path, const char *name, uint64_t bytes, kvb_error *err);
-// Ends a file that h5_create began and that was written with `status`: writes it to its end, closes it, opens it again
-// and reads everything back. Returns `status`, or what went wrong here: KVB_IO. HDF5 may lose the error of a write, so
-// only what was read back counts as written.
+// Finishes a file that h5_create began; `status` says how writing went. Flushes and closes the file, opens it again and
+// reads everything back, because HDF5 may lose the error of a write. Returns `status`, or KVB_IO.
 kvb_status h5_finish(h5_file *f, const char *path, kvb_status status, kvb_error *err);
-// Closes a group, dataset or attribute that was written to, with the same rule for `status`; nothing when id <= 0.
+// Closes a group, dataset or attribute that was written to, with the same rule for `status`. Does nothing if id <= 0.
 kvb_status h5_end(const h5_file *f, hid_t id, kvb_status status, kvb_error *err);
 
 kvb_status h5_make_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
@@ -77,9 +75,9 @@ kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_e
 kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const int32_t *ids, uint32_t n,
                         kvb_error *err);
 
-// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], Fletcher-32. All layers must be written, in order, and
-// h5_end_array must follow: it stores the checksum and closes. `from`: the set that it was copied from, whose checksum
-// is taken; NULL: that of what was written.
+// Creates a float32 dataset [dims], chunk [1,dims[1],dims[2]], Fletcher-32. All layers must be written, in order, and
+// then h5_end_array called, which stores the checksum and closes it. The checksum is that of the set `from` if the data
+// were copied from it, or that of what was written if `from` is NULL.
 kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
                          bool copied, kvb_error *err);
 kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err);
@@ -89,12 +87,11 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
 void h5_close(h5_file *f); // of a file that was only read; nothing when it is not open
-// KVB_IO when the file on the disk is no longer the one that was opened: cut short, written to.
+// Fails with KVB_IO if the file on the disk is no longer the one that was opened: truncated or written to.
 kvb_status h5_unchanged(const h5_file *f, kvb_error *err);
 
 kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
-// Names of the links in a group, ascending; NULL-terminated array, each name and the array malloc'd
-// (h5_free_names).
+// Names of the links in a group, ascending; NULL-terminated array, each name and the array malloc'd (h5_free_names).
 kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err);
 void h5_free_names(char **names);
 bool h5_has_link(hid_t group, const char *name);
@@ -108,7 +105,8 @@ kvb_status h5_read_ids(const h5_file *f, h5_set *ids, int32_t *out, kvb_error *e
 // A float32 dataset of exactly these dimensions.
 kvb_status h5_open_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
                          kvb_error *err);
-// The next layer. With the last one the checksum of all must be right and the file unchanged, else KVB_FORMAT, KVB_IO.
+// Reads the next layer. After the last one it checks the checksum of all layers (KVB_FORMAT) and that the file is
+// unchanged (KVB_IO).
 kvb_status h5_read_layer(const h5_file *f, h5_set *array, float *out, kvb_error *err);
 void h5_close_set(h5_set *set); // of a set that was only read; nothing when it is not open
 

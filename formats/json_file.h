@@ -1,14 +1,15 @@
-// JSON files beside others.
+// Writing JSON: whole files, and sealed lines of logs.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-// Writes a value as text with a newline at its end, atomically. `value` may be NULL: memory ran out where it was made.
+// Writes a value as text with a newline at its end, atomically. If `value` is NULL, it fails with KVB_MEMORY, since
+// making it must have failed.
 kvb_status json_write(const char *path, const cJSON *value, kvb_error *err);
 
-// A number with all its digits: cJSON leaves out the 16th and 17th where it thinks that they do not matter, and then
-// other bits are read back. NaN and infinity become null. NULL: no memory.
+// Makes a number with all its digits: cJSON leaves out the 16th and 17th if it thinks they do not matter, and then
+// reading gives other bits. NaN and infinity become null. Returns NULL if there is no memory.
 cJSON *json_exact(double x);
 bool json_add_exact(cJSON *object, const char *name, double x);
 
@@ -16,8 +17,8 @@ bool json_add_exact(cJSON *object, const char *name, double x);
 // characters and no blank; %g, %u and %zu are numbers (NaN and infinity print as null), %d is true or false, %s a text.
 void json_put(cJSON *object, const char *members, ...) __attribute__((format(printf, 2, 3)));
 
-// An object on one line with a newline at its end. Its last member, "sha256", is the hash of the line up to the comma
-// before it. malloc'd. Errors: KVB_ARGUMENT: no object, or an empty one; those of sha256_hex().
+// Prints an object on one line that ends with a newline. Its last member, "sha256", is the hash of the line up to the
+// comma before it. The caller frees *out. Errors: KVB_ARGUMENT: no object, or an empty one; those of sha256_hex().
 kvb_status json_sealed_line(char **out, const cJSON *object, kvb_error *err);
-// Whether a line, given without its newline, ends with the hash of what stands before it.
+// Tells whether a line, given without its newline, ends with the hash of the text before it.
 kvb_status json_line_holds(bool *out, const char *line, size_t size, kvb_error *err);

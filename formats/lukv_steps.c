@@ -443,8 +443,8 @@ static void scan_free(importer *in)
     cJSON_Delete(in->side);
 }
 
-// What the published protocol records at most: 64 new tokens, the first of which comes out of the prefill
-// (methods.md 2.2).
+// What the published protocol records at most: 64 new tokens, the first of which comes out of the prefill (methods.md
+// 2.2).
 enum { PUBLISHED_QUERIES = 63 };
 
 // ---- Arrays ----

@@ -1,18 +1,18 @@
-// Memory for the program's own modules. There is nothing to be done about a lack of it: outputs are written atomically
-// and long runs resume, so a run that stops here has lost nothing. Each function prints one line that says what was
-// asked for and how much, and exits with status 1; none returns NULL. runtime/ uses none of this, since an engine that
-// links it must not be ended by it: it returns KVB_MEMORY.
+// Memory allocation for the program's own modules. If memory runs out, each function prints one line that says what was
+// asked for and how much, and exits with status 1; none returns NULL. That is safe because outputs are written
+// atomically and long runs can be resumed. runtime/ does not use this: a library must not end the engine that links it,
+// so it returns KVB_MEMORY.
 #pragma once
 #include <stddef.h>
 
-// count objects of `size` bytes each, all zero; one byte for none. `what` names them in the plural, for the message
-// ("token ids"). The caller frees it.
+// Allocates `count` objects of `size` bytes each, all zero (at least one byte). `what` names them in the plural, for
+// the message ("token ids"). The caller frees the block.
 void *need(size_t count, size_t size, const char *what);
-// The same of a block that grows or shrinks, as realloc: what is new holds anything.
+// Resizes a block as realloc does; new bytes are not initialised.
 void *need_more(void *old, size_t count, size_t size, const char *what);
 // A copy of count objects.
 void *need_copy(const void *from, size_t count, size_t size, const char *what);
-// p itself, which a library made; NULL is a lack of memory.
+// Returns p, which a library allocated; NULL means that memory ran out.
 void *needed(void *p, const char *what);
-// A text as printf would print it.
+// Returns the text that printf would print; the caller frees it.
 char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));

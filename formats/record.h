@@ -1,5 +1,5 @@
 // The record of a profiling run: for every context its tokens and every metric's scores, for every question the oracle
-// importance. One HDF5 file; formats/README.md gives the layout. While a run is under way its results lie in the folder
+// importance. One HDF5 file; formats/README.md gives the layout. While a run is under way its results are in the folder
 // PATH.parts/, one small HDF5 file per context and per question, each written atomically, so that a kill at any moment
 // loses only what is in flight.
 //
@@ -9,7 +9,7 @@
 //
 // Context ids match [A-Za-z0-9_.-]{1,64} and are neither "." nor ".."; metric names are 1 to 128 printable ASCII
 // characters without space and '/', and not ".". The functions of one record or writer must not run in two threads at
-// once (HDF5 is not thread-safe everywhere, so neither must those of two records).
+// once (nor those of two records, because not every HDF5 build is thread-safe).
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
@@ -49,12 +49,12 @@ typedef struct record_question {
     uint32_t n_queries; // decode queries that went into the oracle
 } record_question;
 
-// What evicting tokens does to the model's output (docs/objective.md), of one question. A curve has RECORD_CURVE_LEVELS
-// errors of every head, the mean squares of how far its output moves when it keeps record_curve_tokens(level) tokens of
-// a metric's ranking. A gain has RECORD_GAIN_KINDS pairs of every layer: the KL of the model's output, and the squared
-// movement of the layer's attention that did it (profiler/model/loss_pass.h lists the kinds).
+// What evicting tokens does to the model's output (docs/objective.md), for one question. A curve has
+// RECORD_CURVE_LEVELS errors per head: the mean square of how far the head's output moves when it keeps the best
+// record_curve_tokens(level) tokens of a metric. Gains are RECORD_GAIN_KINDS pairs per layer: the KL of the model's
+// output, and the squared movement of the layer's attention that caused it (kinds: profiler/model/loss_pass.h).
 enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
-#define RECORD_GAIN_ORDER "keydiff" // which ranking the layers were cut by: the same one in all records
+#define RECORD_GAIN_ORDER "keydiff" // the metric by which the layers were cut; the same in all records
 typedef struct record_losses {
     const char *const *metrics; // [n] of the curves
     const float *const *curves; // [n] of [L, G, RECORD_CURVE_LEVELS], finite and >= 0
@@ -62,53 +62,51 @@ typedef struct record_losses {
     const float *gains; // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
 } record_losses;
 
-// Tokens that a level keeps of T, at least the `protect` that every level keeps.
+// Returns how many of n_tokens tokens a level keeps, at least the `protect` that every level keeps.
 uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect);
 
 // Opens the folder of parts for the record `path`, making it when it is not there.
 // attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
-// n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; an integer beyond 2^53 belongs into a string.
-// RECORD_NEW: an existing record or folder of parts is KVB_MISMATCH; the message says what to do.
-// RECORD_REPLACE: starts again without them; an existing record stays in place until record_finish puts the new one
-// there. RECORD_RESUME: goes on where the last run stopped (also on a finished record, whose contexts and questions
-// then count as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both
-// values. A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
-// RECORD_JOIN: puts into the folder that another process of the same run has begun and holds; such a writer cannot
-// finish the record. Parts are files of their own, put in place atomically, so writers need not know of each other.
-// RECORD_ADD: adds to the finished record at `path`, which must be there and stays until record_finish puts the larger
-// one in its place; an addition that was stopped goes on. `attributes` are those of the larger record
-// (record_growth.h). A context of the finished one counts as there when it has scores of all metrics that these name,
-// and what is put of such a context joins the scores that it has. RECORD_ADD_JOIN: RECORD_JOIN for such a run.
-// RECORD_ADD_ANEW: RECORD_ADD, but what another run has left in the folder of parts is thrown away first.
+// n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; put an integer beyond 2^53 into a string.
+// RECORD_NEW: fails with KVB_MISMATCH if the record or the folder of parts exists; the message says what to do.
+// RECORD_REPLACE: starts again without them; an existing record stays until record_finish replaces it. RECORD_RESUME:
+// continues where the last run stopped (also with a finished record, whose contexts and questions then
+//   count as done). If the shape or any attribute differs, it fails with KVB_MISMATCH and names the attribute and both
+//   values.
+// RECORD_JOIN: adds to the folder that another process of the same run has opened; such a writer cannot finish the
+//   record. Parts are files of their own, put in place atomically, so writers do not disturb each other.
+// RECORD_ADD: adds to the finished record at `path`, which must exist and stays until record_finish puts the larger one
+//   in its place; an addition that was stopped is resumed. `attributes` are those of the larger record
+//   (record_growth.h). A context of the finished record counts as done if it has scores of all metrics that these
+//   attributes name; scores that are put for such a context are added to those it has.
+// RECORD_ADD_JOIN: RECORD_JOIN for such a run.
+// RECORD_ADD_ANEW: RECORD_ADD, but deletes first what another run left in the folder of parts.
+// A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
 
 bool record_writer_has_context(const record_writer *w, const char *id);
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question);
 
-// Puts one context: token_ids [n_tokens] (>= 0, or -1 for a token that is not known) and scores[m], each [L,G,n_tokens]
-// without NaN. What was there under this id is replaced. When the function returns KVB_OK the data are on the disk.
+// Stores one context: token_ids [n_tokens] (>= 0, or -1 for an unknown token) and scores[m], each [L,G,n_tokens]
+// without NaN. Replaces what was stored under this id. When the function returns KVB_OK, the data are on the disk.
 kvb_status record_put_context(record_writer *w, const char *id, const int32_t *token_ids, uint32_t n_tokens,
                               const char *const *metrics, const float *const *scores, size_t n_metrics, kvb_error *err);
 
-// Puts one question of a context that was put before (T is that context's).
+// Stores one question of a context that was stored before, whose T it uses.
 kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
                                kvb_error *err);
 
-// Puts what there is of losses of a question: before the question itself, so that one that is there has them. Of a
-// question that the finished record has (RECORD_ADD) these join its own.
+// Stores a question's losses. Call it before the question itself is stored, so that a stored question always has them.
+// With RECORD_ADD, they are added to the losses that the finished record has of the question.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
-// The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
-// malloc'd; NULL when memory is short or no context can have the id. Such a file is no part: it goes with the parts
-// when the record is finished.
-char *record_writer_kept_path(const record_writer *w, const char *id);
 
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
-// then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order of
-// putting. Every id of the list must have been put, and every context that was put must be in the list. On failure the
-// parts stay: another record_begin(resume) and record_finish may try again.
+// then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order in which
+// parts were stored. The list must name exactly the contexts that were stored. On failure the parts stay: another
+// record_begin with RECORD_RESUME and record_finish may try again.
 kvb_status record_finish(record_writer *w, const char *const *context_ids_in_order, size_t n, kvb_error *err);
 
 // Closes; without record_finish the folder of parts stays for a later resume. NULL is allowed.
@@ -144,8 +142,8 @@ const char *record_path(const record *r); // as given to record_open; belongs to
 record_shape record_get_shape(const record *r);
 const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
 size_t record_context_count(const record *r);
-// SHA-256 of the file that this record reads, whatever its name leads to by now: what sha256sum shows. KVB_IO when the
-// file was changed since it was opened, so what was read from it before belongs to this hash.
+// Computes the SHA-256 of the open file, as sha256sum shows it, even if its name leads to another file by now. Fails
+// with KVB_IO if the file was changed since it was opened, so the hash belongs to everything that was read before.
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);
 // Contexts are in calibration order; NULL when i is out of range.
 const record_context_info *record_context(const record *r, size_t i);
@@ -162,7 +160,7 @@ kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
                               kvb_error *err);
 
-// Of losses, which records of before do not have. `metric` NULL: of any.
+// Losses of a question, which older records do not have. If `metric` is NULL, of any metric.
 bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric);
 bool record_has_gains(record *r, size_t i, size_t question_index);
 kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric,
@@ -170,7 +168,7 @@ kvb_status record_read_curves(record *r, size_t i, size_t question_index, const 
 kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out /* [L,RECORD_GAIN_KINDS,2] */,
                              kvb_error *err);
 
-// ---- Shards: the records of one run that was shared out among processes which cannot see each other's files ----
+// ---- Shards: records of one run that was divided among processes which cannot see each other's files ----
 
 // A context of the whole run, in calibration order; its questions are 0 .. n_questions - 1.
 typedef struct record_whole {
@@ -178,16 +176,16 @@ typedef struct record_whole {
     uint32_t n_questions;
 } record_whole;
 
-// Adds to the attributes of a shard which one it is (1 .. n_shards) and what the whole is, so that record_merge knows
+// Adds to the attributes of a shard its number (1 .. n_shards) and the list of all contexts, so that record_merge knows
 // what is missing. KVB_UNSUPPORTED when the list of contexts does not fit into an attribute (1 MiB of text).
 kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shards, const record_whole *all, size_t n,
                              kvb_error *err);
 const char *record_shard(const record *r); // "3/8", or NULL: not a shard
 
-// Puts records together. Shards: the bytes are those of the record that one process would have written. Whole records
-// of one model and one set of options, of different texts or of the same texts with different metrics: the bytes are
-// those of one run over all texts with all metrics, in this order. What two of them both have must be equal bit by bit.
-// KVB_MISMATCH: shards of different runs, other models or options, other contents for the same thing, texts of one name
-// from different files, a metric that some context lacks, anything else that is missing (named), or `path` exists and
-// not `replace`. Where no input is a shard, nothing tells whether a text is missing. On failure nothing is left behind.
+// Merges records. From shards it makes, to the byte, the record that one process would have written. From whole records
+// of one model and one set of options, of different texts or of the same texts with different metrics, it makes that of
+// one run over all texts with all metrics, in this order. What two of them both contain must be equal bit by bit.
+// Fails with KVB_MISMATCH if shards are of different runs; models, options or contents differ; texts of one name come
+// from different files; a context lacks a metric; anything else is missing (the message names it); or `path` exists and
+// `replace` is false. If no input is a shard, a missing text cannot be noticed. On failure nothing is left behind.
 kvb_status record_merge(const char *path, const char *const *inputs, size_t n, bool replace, kvb_error *err);

@@ -1,15 +1,15 @@
-// Records that grow: attributes of records of one model that become one, and the writer that adds to a finished record.
-//
-// What belongs together has equal attributes but for these: `metrics` (JSON text of an object, one member per metric),
-// `calibration_sha256` and `calibration_files` (which texts), `given_answers` (questions with answers in them),
-// `max_questions`, and `tokenizer_sha256` and `query_statistics_sha256`, which one of two may lack.
+// Records that grow: merging the attributes of two records of one model, for merging files and for adding to a finished
+// record.
+// Records that belong together have equal attributes except these: `metrics` (JSON text of an object, one member per
+// metric), `calibration_sha256` and `calibration_files` (which texts), `given_answers` (questions with answers in
+// them), `max_questions`, and `tokenizer_sha256`, which one of two may lack.
 #pragma once
 #include "formats/record.h"
 
-// How the texts of a second record, or of what is added, stand to those of the first.
+// How the texts of a second record, or those that are added, relate to the texts of the first.
 typedef enum record_relation {
-    RECORD_SAME_TEXTS, // one record's are among the other's
-    RECORD_ALL_TEXTS,  // the second's are all of the first's and more: what it says of texts and answers counts
+    RECORD_SAME_TEXTS, // one record's texts are among the other's
+    RECORD_ALL_TEXTS,  // the second has all texts of the first and more: its attributes about texts and answers count
     RECORD_NEW_TEXTS,  // no text is in both: `given_answers` are added up
 } record_relation;
 
@@ -19,12 +19,13 @@ typedef enum record_relation {
 // than an attribute can be. KVB_MEMORY.
 kvb_status record_set_calibration(cJSON *to, const char *files, kvb_error *err);
 
-// Which of them it is, by the lists of calibration files: RECORD_SAME_TEXTS or RECORD_NEW_TEXTS. KVB_MISMATCH when each
-// has files that the other lacks, and others that it has.
+// Finds the relation by the lists of calibration files: RECORD_SAME_TEXTS or RECORD_NEW_TEXTS. Fails with KVB_MISMATCH
+// if the lists overlap but each has files that the other lacks.
 kvb_status record_relate(record_relation *out, const char *first_name, const cJSON *first, const char *second_name,
                          const cJSON *second, kvb_error *err);
 
-// The attributes of a record of all that `first` and `second` have; *out is the caller's. Metrics stay in the order of
-// their first mention. KVB_MISMATCH, with both names, when anything else differs or one metric has two settings.
+// Makes the attributes of a record that holds all that `first` and `second` hold; the caller frees *out. Metrics stay
+// in the order of their first mention. Fails with KVB_MISMATCH, naming both files, if anything else differs or one
+// metric has two settings.
 kvb_status record_join_attributes(cJSON **out, const char *first_name, const cJSON *first, const char *second_name,
                                   const cJSON *second, record_relation relation, kvb_error *err);

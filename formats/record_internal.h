@@ -47,10 +47,10 @@ bool path_exists(const char *path);
 
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
-// What RECORD_ADD asks of the base: joins `attributes` without another model, option or metric coming in. *metrics are
-// those of `attributes`, one member each, the caller's.
+// Checks for RECORD_ADD that the base's attributes can be merged into `attributes` without a different model, option or
+// metric. *metrics receives the metrics of `attributes`, one member each; the caller frees it.
 kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *attributes, kvb_error *err);
-// Whether the context has scores of every member of `metrics` (NULL: of none in particular).
+// Whether the context has scores of every member of `metrics`; always true if `metrics` is NULL.
 bool record_has_metrics(const record_context_info *c, const cJSON *metrics);
 // ---- What contexts and questions hold (record_pieces.c) ----
 
@@ -75,7 +75,7 @@ typedef struct record_piece {
 } record_piece;
 extern const record_piece record_pieces[RECORD_PIECES];
 
-// All numbers are such as the piece may have, or KVB_NUMERIC; `where` begins the message.
+// Fails with KVB_NUMERIC if a number is not allowed in this piece; `where` begins the message.
 kvb_status piece_check(const record_shape *s, piece_kind kind, uint32_t n_tokens, const float *values,
                        const char *where, kvb_error *err);
 kvb_status piece_write(const h5_file *f, const record_shape *s, hid_t group, const char *name, piece_kind kind,
@@ -85,8 +85,8 @@ uint64_t piece_bytes(const record_shape *s, piece_kind kind, uint64_t n_tokens);
 
 // Opens /contexts/<id>, or /contexts/<id>/questions/<number> when a number is given, for reading.
 kvb_status record_open_group(hid_t *out, const h5_file *f, const char *id, const uint32_t *number, kvb_error *err);
-// Checks the structure of a piece in such a group: *count ids, or arrays, whose names are the caller's. NULL: not
-// asked.
+// Checks the structure of a piece in such a group. *count receives the number of ids or of arrays, *names the names of
+// the arrays, which the caller frees; both may be NULL.
 kvb_status piece_scan(const record *r, hid_t group, piece_kind kind, uint32_t n_tokens, uint32_t *count, char ***names,
                       kvb_error *err);
 // Read and check the numbers themselves; `group` holds the dataset.
@@ -104,8 +104,8 @@ typedef struct record_output {
     uint32_t n_tokens, n_contexts;      // T of the context under way; contexts so far
 } record_output;
 
-// `bytes`: the size of all that will be copied, reserved on the disk first. record_output_end must follow, also after a
-// failure: it puts the record in place when `status` is KVB_OK, and leaves nothing behind when it is not.
+// `bytes` is the size of all that will be copied; it is reserved on the disk first. Call record_output_end afterwards,
+// also after a failure: it puts the record in place if `status` is KVB_OK, and otherwise leaves nothing behind.
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
                                uint64_t bytes, kvb_error *err);
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);
@@ -116,6 +116,6 @@ kvb_status record_output_context(record_output *out, const char *id, const h5_fi
 kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
                                   size_t n, kvb_error *err);
 
-// What two records both have of a context, or of a question where a number is given, must be equal bit by bit (metrics
-// that only one has are left out): KVB_MISMATCH names what is not.
+// Compares what two records hold of a context, or of a question if a number is given, bit by bit; metrics that only one
+// has are ignored. Fails with KVB_MISMATCH and names what differs.
 kvb_status record_compare(const record *a, const record *b, const char *id, const uint32_t *number, kvb_error *err);

@@ -12,5 +12,5 @@ void sha256_free(sha256_state *s);                                    // NULL is
 
 kvb_status sha256_hex(const void *data, size_t size, char out[65], kvb_error *err);
 kvb_status sha256_file_hex(const char *path, char out[65], kvb_error *err);
-// Of a file that is open, from its first byte to its last; `name` is for messages. Its position does not move.
+// Hashes an open file from its first byte to its last without moving its position; `name` is for messages.
 kvb_status sha256_descriptor_hex(int file, const char *name, char out[65], kvb_error *err);

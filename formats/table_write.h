@@ -1,5 +1,5 @@
-// Files of tables and of learned rankings: safetensors containers that Python, Rust and C++ read with the library that
-// they already have. The reader is runtime/ (kvb_table_open, kvb_ranking_open); formats/README.md lists every byte.
+// Writes tables and learned rankings: safetensors files, which Python, Rust and C++ read with existing libraries. The
+// reader is runtime/ (kvb_table_open, kvb_ranking_open); formats/README.md lists every byte.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
@@ -8,23 +8,24 @@
 
 // ---- Learned rankings ----
 
-// What is fitted, to be written; everything belongs to the caller.
+// A fitted ranking to be written; everything belongs to the caller.
 typedef struct rank_content {
     uint32_t n_folds, n_layers, n_kv_heads, n_columns;
     const double *weights; // [1 + n_folds, L, G, P]
     const char *about;     // metadata "ranking", text of a JSON object, without its name where rank_name() makes one
 } rank_content;
 
-// What a ranking in memory was read from; lives as long as that.
+// Returns the content of a ranking in memory, to be written again; valid as long as the ranking.
 rank_content rank_content_of(const kvb_ranking *r);
 
-// The name of a ranking whose `about` does not say it yet: "learned:" and 12 digits of the SHA-256 of `about` and the
-// weights, so that rankings that differ have names that differ. Returns `about` with the name as its last entry, to be
-// freed; kvb_ranking_open() computes the hash again and compares.
+// Names a ranking whose `about` has no name yet: "learned:" and 12 digits of the SHA-256 of `about` and the weights, so
+// that different rankings have different names. Returns `about` with the name as its last entry; the caller frees it.
+// kvb_ranking_open() computes the hash again and compares.
 char *rank_name(char name[24], const rank_content *r);
 
-// Writes atomically, and nothing that kvb_ranking_open() would refuse. metadata: flat object of strings (model,
-// record, ...), to which format, format_version and "ranking" are added. KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
+// Writes a ranking atomically, and refuses what kvb_ranking_open() would refuse. metadata: flat object of strings
+// (model, record, ...), to which format, format_version and "ranking" are added. KVB_ARGUMENT, KVB_NUMERIC, KVB_IO,
+// KVB_MEMORY.
 kvb_status rank_write(const char *path, const rank_content *r, const cJSON *metadata, kvb_error *err);
 
 // ---- Tables ----
@@ -45,26 +46,26 @@ typedef struct table_content {
     const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1"
 } table_content;
 
-// What an open table says, to be written again; the arrays stay the table's. *ranking receives that of a learned
-// metric.
+// Returns the content of an open table, to be written again; the arrays still belong to the table. If its metric is
+// learned, *ranking receives the ranking.
 table_content table_content_of(const kvb_table *table, const cJSON *metadata, rank_content *ranking);
 
-// Writes atomically, and nothing that kvb_table_open would refuse: the bytes are opened first, and its errors are those
-// here. Equal content gives equal bytes. Errors also: KVB_ARGUMENT (an array is NULL, an impossible shape), KVB_IO.
+// Writes a table atomically. The bytes are first opened with kvb_table_open_memory(), whose errors this returns, so it
+// never writes a table that cannot be read. Equal content gives equal bytes. Other errors: KVB_ARGUMENT (an array is
+// NULL, an impossible shape), KVB_IO.
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err);
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err);
 
 // ---- Weights of texts ----
-//
-// The metadata "text_weights" of tables made with worst or cvar: JSON text, for every row one weight of each text. They
-// are the multipliers that prove the row's bound (solver/robust.h).
+// The metadata "text_weights" of tables made with worst or cvar: JSON text with one weight per row and text. These
+// weights are the multipliers that prove the row's bound (solver/robust.h).
 
-// weight [n_rows, n_texts]. `name` is the file for messages; cap: the most that a text may weigh, of a sum of 1.
-// KVB_FORMAT when the text is anything else than n_rows arrays of n_texts numbers from 0 to cap with the sum 1.
+// Parses weights into weight [n_rows, n_texts]. `name` is the file, for messages; `cap` is the largest weight a text
+// may have. Fails with KVB_FORMAT unless the text is n_rows arrays of n_texts numbers from 0 to cap that sum to 1.
 kvb_status table_weights_parse(double *weight, const char *text, uint32_t n_rows, uint32_t n_texts, double cap,
                                const char *name, kvb_error *err);
 
-// The other way; to be freed with cJSON_free.
+// Prints weights as that text; the caller frees it with cJSON_free.
 char *table_weights_print(const double *weight, uint32_t n_rows, uint32_t n_texts);

@@ -5,11 +5,12 @@
 // The prune ratios in use: (1 - weight) * below + weight * above. `below` is NULL for ratio 0, where all r are 0.
 typedef struct kvb_mix {
     const double *below, *above;   // [L, G] rows of the table
-    uint32_t row_below, row_above; // their numbers from 1 on, which in most tables are per cents; 0: nothing is pruned
+    uint32_t row_below, row_above; // counted from 1, so in most tables they are per cents; 0: nothing is pruned
     double weight;
 } kvb_mix;
 
-// What head h should keep before rounding: (1 - r) T, rounded to a double by itself. A kvb_ideal; mix is a kvb_mix.
+// What head h should keep before rounding to tokens: (1 - r) T, computed as one double. This is a kvb_ideal; `mix`
+// points to a kvb_mix.
 double kvb_mix_ideal(const void *mix, size_t head, uint32_t n_tokens);
 
 // KVB_ROUND_LAYER_LR for the n heads of one layer from first_head on; keep [n].

@@ -1,5 +1,5 @@
-// JSON text inside of a file: cJSON reads it, and here is made sure of what cJSON is generous about. Not part of the
-// public API.
+// JSON text inside a file. cJSON reads it; the functions here check what cJSON is lenient about. Not part of the public
+// API.
 #pragma once
 #include "kvbudget.h"
 
@@ -7,15 +7,16 @@
 
 struct cJSON;
 
-// cJSON_ParseWithLengthOpts() in the locale "C", for texts of any kind. NULL: not JSON, *end then being the place; or,
-// where *no_memory is set, malloc failed (it says so by errno), which cJSON does not tell apart. Both may be NULL.
+// cJSON_ParseWithLengthOpts() in the locale "C", for JSON of any type. Returns NULL if the text is not JSON, with *end
+// at the fault, or if malloc failed, with *no_memory set: cJSON does not distinguish the two, but malloc sets errno.
+// `end` and `no_memory` may be NULL.
 struct cJSON *kvb_json_parse(const char *text, size_t size, const char **end, bool *no_memory);
 
-// Reads a JSON object of `size` bytes, followed by nothing but spaces. The same in every locale. Fails, with messages
-// that begin "NAME: PLACE: ", with
+// Reads a JSON object of `size` bytes, which only spaces may follow. The locale makes no difference. Fails, with
+// messages that begin "NAME: PLACE: ", with
 //   KVB_FORMAT  not a JSON object, with the place; a NUL byte or \u0000, at which cJSON would end a string; bytes that
-//               are not UTF-8; a key that one object has twice, of which cJSON would take the first
-//   KVB_MEMORY  malloc failed (it says so by errno), which cJSON tells in no other way than a damaged text
+//               are not UTF-8; a key that occurs twice in one object, of which cJSON would take the first
+//   KVB_MEMORY  malloc failed (known by errno: cJSON reports it as damaged text)
 // *out is then NULL. The caller frees it with cJSON_Delete. Takes up to 40 bytes of memory for each byte of text.
 kvb_status kvb_json_object(struct cJSON **out, const char *text, size_t size, const char *name, const char *place,
                            kvb_error *err);

@@ -87,11 +87,9 @@ typedef struct kvb_table_options {
     size_t max_bytes;
 } kvb_table_options;
 
-// Reads the table file at `path`. All of it is checked first: the SHA-256 that the file holds of itself (older files
-// have none), and every tensor, shape and metadata entry. So none of the functions below has to deal with a damaged
-// table.
-// On success, *out is the table; free it with kvb_table_close(). On failure, *out is NULL and all memory has been
-// freed. Fails with
+// Reads the table file at `path`. Everything is checked first: the file's own SHA-256 (older files have none), and
+// every tensor, shape and metadata entry. So none of the functions below has to deal with a damaged table. On success,
+// *out is the table; free it with kvb_table_close(). On failure, *out is NULL and all memory has been freed. Fails with
 //   KVB_IO           if the file cannot be read
 //   KVB_FORMAT       if it is not a table, or is truncated or damaged; the message names the tensor or metadata key
 //   KVB_VERSION      if it was written in a newer version of the format
@@ -195,8 +193,8 @@ typedef struct kvb_expectation {
 } kvb_expectation;
 
 // Checks that the table was made for your model, scorer and protected tokens. Call this once after opening a table: a
-// table of another model often has the right shape, and using it does damage that nobody notices.
-// Fails with KVB_MISMATCH if something differs; the message names the first such field and both values.
+// table of another model often has the right shape, and using it does damage that goes unnoticed. Fails with
+// KVB_MISMATCH if something differs; the message names the first such field and both values.
 KVB_API kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err);
 
 // What you know about weights in the form in which Hugging Face publishes them. Use this if you do not have the
@@ -222,12 +220,10 @@ KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_wei
 typedef enum kvb_rounding {
     // What kvpress 0.5.5 computes on a CPU, to the bit, in float32. A layer's total is the rounded sum of its heads'
     // ideal counts; each head gets its count rounded down, and the tokens that are left go to the heads with the
-    // largest
-    // remainders.
+    // largest remainders.
     KVB_ROUND_LAYER_LR = 0,
     // floor((1 - r) T), as in the paper; each head loses up to one token. A product that is less than 1e-6 below a
-    // whole
-    // number counts as that number, because (1 - 0.8) * 1000 is 199.99999999999997 in double precision.
+    // whole number counts as that number, because (1 - 0.8) * 1000 is 199.99999999999997 in double precision.
     KVB_ROUND_FLOOR = 1,
     // Largest remainders over all heads of the model, in double precision (of equal ones, the head with the lower
     // index). The total is exactly the rounded sum of all ideal counts. A head that would get no token is given one of
@@ -241,8 +237,7 @@ typedef enum kvb_lookup {
     // kvpress takes. In a table for chosen ratios, the lower one if two are equally near.
     KVB_LOOKUP_NEAREST = 0,
     // Linear interpolation between the two neighbouring rows. Below the first row it is between that row and "nothing
-    // is
-    // pruned"; above the last row it is the last row. The mean of the prune ratios is then the ratio itself.
+    // is pruned"; above the last row it is the last row. The mean of the prune ratios is then the ratio itself.
     KVB_LOOKUP_LINEAR = 1
 } kvb_lookup;
 
@@ -257,11 +252,11 @@ typedef struct kvb_budget_options {
     // exactly its floor, and the total is n_layers * n_kv_heads * min(T, sink + window).
     int strict;
 
-    // For paged caches: every count is a multiple of `block`, or T. 0 and 1 mean single tokens. The model gets
-    // total / block blocks, rounded, with halves up. Each head gets the blocks that it fills; those that are left go to
-    // the largest remainders (of equal ones, the lower index). A head has at least one block, and with `strict` as many
-    // as its floor needs, taken from other heads in the way described there. A last block that reaches beyond T counts
-    // as T tokens.
+    // For paged caches: every count is a multiple of `block`, or T. 0 and 1 mean single tokens. The model gets total /
+    // block blocks, rounded, with halves up. Each head gets the blocks that it fills; those that are left go to the
+    // largest remainders (of equal ones, the lower index). A head has at least one block, and with `strict` as many as
+    // its floor needs, taken from other heads in the way described there. A last block that reaches beyond T counts as
+    // T tokens.
     uint32_t block;
 } kvb_budget_options;
 
@@ -353,8 +348,7 @@ KVB_API kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t 
 //   places    [n_rows], the position in the text of each row's token: strictly ascending, all below n_tokens
 //   n_tokens  how many tokens have been seen so far, including those that are gone. The window is the last of these.
 //   keep      the number of rows to keep, for example from kvb_budgets() for n_tokens, or for a fixed length, which
-//   then
-//             is a limit. If it is n_rows or more, all are kept.
+//             is then a limit. If it is n_rows or more, all are kept.
 //   rows      the result: min(keep, n_rows) row numbers in ascending order, to gather into the new cache
 //   cap       the number of elements that `rows` has room for; fails with KVB_CAPACITY if that is too few
 // If no token is gone yet, this is the same as kvb_select(). Fails with KVB_ARGUMENT if `places` do not ascend, and
@@ -488,9 +482,9 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
 //     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
 //     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)
-// (the bias by Attention Matching, arXiv 2602.16284). What is given is the best, on the left-out queries, of all
-// combinations of changed keys, changed values and four lambdas; where nothing helps, or more than half of the tokens
-// are kept, the head stays bare.
+// (the bias by Attention Matching, arXiv 2602.16284). The left-out queries judge: first whether changed keys alone
+// help, then, with or without these, lambda, which grows from the least that helps for as long as that helps more.
+// Where nothing helps, or more than half of the tokens are kept, the head stays bare.
 //   work    work_bytes bytes of working memory, with any alignment
 //   k, v    [t, d], the results; must not overlap the head's arrays
 //   bias    NULL, or [t]: the result is an additive bias of the attention scores instead of shifted keys, for engines

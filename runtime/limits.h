@@ -1,9 +1,9 @@
-// What an engine demands of budgets beyond their sum, as a table's metadata "constraints" tells it, and the rounding
-// that keeps to it. Not part of the public API: kvb_budgets() uses it, and the solver, which makes such tables.
+// The constraints that an engine puts on budgets beyond their sum, read from a table's metadata "constraints", and the
+// rounding that respects them. Not part of the public API: kvb_budgets() and the solver of such tables use it.
 //
-// Everything is counted in units: single tokens, or pages of `block` tokens, of which the last one of a head may reach
-// beyond T and is counted in full, as paged caches allocate it. A share s of T is, as a lower limit, ceil(s T / block)
-// units, as an upper limit floor(s T / block); 1e-6 tokens of grace, since 0.3 * 1000 is not 300 in doubles.
+// Everything is counted in units: single tokens, or pages of `block` tokens, where a head's last page may reach beyond
+// T and is counted in full, as paged caches allocate it. A share s of T is, as a lower limit, ceil(s T / block) units,
+// as an upper limit floor(s T / block); 1e-6 tokens of grace, since 0.3 * 1000 is not 300 in doubles.
 #pragma once
 #include "kvbudget.h"
 #include <stdbool.h>
@@ -20,21 +20,22 @@ typedef struct kvb_limits {
     double *cap;          // [L] most that a layer keeps, as a share of its G T tokens
 } kvb_limits;
 
-// Allocates for L x G heads, with no limit set: 16 bytes each, so compare L and G with something first that is as
-// large. On failure *m is zero.
+// Allocates for L x G heads, with no limit set: 16 bytes each, so check L and G against the size of the data first. On
+// failure *m is zero.
 kvb_status kvb_limits_init(kvb_limits *m, uint32_t n_layers, uint32_t n_kv_heads, kvb_error *err);
 void kvb_limits_free(kvb_limits *m);
 
 // Reads the JSON object of the metadata, `name` being the file for messages: any of block, levels, ranks, by_layer,
-// least, most (arrays of L G shares), layer_cap (array of L shares). Unknown keys are refused, for what is not
-// understood cannot be kept. On failure *m is zero.
+// least, most (arrays of L G shares), layer_cap (array of L shares). Unknown keys are refused, because a constraint
+// that is not understood cannot be respected. On failure *m is zero.
 kvb_status kvb_limits_parse(kvb_limits *m, const char *text, uint32_t n_layers, uint32_t n_kv_heads, const char *name,
                             kvb_error *err);
 
-// Contradictions that no budget can solve: KVB_ARGUMENT, with the head or layer and the numbers.
+// Fails with KVB_ARGUMENT if limits contradict each other, so that no budgets can meet them; the message names the head
+// or layer and the numbers.
 kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err);
 
-// Units of T tokens, and the limits of head h and of the part of layer l that one rank holds.
+// The number of units in T tokens; the limits of head h, in units; and the cap of one rank's part of layer l.
 uint32_t kvb_limits_units(const kvb_limits *m, uint32_t n_tokens);
 uint32_t kvb_limits_least(const kvb_limits *m, size_t head, uint32_t n_tokens);
 uint32_t kvb_limits_most(const kvb_limits *m, size_t head, uint32_t n_tokens);
@@ -43,11 +44,12 @@ uint64_t kvb_limits_cap(const kvb_limits *m, uint32_t layer, uint32_t n_tokens);
 // The tokens that head h should keep before rounding, 0 .. T.
 typedef double kvb_ideal(const void *self, size_t head, uint32_t n_tokens);
 
-// Whole tokens within all limits: keep [L, G]. The total is the whole units in the sum of the ideals (with ranks: as
-// many times the smallest rank's), or more when lower limits demand it, or less when upper limits or levels do. It is
-// handed out to layers and then to heads by largest remainder: all ideals are shifted by the same amount until the
-// sums agree; ties to the lower index. With levels, a layer's heads with equal ideals stay together; while there are
-// more groups than levels, the two whose joining moves the ideals least are joined.
+// Rounds to whole tokens within all limits: keep [L, G]. The total is the number of whole units in the sum of the
+// ideals (with ranks, the smallest rank's number times the number of ranks); lower limits may raise it, and upper
+// limits or levels may lower it. It is handed out to layers and then to heads by largest remainder: all ideals are
+// shifted by the same amount until the sums agree; ties to the lower index. With levels, a layer's heads with equal
+// ideals stay together; while there are more groups than levels, the two whose merging moves the ideals least are
+// merged.
 //   least_tokens  no head gets fewer, min(T, sink + window) for a strict runtime; at least 1
 // Allocates nothing. KVB_UNSUPPORTED when nothing fits at this T, with the numbers; keep is then undefined.
 kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *self, uint32_t n_tokens,

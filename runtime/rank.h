@@ -1,13 +1,14 @@
-// A learned ranking in memory, and scores by it. Not part of the public API, which is kvb_rank() and
+// A learned ranking in memory, and the scores it gives. Not part of the public API, which is kvb_rank() and
 // kvb_ranking_open().
 #pragma once
 #include "kvbudget.h"
 #include "safetensors.h"
 
 #define KVB_RANK_FOLDS_MAX 64
-#define KVB_RANK_LOG_LEAST 1e-12 // what a score counts as at the least before its logarithm is taken
+#define KVB_RANK_LOG_LEAST 1e-12 // smaller scores count as this before the logarithm is taken
 
-// Weights were also fitted with some texts left out, a fold each: the curves of those texts are honest with them only.
+// Besides the weights fitted to all texts there is a set for each fold, fitted without that fold's texts. Loss curves
+// of those texts are only honest when made with these weights.
 struct kvb_ranking {
     kvb_ranking_info info;
     const char *metrics[KVB_RANK_FEATURES_MAX]; // inside `tree`
@@ -19,12 +20,12 @@ struct kvb_ranking {
     char *about, *model_sha256;
 };
 
-// Reads what a file, of the ranking alone or a table, says of its ranking: metadata "ranking" and tensor
-// "rank_weights". On failure *out is NULL. KVB_FORMAT, KVB_NUMERIC, KVB_UNSUPPORTED, KVB_MEMORY.
+// Reads the ranking in a ranking file or a table: metadata "ranking" and tensor "rank_weights". On failure *out is
+// NULL. KVB_FORMAT, KVB_NUMERIC, KVB_UNSUPPORTED, KVB_MEMORY.
 kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_error *err);
 
-// The fold whose weights have not seen the context with this SHA-256 of its token ids, 1 .. n_folds; 0: weights of all
-// texts, which have not seen it either.
+// Returns the fold, 1 .. n_folds, whose weights were fitted without the context whose token ids have this SHA-256.
+// Returns 0 if no fold has it: then not even the weights of all texts have seen it.
 uint32_t kvb_ranking_fold(const kvb_ranking *r, const char *context_sha256);
 
 // kvb_rank_layer() with a fold's weights.
@@ -38,7 +39,7 @@ kvb_status kvb_rank_weights(const double *weights, uint32_t n_features, const in
                             const float *const *features, uint32_t n_tokens, float *out, const char *name,
                             kvb_error *err);
 
-// Of a feature's score: the number itself, or its logarithm.
+// Returns a feature's score, or its logarithm.
 double kvb_rank_value(float score, int logarithm);
 // Mean and 1 / deviation of a feature over tokens sink .. n_tokens - 1; both 0 where it does not vary. KVB_NUMERIC for
 // a score that is not finite: its token is *bad.

@@ -26,20 +26,20 @@ typedef struct kvb_safetensors {
 
 // Parses `size` bytes at `data`, which must stay alive as long as tensors are used, as must `name`. Accepts only what
 // the specification allows: names are unique, every tensor's byte range has the size that its shape and dtype ask
-// for, and the ranges fill the data part without overlap or hole; metadata values are strings; and a file that holds a
-// hash of itself has just that (KVB_CONTENT_KEY). Fails with KVB_FORMAT, KVB_UNSUPPORTED (unknown dtype, more than 8
-// dimensions, a header over 16 MiB) or KVB_MEMORY; *out is then empty.
+// for, and the ranges fill the data part without overlap or hole; metadata values are strings; and if the file holds a
+// hash of itself, the hash is right (KVB_CONTENT_KEY). Fails with KVB_FORMAT, KVB_UNSUPPORTED (unknown dtype, more than
+// 8 dimensions, a header over 16 MiB) or KVB_MEMORY; *out is then empty.
 kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t size, const char *name, kvb_error *err);
 
 // The key under which a file's metadata hold the SHA-256 of the file itself, its own 64 digits counted as zeros. Files
 // without it are accepted: weights, and tables that were written before there was one.
 #define KVB_CONTENT_KEY "content_sha256"
 
-// Computes that hash of a whole file in memory, and finds in its header where the digits stand: *place, from the
-// file's begin. False when there is no room for them behind the key. Does not allocate.
+// Computes that hash of a whole file in memory, and finds where in the file the digits stand: *place, in bytes from its
+// beginning. Returns false if the key is not followed by room for them. Does not allocate.
 bool kvb_content_sha256(const void *data, size_t size, size_t *place, char hex[65]);
 
-// A number of a tensor F64, wherever it lies.
+// Reads a little-endian double at any alignment.
 double kvb_load_f64(const unsigned char *p);
 
 // NULL when the file has no tensor of that name.

@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-// Bytes that lie somewhere.
+// A piece of the data to hash.
 typedef struct kvb_bytes {
     const void *data;
     size_t size;

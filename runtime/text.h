@@ -4,19 +4,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Bytes of the UTF-8 sequence at `at`, of which `left` >= 1 may be read: 1 to 4; 0 when there is none (a stray or
-// missing continuation, an overlong form, a surrogate, beyond U+10FFFF).
+// Returns the length of the UTF-8 sequence at `at`, 1 to 4 bytes, or 0 if the bytes are not valid UTF-8 (a stray or
+// missing continuation byte, an overlong form, a surrogate, beyond U+10FFFF). `left` >= 1 bytes may be read.
 size_t kvb_utf8_size(const char *at, size_t left);
 
-// Puts a '?' in the place of every byte of a control character, which a terminal would obey, of a mark that changes the
-// direction of writing, behind which a line reads as another one, and of every byte that is not UTF-8, which no JSON
-// text may hold.
+// Replaces bytes of `text` by '?': those of control characters, which a terminal would obey; of marks that change the
+// direction of writing, which make a line look like a different one; and bytes that are not UTF-8, which JSON forbids.
 void kvb_clean_text(char *text);
 
 bool kvb_ends_with(const char *text, const char *end);
 
-// What a file of `size` bytes is by its first bytes. Operands are easily swapped; a reader that finds a file of another
-// kind says which.
+// Tells what kind of file this is by its first bytes. Command-line operands are easily swapped, so a reader that gets
+// the wrong kind says which kind it got.
 typedef enum kvb_file_kind {
     KVB_FILE_OTHER, // they do not tell, as with text
     KVB_FILE_MODEL,
@@ -28,6 +27,6 @@ kvb_file_kind kvb_kind_of_file(const void *data, size_t size);
 // In words for messages: "a model (GGUF)"; of KVB_FILE_OTHER "something else".
 const char *kvb_kind_name(kvb_file_kind kind);
 
-// Reads the decimal digits at *text into *out and moves *text behind them. False without a digit or above `max`: then
-// nothing is changed. Not strtoul, which takes signs and spaces.
+// Reads the decimal digits at *text into *out and moves *text past them. Returns false, and changes nothing, if there
+// is no digit or the number is above `max`. Unlike strtoul it takes no signs or spaces.
 bool kvb_read_digits(const char **text, uint64_t max, uint64_t *out);

@@ -1,5 +1,5 @@
-// The two places where kvpress's counts depend on how PyTorch's CPU kernels go about their work: the order in which
-// torch.sum adds floats, and which of several equal values torch.topk takes. Not part of the public API.
+// The two places where kvpress's counts depend on details of PyTorch's CPU kernels: the order in which torch.sum adds
+// floats, and which of several equal values torch.topk takes. Not part of the public API.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

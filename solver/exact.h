@@ -1,11 +1,10 @@
 // The true optimum at token resolution, for all ratios of a table.
 //
 // Greedy (greedy.h) is optimal for the hulls of the loss curves; this is the optimum for the curves themselves, found
-// for every ratio and group of heads. Greedy's slope is the best multiplier there is (it solves the dual of the relaxed
-// problem), and its budgets are kept wherever nothing is better, so a metric that ranks perfectly gets the same table.
+// for every ratio and group of heads. Greedy's slope is the best possible multiplier (it solves the dual of the relaxed
+// problem), and its budgets are kept unless others are better, so a metric that ranks perfectly gets the same table.
 // The rows are solved one by one, each from greedy alone, because the result must depend neither on the number of
-// threads nor on which rows are asked for. Optima need not be nested: a head may get more tokens when all together get
-// fewer.
+// threads nor on which rows are asked for. Optima need not be nested: a head may get more of a smaller total.
 //
 // One group of heads at one budget, solved exactly at token resolution.
 //
@@ -15,20 +14,19 @@
 //     rc_n(b) = L_n(b) + lambda b - min over b' of [L_n(b') + lambda b']  >=  0
 //
 // so the best budgets have the least sum of reduced costs rc, and no choice of theirs can have a reduced cost above
-// theta = UB - D(lambda) for any loss UB that is reached (Pisinger's core, EJOR 83, 1995; methods.md 2.6). What is
-// left is a dynamic program over how many tokens the heads handled so far have more or fewer than the minimisers b'.
+// theta = UB - D(lambda) for any loss UB that some budgets reach (Pisinger's core, EJOR 83, 1995; methods.md 2.6). This
+// leaves a dynamic program whose state is how many more or fewer tokens the heads so far keep than the minimisers b'.
 // Three things keep it small:
 //   - theta is a guess first, 1/1024 of the gap of the known solution, times 4 until a solution is found. A program
-//     with theta sees every solution within theta, so whatever it finds is the optimum;
+//   with theta sees every solution within theta, so the best it finds is the optimum;
 //   - a state is dropped when its cost and the least cost at which the other heads can make up for its tokens exceed
 //     theta. That least cost is taken from the lower hulls of the choices that are left, merged by slope;
 //   - a choice that keeps more tokens than another for the same loss is dropped. Tokens may stay unspent for that,
 //     each at the price lambda, and are given back in the end: curves never rise.
-//
-// Rounding. A reduced cost is made of two differences and one product, each off by at most half a unit in the last
-// place of L_n(floor) + lambda T; adding N of them, or comparing them to theta, adds N theta of such units. All limits
-// are therefore wider by 2^-50 (sum_n L_n(floor) + lambda N T + N theta), 8 units: more than the errors can sum up to.
-// Wider limits keep more choices and never lose one: the result is the optimum up to that margin.
+// Rounding. A reduced cost consists of two differences and one product, each with an error of at most half a unit in
+// the last place of L_n(floor) + lambda T; adding N of them, or comparing them to theta, adds N theta of such units.
+// All limits are therefore wider by 2^-50 (sum_n L_n(floor) + lambda N T + N theta), 8 units: more than the errors can
+// sum up to. Wider limits keep more choices and never lose one: the result is the optimum up to that margin.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>
@@ -41,15 +39,15 @@ typedef struct core_problem {
     const uint32_t *least; // [n] fewest tokens that each may keep, floor .. cap; NULL: the floor
     const uint32_t *cap;   // [n] most tokens that each may keep, floor .. T; NULL: T
     const uint32_t *start; // [n] budgets within least .. cap; their sum is the budget
-    double lambda;         // multiplier >= 0; a good one makes the problem small, any one is right
-    uint64_t max_work;     // relaxations; beyond them the problem is given up
+    double lambda;         // multiplier >= 0; a good one keeps the problem small, any one is correct
+    uint64_t max_work;     // relaxations, after which the solver gives up
     uint64_t max_bytes;    // of states
 } core_problem;
 
 typedef struct core_answer {
     double margin; // keep is the optimum up to this
     double gap;    // loss of start - D(lambda), >= 0
-    double lambda; // the multiplier in use: the problem's, or a better one
+    double lambda; // the multiplier used: the problem's, or a better one
     uint64_t work; // relaxations
     bool proved;   // false: given up; keep is start
 } core_answer;
@@ -59,11 +57,11 @@ typedef struct core_work core_work; // memory, used again from problem to proble
 core_work *core_work_new(void);
 void core_work_free(core_work *w);
 
-// One choice of a dynamic program: to[i] becomes the lesser of to[i] and from[i] + cost, i = 0 .. n - 1.
+// One step of the dynamic program: to[i] = min(to[i], from[i] + cost), i = 0 .. n - 1.
 void core_relax(double *restrict to, const double *restrict from, size_t n, double cost);
 
-// Fills keep [n], whose sum is that of start, and *answer. start is returned whenever it is optimal up to the margin.
-// Of equal optima the same one is found in every run.
+// Fills keep [n], with the same sum as start, and *answer. Returns start itself if it is optimal up to the margin. Of
+// several optima every run finds the same one.
 void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer);
 
 // ---- All rows of a table --------------------------------------------------------------------------------------------
@@ -76,7 +74,7 @@ typedef struct solved_rows {
     uint32_t n_rows, n_heads;
     uint32_t *keep;     // [R, N] tokens that stay, T at the most
     double *greedy;     // [R] greedy's loss
-    double *loss;       // [R] of keep: the least there is, or greedy's where that was not asked for
+    double *loss;       // [R] of keep: the optimum, or greedy's loss if the optimum was not asked for
     double *bound;      // [R] D(lambda), 0 .. loss
     double *lambda;     // [R] under constraints: mean over the groups, per token
     uint8_t *saturated; // [R] under constraints, 1: lower limits or floors exceed the ratio's budget
@@ -87,7 +85,7 @@ typedef struct solved_rows {
 solved_rows solved_rows_make(uint32_t n_rows, uint32_t n_heads); // all zero
 void solved_rows_free(solved_rows *x);                           // leaves it zero
 
-// The optimum of every row; a row's budget in each group is what greedy's row keeps there. `greedy` is what
-// greedy_sweep() made of these curves, with any hull. KVB_ARGUMENT: budgets that do not belong to the curves. On
+// Solves every row exactly; a row's budget in each group is what greedy's row keeps there. `greedy` comes from
+// greedy_sweep() for these curves, with any hull. Fails with KVB_ARGUMENT if its budgets do not fit the curves. On
 // failure *x is zero.
 kvb_status exact_solve(solved_rows *x, const loss_curves *c, const allocation *greedy, kvb_error *err);

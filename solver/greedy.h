@@ -2,10 +2,10 @@
 //
 // Exact problem: choose b_n >= floor with sum b_n = B that minimises sum loss_n(b_n). It has one class per head and T
 // items per class (a multiple-choice knapsack). On the hulls the optimum is simple: start with everything kept and
-// drop, again and again, the token that is worth least at the edge of some head (LU-KV algorithm 1). Tokens of one
-// block are worth the same, so whole blocks are sorted by (slope, layer, head, position) once and drained in that
-// order; the state at every target is written down in passing. Ties are drained head by head, so at most one head stops
-// inside a block: greedy is optimal but for that head (certificate.h).
+// drop, again and again, the cheapest of the heads' last tokens (LU-KV algorithm 1). Tokens of one block are worth the
+// same, so whole blocks are sorted once by (slope, layer, head, position) and drained in that order; the state at every
+// target is recorded on the way. Ties are drained head by head, so at most one head stops inside a block: greedy is
+// optimal except for that head (certificate.h).
 //
 // Budgets of a higher ratio never exceed those of a lower one.
 #pragma once
@@ -16,9 +16,9 @@ typedef enum solve_scope {
     SCOPE_LAYER   // every layer meets the ratio by itself
 } solve_scope;
 
-// Tokens to drop at a prune ratio: rint(ratio * L * G * T), half to even, multiplied in double from left to right as
-// the published code does it: half a token is common (T = 4125, 90 heads, 1 %), and the rounding error then decides. In
-// SCOPE_LAYER n_layers is 1.
+// Returns how many tokens to drop at a prune ratio: rint(ratio * L * G * T), half to even, multiplied in double from
+// left to right as in the published code. Exact halves are common (T = 4125, 90 heads, 1 %), and then the rounding
+// error decides. With SCOPE_LAYER, pass n_layers = 1.
 uint64_t prune_target(double ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens);
 
 // The ratios of a table: ratios[i] = (i + 1) / 100.0.

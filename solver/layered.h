@@ -9,8 +9,8 @@
 // for x <= cap, and the whole loss is D + sum of the parts' costs + lambda times the units not spent. So no part of a
 // solution that is better than a known one costs more than theta = that loss - D. cost(x) up to theta comes from a
 // dynamic program over the part's heads, whose own choices are limited by theta in the same way, or, with levels, from
-// all partitions into clusters that stay within theta. A second program joins the parts. As in exact.h theta is
-// first 1/1024 of the gap, times 4 until a solution is found, which then is the optimum.
+// all partitions into clusters that stay within theta. A second program joins the parts. As in exact.h theta is first
+// 1/1024 of the gap, times 4 until a solution is found, which then is the optimum.
 //
 // Levels: at most K different budgets among the heads of a layer.
 //

@@ -1,6 +1,5 @@
 // Convex hulls of the loss curves by pooling adjacent violators.
-//
-// Greedy allocation is right when every further token gains less than the one before. Real curves have bumps, so the
+// Greedy allocation is optimal if every further token gains less than the one before. Real curves have bumps, so the
 // gains are made non-increasing first: isotonic regression on the gains a_1 .. a_M, which is the same as the greatest
 // convex minorant (lower hull) of the loss curve (LU-KV section 4.2; methods.md 2.4; the LP-undominated items of Sinha
 // and Zoltners 1979):
@@ -16,7 +15,7 @@
 #include "solver/curve.h"
 
 typedef enum hull_range {
-    HULL_FEASIBLE, // only over what the floor allows: c = floor - |P| .. M. The right one
+    HULL_FEASIBLE, // only over the range that the floor allows: c = floor - |P| .. M. Use this one
     HULL_FULL      // as in the published code: over c = 0 .. M, f32 sums and slopes; the floor may cut a block
 } hull_range;
 
@@ -30,12 +29,12 @@ typedef struct hull_block {
 // has room for n). Two blocks merge when the earlier mean is strictly below the later one, compared without division.
 size_t pava_blocks(hull_block *blocks, const double *gains, size_t n);
 
-// The same blocks from gains[n] and their curve loss[n + 1], loss[i] being the sum of the gains from i on: up to the
-// rounding of a block's sum, and several times as fast on noisy curves.
+// The same blocks from gains[n] and their curve loss[n + 1], where loss[i] is the sum of the gains from i on. The sums
+// may differ by rounding; several times as fast on noisy curves.
 size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n);
 
-// The hull as the published step 2 makes it: f32 running sum of the losses while tokens are dropped from the last to
-// the first, lower hull in f64 that drops collinear points, slopes stored as f32. Blocks in the same order as
+// The hull that the published step 2 makes: losses summed in f32 while tokens are dropped from the last to the first,
+// the lower hull in f64 without collinear points, slopes stored as f32. Blocks come in the same order as from
 // pava_blocks.
 size_t published_blocks(hull_block *blocks, const double *gains, size_t n);
 

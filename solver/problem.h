@@ -9,7 +9,8 @@ typedef struct solve_options {
     solve_scope scope;
     const double *ratios; // [n_rows], ascending
     uint32_t n_rows;
-    const kvb_limits *limits; // NULL: budgets are bound by their sum only; else hull is not used (constrained.h)
+    const kvb_limits *limits; // NULL: only the sum of the budgets is limited; otherwise `hull` is not used
+                              // (constrained.h)
 } solve_options;
 
 // Memory and results for problems of one shape; used again for each.
@@ -28,5 +29,5 @@ void problem_free(problem *p);
 
 // Solves from p->curves, filled by loss_curves_fill() or by hand and loss_curves_sum().
 kvb_status problem_solve(problem *p, kvb_error *err);
-// The same for curves that lie elsewhere and have the same shape.
+// The same for other curves of the same shape.
 kvb_status problem_solve_curves(problem *p, const loss_curves *curves, kvb_error *err);

@@ -8,11 +8,11 @@ typedef struct keyed {
     uint32_t a, b; // payload
 } keyed;
 
-// Sorts items[n] by key, smallest first; equal keys stay in the order in which they came. scratch[n] is overwritten.
-// Only the lowest key_bits (1..64) of the keys may differ from 0: fewer bits take fewer passes.
+// Sorts items[n] by key, smallest first; items with equal keys keep their order. scratch[n] is overwritten. Only the
+// lowest key_bits (1..64) of the keys may be set: fewer bits need fewer passes.
 void radix_sort(keyed *items, keyed *scratch, size_t n, unsigned key_bits);
 
-// Keys that order as the numbers do; -0 equals +0. NaN has no place in an order: the caller refuses it before.
+// Return keys that sort in the order of the numbers; -0 equals +0. The caller must refuse NaN beforehand.
 uint32_t key_from_float(float x);
 uint64_t key_from_double(double x);
 double double_from_key(uint64_t key); // of numbers that are not negative

@@ -1,16 +1,15 @@
-// Tables for the bad day: the least possible loss of the texts that suffer most.
+// Tables for the worst case: they minimise the loss of the texts that lose most.
 //
 // L_k(b) is the mean relative loss of text k (aggregate.h), k = 1 .. K. cvar:A is the mean over the worst share A of
 // the texts (with a fraction of a text where A K is not whole), worst is the largest of them, A <= 1 / K:
 //
 //     min over b  of  max over w >= 0, sum w = 1, w_k <= min(1, 1 / (A K))  of  sum_k w_k L_k(b)
-//
 // For given w the sum is one more set of loss curves, which greedy solves; its certificate bounds from below what any
 // budgets can reach in the worst case, whatever w is. So w is moved towards the texts that lose most (multiplicative
 // weights: Freund and Schapire 1999), each ratio starting from the weights of the one before; the mean of the budgets
-// on the way converges to the optimum over shares. The best budgets that were met are kept, and with them the best
-// bound. Rows are nested only as far as their weights agree. A text is a unit here, not a question: a table cannot
-// please every question, but should not fail a kind of text.
+// on the way converges to the optimum over shares. The best budgets and the best bound found are returned. Rows are
+// only nested if their weights agree. The unit is a text, not a question: a table cannot suit every question, but
+// should not fail a kind of text.
 #pragma once
 #include "solver/aggregate.h"
 #include "solver/problem.h"
@@ -18,10 +17,10 @@
 typedef struct robust_result {
     uint32_t n_rows, n_heads, n_texts;
     double *prune_ratio; // [R, N]
-    double *loss;        // [R] of the worst texts
-    double *bound;       // [R] no table can have less there
+    double *loss;        // [R] mean loss of the worst texts
+    double *bound;       // [R] no table has a smaller loss
     double *weight;      // [R, K] the multipliers w behind bound
-    double *lambda;      // [R] and the multiplier of the budget
+    double *lambda;      // [R] the multiplier of the budget
     uint8_t *saturated;  // [R]
 } robust_result;
 
@@ -31,8 +30,9 @@ kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_t
                         const solve_options *options, kvb_error *err);
 void robust_free(robust_result *r);
 
-enum { ROBUST_ITERATIONS = 40 }; // of every ratio at most
+enum { ROBUST_ITERATIONS = 40 }; // at most, for each ratio
 #define ROBUST_GAP 1e-3          // a row is done when loss and bound are this close, as a share of the loss
 
-// The mean of the worst share `tail` of n losses; 0: the largest. weight [n], unless NULL: their weights in it.
+// Returns the mean of the worst share `tail` of n losses, or the largest loss if tail is 0. weight [n] (may be NULL)
+// receives their weights in the mean.
 double tail_mean(const double *loss, uint32_t n, double tail, double *weight);

@@ -1,6 +1,6 @@
-// Within every question, the solver's budgets against those of other methods, and against budgets that take the
-// metric's ranking for perfect ("without the optimality gap", LU-KV section 5.4; methods.md 2.9). All keep equally many
-// tokens, protect the same ones, and evict by the same metric.
+// Compares the solver's budgets, question by question, with those of other methods, and with budgets solved as if the
+// metric ranked perfectly ("without the optimality gap", LU-KV section 5.4; methods.md 2.9). All keep the same number
+// of tokens, protect the same ones, and evict by the same metric.
 #pragma once
 #include "study/pairs.h"
 
@@ -14,14 +14,14 @@ typedef struct ablation {
     study_options options;
     uint32_t n_heads;
     double ratios[ABLATION_RATIOS];
-    double loss[N_WAYS][ABLATION_RATIOS]; // mean over the questions of shares of the question's mass
-    double *head_loss[N_WAYS];            // [RATIOS, N] the same of every head
+    double loss[N_WAYS][ABLATION_RATIOS]; // shares of a question's mass, means over the questions
+    double *head_loss[N_WAYS];            // [RATIOS, N] the same for every head
     uint32_t *fixed[N_FIXED_WAYS];        // [RATIOS, N] budgets that do not depend on the question
-    size_t fixed_context;                 // that they are made for
+    size_t fixed_context;                 // the context that they are made for
 } ablation;
 
-// Of the options scope, hull, min_keep and protection count. Errors: those of pairs_open(). The caller frees, also
-// after a failure.
+// Only scope, hull, min_keep and protection of the options are used. Errors: those of pairs_open(). The caller frees,
+// also after a failure.
 kvb_status ablation_open(ablation *x, const selection *from, const char *metric, const study_options *o,
                          kvb_error *err);
 kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err);

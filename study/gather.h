@@ -1,5 +1,5 @@
-// Aggregation: many pairs' curves on the way to one problem. The average of all pairs (mean_loss), or one of each text
-// (worst, cvar); mean_ratio solves every pair by itself and gathers nothing.
+// Aggregation: combines the curves of many pairs into one problem: the average over all pairs (mean_loss), or one
+// average per text (worst, cvar). mean_ratio solves every pair by itself and gathers nothing.
 #pragma once
 #include "study/pairs.h"
 
@@ -14,13 +14,13 @@ void gather_init(gathered *g, const pair_set *pairs, aggregation how);
 void gather_free(gathered *g);
 // Adds a pair of the k-th context.
 kvb_status gather_add(gathered *g, size_t k, const loss_curves *c, kvb_error *err);
-// After the last pair: averages; texts without a pair are left out. Then pulls the curves together
-// (loss_curves_shrink). gather_finish() does both.
+// Call after the last pair. gather_average() averages, leaving out texts without a pair; gather_pull() then shrinks the
+// curves towards their mean (loss_curves_shrink). gather_finish() does both.
 void gather_average(gathered *g);
 void gather_pull(gathered *g, double shrink);
 void gather_finish(gathered *g, double shrink);
 
-// Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, as the runtime rounds it to whole
-// tokens; limits: NULL, or what it keeps to.
+// Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, rounded to whole tokens as the
+// runtime does. `limits` are the table's constraints, or NULL.
 kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
                        const double *prune_ratio, kvb_error *err);

@@ -1,4 +1,4 @@
-// How well tables do on texts that they were not made from: leave-one-out losses.
+// How well tables perform on texts that they were not made from: leave-one-out losses.
 #pragma once
 #include "study/interval.h"
 #include "study/pair_sums.h"
@@ -14,7 +14,7 @@ enum {
     METHOD_SHRINK_3,
     METHOD_WORST,
     METHOD_CVAR,
-    METHOD_OPTIMUM, // each question's own: no table for all questions can be better
+    METHOD_OPTIMUM, // each question's own optimum: no table for all questions can be better
     N_METHODS
 };
 extern const char *const holdout_methods[N_METHODS];
@@ -30,7 +30,7 @@ typedef struct holdout {
     // While it runs:
     pair_sums *texts;          // [n_texts]
     double *tables[N_METHODS]; // [ROWS, N] made without the text that is held out
-    uint32_t fitted;           // that text; n_texts: none yet
+    uint32_t fitted;           // the text that is held out; n_texts: none yet
 } holdout;
 
 // Prepares to leave out each text in turn. Only scope, hull, min_keep and protection of the options are used. Errors:
@@ -39,5 +39,5 @@ kvb_status holdout_open(holdout *h, const selection *from, const char *metric, c
 kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err);
 void holdout_free(holdout *h);
 
-// The largest change against the paper's table between 30 and 95 % pruned, and where.
+// Returns the largest change against the paper's table between 30 and 95 % pruned; *percent receives the ratio.
 double holdout_worst_change(const holdout *h, int method, int *percent);

@@ -1,10 +1,9 @@
-// Means over groups of values, and how sure they are: 95 % intervals.
-//
-// Values come in groups: positions of texts, questions of contexts. Those of one group resemble each other, so what
-// counts as an observation is a group, and intervals say how a mean would move with other groups of the same kind. A
-// percentile bootstrap over five groups covers the truth 80 times of 100 where it says 95, so Student's distribution
-// stands in its place; docs/output.md has the coverage that was simulated. Fewer than INTERVAL_GROUPS groups say
-// nothing that can be relied on: low and high are NaN.
+// Means over groups of values, with 95 % confidence intervals.
+// Values come in groups: positions of texts, questions of contexts. Values of one group resemble each other, so a group
+// counts as one observation, and an interval says how the mean would vary with other groups of the same kind. A
+// percentile bootstrap over five groups covers the truth 80 times out of 100 where it claims 95, so Student's
+// distribution is used instead; docs/output.md has the simulated coverage. With fewer than INTERVAL_GROUPS groups no
+// interval would be reliable: low and high are NaN.
 #pragma once
 #include <stdint.h>
 
@@ -22,17 +21,17 @@ typedef struct value_groups {
 
 // The mean of all values; n - 1 degrees of freedom, the error by the jackknife over groups.
 interval interval_mean(const value_groups *a);
-// The same for values above 0 that spread over decades, such as KL: symmetric in the logarithm, n - 2 degrees. Where
-// every value is 0, low and high are 0.
+// The same for positive values that range over orders of magnitude, such as KL: symmetric in the logarithm, n - 2
+// degrees of freedom. If every value is 0, low and high are 0.
 interval interval_positive(const value_groups *a);
-// mean(a) / mean(b) of values >= 0 that belong together: the same value of the same group; b has a's counts. As
-// interval_positive(). NaN where mean(b) is 0.
+// mean(a) / mean(b) of paired values >= 0: value i of group g in both; b has a's counts. Otherwise as
+// interval_positive(). NaN if mean(b) is 0.
 interval interval_ratio(const value_groups *a, const double *const *b);
 // The mean of values in [0, 1], such as right answers: Wilson's interval for as many observations as the spread between
 // groups leaves, at least one per group, so that "all right" does not look certain.
 interval interval_share(const value_groups *a);
-// mean(a) - mean(b) of such values that belong together. n - 1 degrees over groups; at least Agresti's and Min's
-// interval for single values (Statistics in Medicine 24, 2005), which adds two that speak for neither, so that "all the
+// mean(a) - mean(b) of such values, paired. n - 1 degrees of freedom over groups; never narrower than Agresti and Min's
+// interval for single values (Statistics in Medicine 24, 2005), which adds two neutral observations, so that "all the
 // same" does not look certain.
 interval interval_share_difference(const value_groups *a, const double *const *b);
 
@@ -46,10 +45,10 @@ typedef struct loss_sample {
     const uint32_t *first;                // [n_texts + 1] first pair of each text; the last entry is P
 } loss_sample;
 
-// mean [M]: each method's mean over the pairs; ratio [M]: this mean divided by that of method `base`, minus 1 (0 when
-// that is 0). All methods are measured on the same texts, so their ratios vary less than they do.
+// mean [M]: each method's mean over the pairs; ratio [M]: this mean divided by that of method `base`, minus 1 (0 if the
+// latter is 0). All methods are measured on the same texts, so ratios vary less than means.
 void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio);
 
-// A head is not to be trusted at a ratio when the pairs disagree by more about what it should keep than it keeps:
-// std > 1 - prune_ratio. Returns how many of the n heads are; flags [n] may be NULL.
+// Flags heads whose budget is unreliable: the pairs disagree about what the head should keep by more than it keeps, std
+// > 1 - prune_ratio. Returns how many of the n heads are flagged; flags [n] may be NULL.
 uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags);

@@ -1,5 +1,5 @@
 // Which layers of the model a record's arrays hold. Layers whose cache does not grow with the text, such as those with
-// a sliding window, are left out of records and of everything that is solved; tables have a row for every layer again.
+// a sliding window, are left out of records and of everything that is solved; tables include every layer again.
 #pragma once
 #include "formats/record.h"
 
@@ -9,13 +9,14 @@ typedef struct layer_map {
     bool *bounded;       // [L] true: left out; NULL: none is
 } layer_map;
 
-// Reads the attribute "bounded_layers" of a record: ascending layers, commas between. KVB_FORMAT. The
-// caller frees it, also after a failure.
+// Reads the attribute "bounded_layers" of a record: ascending layers, separated by commas. KVB_FORMAT. The caller frees
+// it, also after a failure.
 kvb_status layer_map_read(layer_map *out, const record *r, kvb_error *err);
 void layer_map_free(layer_map *m);
 
-// The place of the model's layer `layer` < L among those of the record; UINT32_MAX: it is left out.
+// Returns the index in the record of the model's layer `layer` < L, or UINT32_MAX if it is left out.
 uint32_t layer_map_place(const layer_map *m, uint32_t layer);
 
-// values [rows, n_budgeted, heads] as [rows, L, heads], 0 in the layers that are left out; to be freed.
+// Expands values [rows, n_budgeted, heads] to [rows, L, heads], with 0 in the layers that are left out. The caller
+// frees the result.
 double *layer_map_spread(const layer_map *m, const double *values, size_t rows, size_t heads);

@@ -1,4 +1,4 @@
-// Fitting a ranking to a record: which tokens are worth keeping, told by what cheap metrics say of them.
+// Fits a ranking to a record: it predicts which tokens are worth keeping from the scores of cheap metrics.
 //
 // Per KV head, over the tokens j of all texts that are not sinks, a ridge regression with weights:
 //     target     y_j = log(I_j / mean I + 0.001), I_j the oracle importance over the text's questions (their mean, or
@@ -6,8 +6,8 @@
 //     weight     (I_j / mean I + 0.001)^exponent, with a sum of 1 for each text
 //     features   z and z |z| of every metric, standardised over the head's tokens; with layer_mean also the mean of
 //                z over the layer's KV heads; recency -log(T - j); 1
-// (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Which metrics,
-// which lambda and which exponent: what loses least oracle importance on texts that were left out.
+// (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Metrics,
+// lambda and exponent are chosen by the least loss of oracle importance on texts that were left out.
 #pragma once
 #include "formats/table_write.h"
 #include "runtime/rank.h"
@@ -22,17 +22,17 @@ typedef enum learn_target { TARGET_MEAN, TARGET_MAX } learn_target;
 typedef struct learn_options {
     learn_target target;
     double lambda, exponent; // NAN: chosen by held-out loss
-    double slack;            // the cheapest set of metrics whose loss is at most so much above the best one's
-    bool all_features;       // take all metrics, search no set
+    double slack;            // take the cheapest set of metrics whose loss exceeds the best one's by at most this share
+    bool all_features;       // use all metrics, without a search for a set
     bool layer_mean;         // every metric's mean over the layer's heads is a feature too; no effect with one head
     uint32_t sink;           // first tokens that take no part
 } learn_options;
 
-// One attempt and what it loses on texts left out: shares of the importance that can be lost, mean over the texts,
-// budgets being those that are best for the text itself.
+// One attempt and its loss on texts left out: shares of the importance that can be lost, means over the texts, with the
+// budgets that are best for each text.
 typedef struct learn_trial {
     uint32_t set; // bit f: metric f of the selection
-    bool plain;   // the metric's own order, nothing fitted
+    bool plain;   // the metric's own order, without a fit
     double lambda, exponent;
     double loss[LEARN_RATIOS];
     double score; // geometric mean of the losses
@@ -45,18 +45,17 @@ typedef struct learned {
     uint32_t n_folds, n_features;            // F: chosen
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
     int logarithm[METRICS_MAX];              // of the selection's metrics
-    double cost[METRICS_MAX];                // of these, as the record says
+    double cost[METRICS_MAX];                // of the same metrics, as the record says
     double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
-    learn_trial trials[LEARN_TRIALS_MAX];    // all that were made: plain metrics, sets, then settings of the chosen set
+    learn_trial trials[LEARN_TRIALS_MAX];    // all attempts: plain metrics, sets, then settings of the chosen set
     uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
     uint32_t *fold;                          // [from->n_contexts] the same for contexts of the same tokens
 } learned;
 
-// Two different texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
-// KVB_UNSUPPORTED a model with layers that have a sliding window; those of reading;
-// KVB_NUMERIC a system that cannot be solved; KVB_INTERRUPTED. The caller frees, also after a failure; `from` must
-// outlive the result.
+// Fits a ranking; needs at least two different texts. Errors: KVB_ARGUMENT (too few texts, too many metrics, nothing to
+// fit), KVB_UNSUPPORTED (a model with sliding-window layers), those of reading the record, KVB_NUMERIC (a singular
+// system), KVB_INTERRUPTED. The caller frees, also after a failure; `from` must outlive the result.
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,
                      kvb_error *err);
 void learn_free(learned *l);

@@ -1,16 +1,17 @@
-// Scores of a context by a learned ranking, from the metrics that the record has.
+// Computes a learned ranking's scores of a context from the metrics in the record.
 #pragma once
 #include "runtime/rank.h"
 #include "study/selection.h"
 
-// SHA-256 of the k-th selected context's token ids, little-endian int32: which text it is, whatever it is called.
+// Computes the SHA-256 of the k-th selected context's token ids, as little-endian int32. It identifies the text,
+// whatever its name.
 kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error *err);
 
-// out [L,G,T] of the k-th context. A text that the ranking was fitted on gets the weights that were fitted without it.
-// Where the record has the ranking's own scores, and the text is none of those, it is they. Errors: those of reading;
-// KVB_NUMERIC.
+// Fills out [L,G,T] for the k-th context. A text that the ranking was fitted on is scored by the weights that were
+// fitted without it. For any other text, if the record holds the ranking's own scores, these are used. Errors: those of
+// reading; KVB_NUMERIC.
 kvb_status learned_scores_read(const selection *s, size_t k, const kvb_ranking *r, float *out, kvb_error *err);
 
-// KVB_MISMATCH unless the record has, in every selected context, the metrics that the ranking takes, and is of its
-// model.
+// Fails with KVB_MISMATCH unless the record is of the ranking's model and has the ranking's metrics in every selected
+// context.
 kvb_status learned_scores_check(const selection *s, const kvb_ranking *r, kvb_error *err);

@@ -1,4 +1,4 @@
-// How a table is solved, whichever record it is made from.
+// The options that say how a table is solved.
 #pragma once
 #include "solver/aggregate.h"
 #include "solver/problem.h"
@@ -11,12 +11,11 @@ typedef enum aggregation {
     AGGREGATE_TAIL        // the mean over the texts that lose most
 } aggregation;
 
-// Of AGGREGATE_MEAN_LOSS, chosen by cross-validation (solver/README.md).
+// Default of AGGREGATE_MEAN_LOSS, chosen by cross-validation (solver/README.md).
 #define DEFAULT_SHRINK 0.1
 #define AS_RECORDED UINT64_MAX
 
-// Texts are brought to a common grid of at most this many steps where many of their curves are held at a time: by
-// AGGREGATE_TAIL and the studies.
+// AGGREGATE_TAIL and the studies hold the curves of many texts at once, resampled to a grid of at most this many steps.
 enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 
 // What tables minimise: the importance that is evicted (the paper), or what eviction does to the model's output
@@ -31,27 +30,28 @@ typedef struct study_options {
     double min_keep;            // no head keeps less than this share of its tokens, 0 to less than 1
     hull_range hull;
     solve_scope scope;
-    bool oracle_order;     // budgets are made as if the metric ranked as the oracle does
-    bool exact;            // the optimum in place of greedy's budgets
-    uint64_t sink, window; // protected tokens; AS_RECORDED: what the record says of the metric
-    double ratios[ROWS];   // the first n_rows count, the others repeat the last one
+    bool oracle_order;     // solve as if the metric ranked as the oracle does
+    bool exact;            // the optimum instead of greedy's budgets
+    uint64_t sink, window; // protected tokens; AS_RECORDED: those that the record names for the metric
+    double ratios[ROWS];   // the first n_rows are used, the others repeat the last one
     uint32_t n_rows;
-    bool own_ratios;          // chosen one by one, and refused where limits do not allow them
-    const kvb_limits *limits; // NULL: budgets are bound by their sum only
+    bool own_ratios;          // the user chose the ratios, and they are refused if limits do not allow them
+    const kvb_limits *limits; // NULL: only the sum of the budgets is limited
     study_loss loss;
 } study_options;
 
-// mean_loss over all layers for 1 % to 99 % pruned, without anything else.
+// Returns the defaults: mean_loss over all layers for 1 % to 99 % pruned.
 study_options study_options_make(void);
-// Fills aggregate_name, aggregate and tail. KVB_ARGUMENT: none of the four.
+// Sets aggregate_name, aggregate and tail. Fails with KVB_ARGUMENT for an unknown name.
 kvb_status study_options_aggregate(study_options *o, const char *name, kvb_error *err);
-// What a table was solved for: aggregation, scope, order, shrink, min_keep, protection, ratios, constraints. `limits`
-// is where the constraints go; the caller frees it, also after a failure. The table must outlive the options. Errors
-// name `path`: KVB_UNSUPPORTED what a newer kvbudget may know, and those of kvb_limits_parse().
+// Restores the options a table was solved with: aggregation, scope, order, shrink, min_keep, protection, ratios,
+// constraints. The constraints go to `limits`, which the caller frees, also after a failure. The table must outlive the
+// options. Errors name `path`: KVB_UNSUPPORTED for settings that only a newer kvbudget knows, and those of
+// kvb_limits_parse().
 kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const kvb_table *table, const char *path,
                                     kvb_error *err);
 
-// For the solver: all ROWS ratios. Points into *o.
+// Returns the solver's options, with all ROWS ratios. They point into *o.
 solve_options study_solve_options(const study_options *o);
 // Whether the table has a row for every per cent from 1 to 99.
 bool every_per_cent(const study_options *o);

@@ -18,8 +18,8 @@ typedef struct pair_set {
     uint32_t fewest_queries, most_queries;
 } pair_set;
 
-// Counts the pairs, and checks that each leaves something to choose. `from` and `metric`, one of its metrics, must
-// outlive the set. Errors: KVB_ARGUMENT no pair, or a context that is protected as a whole (named); those of
+// Counts the pairs, and checks that each has unprotected tokens. `from` and `metric`, one of its metrics, must outlive
+// the set. Errors: KVB_ARGUMENT if there is no pair, or all of a context is protected (the message names it); those of
 // cache_shape_check(). The caller closes it, also after a failure.
 kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, const study_options *o, kvb_error *err);
 void pairs_close(pair_set *p);
@@ -32,7 +32,7 @@ typedef struct pair_walk {
     float *scores, *oracle; // [L,G,T] of this context, of this pair
     problem problem;        // made for this context; problem.curves is the pair's
     bool ended;             // there was no pair left
-    uint32_t pair;          // how many came before it
+    uint32_t pair;          // number of pairs before it
     // The walk's own:
     solve_options solve;
     double min_keep;
@@ -41,13 +41,13 @@ typedef struct pair_walk {
     bool begun;
 } pair_walk;
 
-// solve: what the problem is made for; min_keep: of study_options; progress: NULL, or what is told of every pair, its
-// done and total being the caller's. The caller closes the walk.
+// Begins a walk, which the caller closes. solve: options of the problem; min_keep: as in study_options; progress: NULL,
+// or called after every pair (the caller sets its done and total).
 void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
                     study_progress *progress);
 void pair_walk_close(pair_walk *w);
 // Reads the next pair and fills the curves, or sets w->ended. Errors name record, context and question;
 // KVB_INTERRUPTED.
 kvb_status pair_walk_next(pair_walk *w, kvb_error *err);
-// Puts record, context and question in front of the message, where status is not KVB_OK. Returns status.
+// If status is not KVB_OK, puts record, context and question before the message. Returns status.
 kvb_status pair_walk_name(const pair_walk *w, kvb_status status, kvb_error *err);

@@ -1,23 +1,22 @@
-// What a record says of one of its metrics: which tokens stay whatever their score, and its parameters. The one place
-// where tables learn of them.
+// What a record says about one of its metrics: its protected tokens and its parameters. Tables get them from here only.
 #pragma once
 #include "formats/record.h"
 
 typedef struct record_metric {
     uint32_t sink, window; // protected tokens: the first and the last ones
-    double cost;           // what an engine pays for its scores (formats/README.md)
-    char kin[32];          // the name that forms of one idea share: "snapkv"
+    double cost;           // what computing the scores costs an engine (formats/README.md)
+    char kin[32];          // the name that variants of one idea share: "snapkv"
     char *parameters;      // text of a JSON object; owned
 } record_metric;
 
-// Of metrics whose cost a record does not tell, as records of before do not, so that all of these cost the same.
+// The cost of metrics in older records, which do not state it: all cost the same.
 #define RECORD_COST_UNKNOWN 1
 
-// Parameters: the record's object for the metric, {} where it has none. Protected tokens: `protect_sink` and
-// `protect_window` of that object; else methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.
-// `kin`: as the record says; of records of before the name up to its first ':' or '+'. Errors: KVB_FORMAT; then *out is
-// zero.
+// Reads it. Parameters: the record's object for the metric, or {}. Protected tokens: `protect_sink` and
+// `protect_window` of that object, or by methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.
+// `kin`: as the record says, or, in older records, the name up to its first ':' or '+'. Fails with KVB_FORMAT; *out is
+// then zero.
 kvb_status record_metric_read(record_metric *out, const record *r, const char *metric, kvb_error *err);
-// The same for a learned ranking: its features, its sinks, and the last token.
+// The same for a learned ranking: its parameters are its features; its sinks and the last token are protected.
 void record_metric_learned(record_metric *out, const kvb_ranking *ranking);
 void record_metric_free(record_metric *m);

@@ -1,22 +1,20 @@
-// Searching for better budgets on measured damage: shifts of heads (shift.h) that make the loss of cut caches small.
-//
-// Nothing here runs a model: what a candidate loses is asked of the caller. Every ratio that counts, a knot, is a
-// search of its own, but candidates of all knots are measured together as one table, so that rows between stay nested.
-// Starts that the caller has, as measured.h makes them, are tried first, half of the way to each and the whole. Then
-// all heads of a layer move together, then, from the best of that, each by itself: a linear model of the loss in the
-// shifts is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on
-// one text, with a part that the knots share; then come steps against its gradient, by successive halving over texts,
-// in a trust region for each knot. After every round the centre of the search is measured on texts of a second set, and
-// the best there is what comes out; a search that gains nothing there for REFINE_PATIENCE rounds is over.
+// Searches for better budgets by measured damage: shifts of heads (shift.h) that reduce the loss of cut caches.
+// Nothing here runs a model: the caller measures what candidates lose. Each refined ratio, a knot, has its own search,
+// but candidates for all knots are measured together as one table, so that the rows between them stay nested. The
+// caller's starts, such as those of measured.h, are tried first, half of the way and all of it. Then all heads of a
+// layer are moved together; then, from the best result, each head by itself: a linear model of the loss in the shifts
+// is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on one
+// text, with a component shared by the knots; then steps are taken against its gradient, by successive halving over
+// texts, in a trust region for each knot. After every round the centre of the search is measured on texts of a second
+// set, and the best there is the result; a search that gains nothing there for REFINE_PATIENCE rounds ends.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 
 enum { REFINE_PATIENCE = 6 };
 
-// Losses of n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, listed
-// by number: loss [n, n_knots, n_texts]. Equal candidates must have equal losses. A failure, or KVB_INTERRUPTED, ends
-// the search.
+// Measures n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, given
+// by number: loss [n, n_knots, n_texts]. Equal candidates must get equal losses. Any failure ends the search.
 typedef kvb_status refine_measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
                                   uint32_t n_texts, double *loss, kvb_error *err);
 
@@ -32,19 +30,19 @@ typedef struct refine_task {
     uint32_t n_knots;
     uint32_t n_texts, n_selection; // of both sets, at least 1
     bool heads;                    // single heads move as well; else only whole layers
-    uint32_t evaluations;          // most of them, at least 1; those on the selection set count too
+    uint32_t evaluations;          // at most, at least 1; those on the selection set count too
     uint64_t seed;
     uint32_t n_starts;
-    const double *starts; // [n_starts, n_knots, n_heads] shifts towards which to go first, each from the table itself
-    double start_cost;    // evaluations that finding them took
+    const double *starts; // [n_starts, n_knots, n_heads] shifts to try first
+    double start_cost;    // evaluations already spent to find the starts
     refine_measure *measure;
-    void (*report)(void *context, const refine_progress *p); // NULL: nobody is told
+    void (*report)(void *context, const refine_progress *p); // NULL: none
     void *context;                                           // of both
 } refine_task;
 
 typedef struct refine_result {
     double *shift;                            // [n_knots, n_heads] the best on the selection set; 0: the table itself
-    double *calibration_before, *calibration; // [n_knots] losses of the table and of this
+    double *calibration_before, *calibration; // [n_knots] losses of the table and of the result
     double *selection_before, *selection;     // [n_knots]
     double evaluations;                       // spent
     uint32_t rounds;

@@ -1,23 +1,22 @@
-// Which part of a record is worked on: contexts, questions, metrics.
-//
-// A pair is one question of one context. From the record to a table an array of the oracle goes one way:
+// The part of a record to work on: contexts, questions, metrics.
+// A pair is one question of one context. On its way from the record to a table, an oracle array passes through:
 //     read (pairs.h) -> curves (pairs.h) -> aggregate (gather.h) -> allocate (table.h) -> write (table.h)
 #pragma once
 #include "formats/record.h"
 
 enum { METRICS_MAX = 64 };
 
-// What is asked for.
+// What the caller asks for.
 typedef struct selection_request {
-    // [n_metrics] full names, beginnings up to a ':' that one metric has, "all", or learned=RANK.safetensors
+    // [n_metrics] full names, prefixes up to a ':' that match one metric, "all", or learned=RANK.safetensors
     const char *const *metrics;
     size_t n_metrics;
-    const char *contexts;       // ids in the wanted order, commas between; NULL: all, in calibration order
-    uint64_t max_questions;     // the first so many of every context; UINT64_MAX: all
-    const kvb_ranking *carried; // NULL, or the ranking of a table, which its name among the metrics then means
+    const char *contexts;       // ids in the wanted order, separated by commas; NULL: all, in calibration order
+    uint64_t max_questions;     // the first ones of every context; UINT64_MAX: all
+    const kvb_ranking *carried; // NULL, or the ranking of a table: its name may then be among the metrics
 } selection_request;
 
-// What there is of it.
+// What was found.
 typedef struct selection {
     const char *path;  // of the record; the caller's
     record *r;         // owned
@@ -31,23 +30,23 @@ typedef struct selection {
     size_t n_opened;
 } selection;
 
-// Opens the record at `path`, which must stay as it is, and finds what is asked for. Errors: those of record_open();
-// KVB_MISMATCH a shard, or a context without scores of a metric; KVB_ARGUMENT an unknown context or metric, or a
-// context given twice; KVB_FORMAT nothing in the record; for learned=FILE those of kvb_ranking_open() and
+// Opens the record at `path`, which must not change, and selects what is asked for. Errors: those of record_open();
+// KVB_MISMATCH if it is a shard, or a context lacks a metric's scores; KVB_ARGUMENT for an unknown context or metric,
+// or a context given twice; KVB_FORMAT if the record is empty; for learned=FILE those of kvb_ranking_open() and
 // learned_scores_check(). The caller closes it, also after a failure.
 kvb_status selection_open(selection *s, const char *path, const selection_request *wanted, kvb_error *err);
 void selection_close(selection *s);
 
-// The ranking that one of the selection's metrics is; NULL for a metric of the record.
+// Returns the ranking behind one of the selection's metrics, or NULL for a metric of the record.
 const kvb_ranking *selection_ranking(const selection *s, const char *metric);
 
 const record_context_info *selection_context(const selection *s, size_t k);
-// Whether question number `index` of a context takes part: it is among the first ones and has recorded queries.
+// Whether question number `index` of a context is used: it is among the first max_questions and has recorded queries.
 bool selection_has(const selection *s, const record_question_info *q, uint32_t index);
-uint32_t selection_count(const selection *s, size_t k); // questions of the k-th context that take part
+uint32_t selection_count(const selection *s, size_t k); // questions of the k-th context that are used
 
-// A text that the record says about itself; "" where it does not.
+// Returns a text attribute of the record, or "" if it has none.
 const char *record_text(const record *r, const char *name);
-// Refuses another model than the record's: sha256 is that of the weights of the file `other`. Who does not know the
-// weights, "", is not refused. KVB_MISMATCH.
+// Fails with KVB_MISMATCH if the file `other`, whose weights have the hash sha256, belongs to another model than the
+// record. An empty hash on either side, "", is accepted.
 kvb_status selection_require_model(const selection *s, const char *sha256, const char *other, kvb_error *err);

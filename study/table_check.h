@@ -1,5 +1,5 @@
-// Checks the bounds of a table against the record that it was made from, with code that shares nothing with the solver
-// that made it but the loss curves: solver/checker.h.
+// Checks the bounds of a table against the record it was made from, with code that shares only the loss curves with the
+// solver: solver/checker.h.
 #pragma once
 #include "study/gather.h"
 
@@ -14,22 +14,22 @@ typedef struct table_check {
     double bound[ROWS], table_loss[ROWS]; // our own, means over the problems or pairs
 } table_check;
 
-// A table, and the record that it belongs to: opens both, takes from the table what was solved and for which metric.
-// wanted: contexts and questions; its metrics are not used. Errors: those of kvb_table_open(),
-// study_options_from_table() and selection_open(); KVB_MISMATCH a record of another shape or model. The caller closes
-// all three, also after a failure.
+// Opens a table and the record that it belongs to, and takes the options and the metric from the table. wanted:
+// contexts and questions; its metrics are not used. Errors: those of kvb_table_open(), study_options_from_table() and
+// selection_open(); KVB_MISMATCH if the record has another shape or model. The caller closes all three, also after a
+// failure.
 kvb_status open_table_and_record(kvb_table **table, study_options *o, kvb_limits *limits, selection *from,
                                  const char *table_path, const char *record_path, const selection_request *wanted,
                                  kvb_error *err);
 
-// Errors also: KVB_MISMATCH another record than the table was made from, or other pairs of it; KVB_UNSUPPORTED a table
-// without bounds. The caller frees, also after a failure.
+// Opens a check. Further errors: KVB_MISMATCH if the table was made from another record, or from other pairs of it;
+// KVB_UNSUPPORTED if the table has no bounds. The caller frees, also after a failure.
 kvb_status table_check_open(table_check *k, const char *table_path, const char *record_path,
                             const selection_request *wanted, kvb_error *err);
 // Reads all pairs; fills bound and table_loss.
 kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *err);
-// Whether the table keeps to its constraints at the length that it was solved for. Errors name the row.
+// Checks that the table respects its constraints at the length that it was solved for. Errors name the row.
 kvb_status table_check_limits(const table_check *k, kvb_error *err);
-// What is wrong with a row of the table, or NULL.
+// Returns what is wrong with a row of the table, or NULL.
 const char *table_check_fault(const table_check *k, const kvb_row *row, uint32_t r);
 void table_check_free(table_check *k);

@@ -2,7 +2,7 @@
 #pragma once
 #include "study/gather.h"
 
-// Of one metric: shares of each problem's mass, means over the problems. Rows are those of the options.
+// For one metric. Losses are shares of each problem's mass, means over the problems. Rows are those of the options.
 typedef struct validation {
     study_options options;
     pair_set pairs;
@@ -14,9 +14,9 @@ typedef struct validation {
     uint64_t work; // relaxations
 } validation;
 
-// aggregate: AGGREGATE_MEAN_RATIO, every pair is a problem, or AGGREGATE_MEAN_LOSS, their average is. The table and
-// what the options point to must outlive the validation. Errors: those of pairs_open(). The caller frees, also after a
-// failure.
+// The options' aggregate is AGGREGATE_MEAN_RATIO, where every pair is a problem, or AGGREGATE_MEAN_LOSS, where their
+// average is one. The table and what the options point to must outlive the validation. Errors: those of pairs_open().
+// The caller frees, also after a failure.
 kvb_status validation_open(validation *v, const selection *from, const char *metric, const study_options *o,
                            const double *table, kvb_error *err);
 kvb_status validation_run(validation *v, study_progress *progress, kvb_error *err);

@@ -1,12 +1,12 @@
-// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward
-// pass, and sums that some scorers need.
+// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward pass,
+// and sums that some scorers need.
 //
 // `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and
-// OpenMP. A backend is a constant table of functions; what a pass works with is a device that it opens from one, with
-// scratch memory for its own shapes and its own first error: as many as there are passes may be open at the same time.
-// Everything that can be seen is float32; how the operands of products are rounded on the way is a backend's `compute`.
-// Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads, q = H/G heads
-// per group (query head h reads KV head h/q), d head size, T context tokens.
+// OpenMP. A backend is a constant table of functions. A pass opens a device from it, which has scratch memory for the
+// pass's shapes and remembers its first error; any number of devices may be open. All visible data are float32; a
+// backend's `compute` says how operands of products are rounded internally. Shapes are row-major; a row is one token.
+// Letters as in model.h: D width, H query heads, G KV heads, q = H/G heads per group (query head h reads KV head h/q),
+// d head size, T context tokens.
 #pragma once
 #include "profiler/backend/sampler.h"
 #include "profiler/weights/stored_matrix.h"
@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Heads up to this size; backends keep one head's row on the stack.
+// The largest head_dim; backends keep one head's row on the stack.
 enum { BACKEND_MAX_HEAD_DIM = 512 };
 
 // Device memory. Never dereferenced outside backend_*.c; dev_at() steps inside one allocation.
@@ -29,23 +29,24 @@ static inline dev dev_at(dev base, size_t offset)
     return at;
 }
 
-// A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
+// A weight matrix in the backend's preferred layout. y = x W^T for W [out, in] as model files store it.
 typedef struct dev_matrix {
-    float *address; // float32 rows; may be NULL where `packed` is not, and nobody asked to keep rows or they can be had
-                    // from there
+    float *address; // float32 rows; may be NULL if `packed` is not, and rows were not asked for or can be read from
+                    // `packed`
     uint32_t out, in;
-    void *packed; // the backend's own form for products, NULL where it needs none
+    void *packed; // the backend's own form for products, NULL if it needs none
 } dev_matrix;
 
-// How matrix_load is to hold a matrix, or-ed; 0: in the backend's own form, without rows. Backends that have no use for
-// one of these do without.
+// Flags that say how matrix_load holds a matrix; 0: in the backend's own form, without rows. Backends ignore flags that
+// they have no use for.
 typedef enum matrix_hold {
     HOLD_ROWS = 1,     // its rows can be read: for `gather` and `output_norms`
-    HOLD_MAPPED = 2,   // its data stays where it is as long as the matrix, so that no copy of rows is needed
-    HOLD_IN_PLACE = 4, // and its products read it there: no memory, but each of them makes its operand anew
-    HOLD_HALF = 8,     // its values are rounded to bfloat16
-    HOLD_WIDE = 16 // as products take it even where the file has fewer bits: more memory, less work. The tile unit's
-                   // bfloat16 parts round ties to even then, and away from zero where they are of whole numbers
+    HOLD_MAPPED = 2,   // the data outlives the matrix, so rows need no copy
+    HOLD_IN_PLACE = 4, // products read the data there: this takes no memory, but every product converts it again
+    HOLD_HALF = 8,     // round values to bfloat16
+    HOLD_WIDE = 16 // hold it in the products' precision even if the file has fewer bits: more memory, less work. The
+                   // tile unit's bfloat16 parts are then rounded to even on ties, but away from zero if they are made
+                   // from whole numbers
 } matrix_hold;
 
 // One of several products of the same rows: y [n,out] = x W^T.
@@ -61,13 +62,13 @@ typedef struct prefix_kv {
     dev packed;        // what pack_prefix made of them; {NULL} where packed_floats is 0
 } prefix_kv;
 
-// Keys and values of what follows the context, one stretch per question, for one layer.
+// Keys and values of the tokens after the context, one block per question, for one layer.
 typedef struct tail_kv {
     dev k, v;          // [questions, G, capacity, d]
     uint32_t capacity; // rows per question and head
 } tail_kv;
 
-// One decoded row: the token at position T + tail of its question. Rows of a question stand together, in order.
+// One decoded row: the token at position T + tail of its question. Rows of a question are consecutive and in order.
 typedef struct decode_row {
     uint32_t question; // slot in the batch
     uint32_t tail;     // 0-based place after the context; the row sees the whole context and tail rows 0..tail
@@ -82,16 +83,17 @@ typedef struct oracle_view {
     bool sum;           // over rows and the group's heads, where the backend has sums_importance
 } oracle_view;
 
-// What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and
-// gate * sigmoid(1.702 gate) * (up + 1).
+// The activation function of a feed-forward's gate. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and gate
+// * sigmoid(1.702 gate) * (up + 1).
 typedef enum activation { SILU, GELU_TANH, SWIGLU_CLAMPED } activation;
 
-// How a layer attends. What stands behind the sizes is 0 or {NULL} in most layers.
+// How a layer attends. The fields after the sizes are 0 or {NULL} in most layers.
 typedef struct attention_shape {
     uint32_t n_heads, n_kv_heads, head_dim;
-    uint32_t window; // a row sees this many positions, the last of them its own; 0: all up to its own
-    float softcap;   // a score s = q . k / sqrt(d) becomes softcap * tanh(s / softcap); 0: it stays
-    dev sinks;       // [H] one more score of each query head, in the softmax but of no position; {NULL}: none
+    uint32_t window; // a row sees this many positions, up to its own; 0: all up to its own
+    float softcap;   // a score s = q . k / sqrt(d) becomes softcap * tanh(s / softcap); 0: unchanged
+    dev sinks;       // [H] an extra score per query head that enters the softmax but belongs to no position; {NULL}:
+                     // none
 } attention_shape;
 
 static inline attention_shape attention_heads(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
@@ -106,21 +108,20 @@ typedef struct backend_limits {
     uint32_t rows;       // decoded rows in one call
     uint32_t matrix_dim; // the larger side of any weight matrix
     attention_shape shape;
-    // The most terms of a product whose operand may be made anew each time: its matrix is of BF16, or was loaded with
-    // HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
+    // The most terms of a product whose operand may be converted each time, because its matrix is BF16, or was loaded
+    // with HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
     uint32_t made_terms;
-    uint32_t matrix_terms; // of any product: the inputs of any weight matrix
+    uint32_t matrix_terms; // the most terms of any product, i.e. inputs of any weight matrix
 } backend_limits;
 
-// A backend at work, from `open` to `close`. Backends keep their scratch memory behind it. Its calls come from one
-// thread at a time.
+// An open device. Backends append their scratch memory to this struct. Only one thread may use a device at a time.
 typedef struct backend_device {
     const struct backend *b; // what it was opened from: on->b->matmul(on, ...)
-    kvb_status failed;       // of the first operation that failed, for check; KVB_OK: none
+    kvb_status failed;       // status of the first operation that failed, for check; KVB_OK: none failed
     kvb_error error;
 } backend_device;
 
-// Rows of a context that go through the operations at a time, at most; decoded rows are always fewer (matmul says why).
+// The most rows of a context in one call of an operation; there are always fewer decoded rows (matmul says why).
 enum { BACKEND_CHUNK_ROWS = 1024, BACKEND_PROJECTIONS = 3 };
 
 typedef struct backend {
@@ -128,23 +129,24 @@ typedef struct backend {
     const char *compute; // precision of the products' operands: "f32", "bf16x3" (two bfloat16 parts, 16 bits), "bf16";
                          // sums are float32
     const char *summary;
-    // Rows of a context that go through projections and feed-forward at a time: few where their activations then stay
-    // in a cache, at most BACKEND_CHUNK_ROWS.
+    // Rows of a context in one call of projections and feed-forward: few if that keeps activations in the processor's
+    // cache, at most BACKEND_CHUNK_ROWS.
     uint32_t context_rows;
-    bool sums_importance; // heeds oracle_view.sum and the centre of value_weights
+    bool sums_importance; // supports oracle_view.sum and the centre of value_weights
 
     // --- life ---
-    // Starts a device, with scratch memory for operations within `limits`; NULL: for memory and matrices alone. Fails
-    // with what is missing, in one line: no driver, no memory. On failure *out is NULL.
+    // Opens a device, with scratch memory for operations within `limits`; if limits is NULL, it only serves for memory
+    // and matrices. On failure the message says what is missing (a driver, memory), and *out is NULL.
     kvb_status (*open)(backend_device **out, const struct backend *b, const backend_limits *limits, kvb_error *err);
-    // Gives its scratch memory back; NULL is fine. What `alloc` and `matrix_load` gave belongs to the backend, not to
-    // one device: others of the same backend may use it, and it must be released before the last one is closed.
+    // Closes a device and frees its scratch memory; NULL is allowed. What `alloc` and `matrix_load` return belongs to
+    // the backend, not to one device: other devices of the same backend may use it, and it must be released before the
+    // last one is closed.
     void (*close)(backend_device *on);
-    // Operations may return before the device is done, and none reports an error: after the first one that fails none
-    // of what they leave is valid, and check says what it was, each time it is asked. Waits for the device.
+    // Waits for the device and reports the first error. Operations may return before the device is done, and report no
+    // errors themselves: once one has failed, all results are invalid, and every call of check returns that error.
     kvb_status (*check)(backend_device *on, kvb_error *err);
 
-    // --- memory. alloc gives zeroed floats, or {NULL} when there are none left; release accepts {NULL}. ---
+    // --- memory. alloc returns zeroed floats, or {NULL} if memory has run out; release accepts {NULL}. ---
     dev (*alloc)(backend_device *on, size_t n_floats);
     void (*release)(backend_device *on, dev memory);
     void (*upload)(backend_device *on, dev to, const float *from, size_t n);
@@ -152,28 +154,27 @@ typedef struct backend {
     void (*copy)(backend_device *on, dev to, dev from, size_t n);
     void (*clear)(backend_device *on, dev memory, size_t n);
     const float *(*host_view)(backend_device *on,
-                              dev from); // the memory itself where host and device share it, else NULL
-    // Takes over a matrix [out, in] as a model file stores it (backend_matrix: from floats), held as `hold` says
-    // (matrix_hold). Both pointers are NULL when memory is short, or a value is not finite; where it is read in place
-    // that fails the first product instead.
+                              dev from); // the memory itself if host and device share it, else NULL
+    // Loads a matrix [out, in] as a model file stores it (backend_matrix: from floats), held as `hold` says
+    // (matrix_hold). Both pointers of the result are NULL if memory runs out or a value is not finite; if it is read in
+    // place, the first product fails instead.
     dev_matrix (*matrix_load)(backend_device *on, const stored_matrix *w, unsigned hold);
-    // Bytes that matrix_load would take; nothing is read of w->data.
+    // Bytes that matrix_load would take; does not read w->data.
     uint64_t (*matrix_bytes)(backend_device *on, const stored_matrix *w, unsigned hold);
     void (*matrix_release)(backend_device *on, dev_matrix *w);
     // Bytes of scratch memory that `open` takes for these limits.
     uint64_t (*scratch_bytes)(backend_device *on, const backend_limits *limits);
-    // Bytes that are free on a device with memory of its own; 0 where it shares the host's.
+    // Free bytes on a device with its own memory; 0 if it shares the host's.
     uint64_t (*free_bytes)(backend_device *on);
 
     // --- a forward pass; n counts rows, outputs never alias inputs unless said ---
     void (*gather)(backend_device *on, dev y, dev_matrix table, const int32_t *ids, uint32_t n); // y[i] = table[ids[i]]
     void (*rms_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width,
                      float eps); // y = x / rms(x) * weight; y may be x
-    // y [n,out] (+)= x [n,in] W^T. A row's bits depend neither on n nor on the other rows while n < BACKEND_CHUNK_ROWS;
+    // y [n,out] (+)= x [n,in] W^T. For n < BACKEND_CHUNK_ROWS a row's bits depend neither on n nor on the other rows;
     // from there on they may depend on n.
     void (*matmul)(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
-    // All y of `to`, at most BACKEND_PROJECTIONS, each as matmul would make it, from one reading of x. No y is x or
-    // another's.
+    // Computes all y of `to`, at most BACKEND_PROJECTIONS, as matmul would, reading x once. No y overlaps x or another.
     void (*project)(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
     // y = (x - mean) / deviation * weight; row i takes the row i % n_weights of weight [n_weights, width]; y may be x
     void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
@@ -200,20 +201,20 @@ typedef struct backend {
     void (*store_tail)(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
                        uint32_t n_kv_heads, uint32_t d);
     // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as
-    // they are. Where it is not 0, attend_prefix and attend_rows read `packed` alone: k and v may be another layer's by
-    // then.
+    // they are. If it is not 0, attend_prefix and attend_rows read only `packed`: k and v may hold another layer's.
     size_t (*packed_floats)(backend_device *on, uint32_t n_tokens, attention_shape s);
-    // Fills kv->packed from kv->k and kv->v, all rows of them. Called before attention where packed_floats is not 0.
+    // Fills kv->packed from all rows of kv->k and kv->v. Must be called before attention if packed_floats is not 0.
     void (*pack_prefix)(backend_device *on, const prefix_kv *kv, attention_shape s);
     // Causal attention of context rows first..first+n-1: o, q [n, H*d]. Never holds T x T.
     void (*attend_prefix)(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
                           attention_shape s);
-    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle.
-    // Of a layer with a window nothing is observed.
+    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle. In a
+    // layer with a window no row is observed.
     void (*attend_rows)(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
                         const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
     // w[h,j] = ||root_h (v_j - centre_h)|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T
-    // (oracle.h); centre [H,d], or {NULL}: zeros, which is all that a backend without sums_importance takes. w [H,T].
+    // (oracle.h); centre [H,d], or {NULL} for zeros, which is required of callers if the backend has no
+    // sums_importance. w [H,T].
     void (*value_weights)(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
 
     // ids[i] (host) = sampler_draw(s, row i of logits [n, vocabulary], keys[i]): the same id on every backend for the
@@ -234,17 +235,16 @@ typedef struct backend {
 extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,
     backend_cuda_bf16; // the last one only where it was built
 
-// The backend of that name that computes in float32, or NULL; backend_list gives them all, ended by NULL.
+// Returns the backend of that name that computes in float32, or NULL. backend_list lists all, ended by NULL.
 const backend *backend_find(const char *name);
-// For messages, where backend_find has found nothing: why a backend that exists is not in this program; else an empty
-// text.
+// For messages when backend_find returns NULL: why a known backend is not in this program, or an empty text.
 const char *backend_absence(const char *name);
-// The same with products of another precision; NULL compute is "f32".
+// The same for another precision of products; `compute` NULL means "f32".
 const backend *backend_find_compute(const char *name, const char *compute);
 extern const backend *const backend_list[];
 
-// A matrix of floats w [out, in] through matrix_load.
+// Loads a matrix of floats w [out, in] with matrix_load.
 dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows);
 
-// For backends: the first failure of an operation, on whatever thread; those that follow it change nothing.
+// For backends: records a failed operation, on any thread. Only the first failure is kept.
 void backend_fail(backend_device *on, kvb_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));

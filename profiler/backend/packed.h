@@ -1,7 +1,7 @@
-// Matrix products whose right-hand side is kept in the blocked layout that oneDNN likes best on this machine, in
+// Matrix products whose right-hand side is kept in the blocked layout that is fastest for oneDNN on this machine, in
 // float32, in bfloat16, or as bfloat16 in two parts; or, where the machine has a tile unit, in that of packed_tiles.h,
-// which then serves all precisions. Every product runs on the caller's thread alone: the callers cut their work by
-// shape and share it out, so that no sum depends on the number of threads.
+// which then serves all precisions. Every product runs on the caller's thread only: callers divide their work by shape,
+// so that no sum depends on the number of threads.
 //
 //     PRECISION_F32     c = a b                                    float32 operands
 //     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
@@ -12,8 +12,7 @@
 // Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs
 // them little. Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision:
 // about 2^-16 relative error per term, three products on a bfloat16 matrix unit in place of one in float32. A machine
-// whose vector units know no bfloat16 gets the same roundings with float32 products: the numbers are as good, the speed
-// is not.
+// without bfloat16 vector instructions does the same roundings and multiplies in float32: as good, but slower.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,17 +22,16 @@ typedef enum precision { PRECISION_F32, PRECISION_BF16X3, PRECISION_BF16 } preci
 
 // "f32", "bf16x3", "bf16".
 const char *precision_name(precision p);
-// That of a name which there is, such as a backend's `compute`.
+// The precision of a valid name, such as a backend's `compute`.
 precision precision_named(const char *name);
 
-// Does oneDNN have kernels for bfloat16 operands here?
+// Whether oneDNN has kernels for bfloat16 operands on this machine.
 bool packed_is_native(void);
 
-// Are rows of float32 used where they stand? Else, and in the other precisions, operand_split must have been there
-// first.
+// Whether rows of float32 are used directly. Otherwise, and in other precisions, call operand_split first.
 bool operand_is_plain(precision p);
 
-// The parts that the tile unit takes of the operands of a product of k terms.
+// The number of parts in which the tile unit takes the operands of a product of k terms.
 unsigned packed_parts(precision p, uint32_t k);
 
 // Bytes of b [k,n] once packed, and of a [m,k] once split. Multiples of 64.
@@ -41,32 +39,32 @@ size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
 
 // Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n).
-// False when oneDNN has no memory left. May run on any thread.
+// Returns false if oneDNN runs out of memory. May run on any thread.
 size_t packed_temp_floats(uint32_t k, uint32_t n);
 bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp);
 
 // Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x +
-// i*ld. Rows that are never written may hold anything: they only meet their own rows of c.
+// i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale);
 
-// The number of rows, at most PRODUCT_ROWS_MAX, with which all rows of a product get the same bits wherever they stand
-// in it: a multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6
-// with AVX2).
+// The number of rows, at most PRODUCT_ROWS_MAX, with which a row of a product has the same bits at any place in it: a
+// multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6 with
+// AVX2).
 enum { PRODUCT_ROWS_MAX = 32 };
 uint32_t product_rows(void);
 
 // c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend
 // on m (oneDNN picks its kernel by it), never on the other rows: callers whose results must not depend on a batch use
-// one m for all and pad. Found or made outside of parallel regions, kept for the whole process; NULL when oneDNN has no
-// memory for it.
+// one m for all and pad. Call outside parallel regions; products are kept until the process ends. Returns NULL if
+// oneDNN runs out of memory.
 typedef struct product product;
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
-// What product_find does for the threads that there are, for as many as this: called before a parallel region that runs
-// products found earlier.
+// Prepares products found earlier for `threads` threads (product_find prepares them for the current number). Call
+// before the parallel region that runs them.
 bool product_prepare(int threads);
-// May run on any thread of the region that follows. False when oneDNN fails: c is worth nothing then.
+// May run on any thread of the region that follows. Returns false, with c undefined, if oneDNN fails.
 bool product_run(const product *p, const void *a, const void *b, float *c);
 // In bf16x3, of the high part of b alone, the low one being zero: packed_high_bytes are those of it, at the front of
 // what packed_store makes; 0 where b is not kept so (few terms, other precisions, the tile unit).

@@ -1,6 +1,6 @@
-// Weights that model files store as small whole numbers, kept so for the tile unit (packed_tiles.h): decoding waits for
-// memory, and these are a fifth to a third of float32. A product makes bfloat16 parts of them while the first rows meet
-// them.
+// Weights that model files store as small whole numbers, kept in that form for the tile unit (packed_tiles.h): decoding
+// is limited by memory bandwidth, and they take a fifth to a third of float32. A product converts them to bfloat16
+// parts when the first rows are multiplied.
 //
 //     b[i][j] = step * whole[i][j] + base, one step and one base for 32 terms of a column
 //
@@ -17,15 +17,14 @@ enum { STEP_TERMS = 32, STEP_COLUMNS = 32 };
 // `bits` is 4 (whole numbers 0 to 15) or 8 (-128 to 127).
 size_t steps_block_bytes(unsigned bits);
 
-// Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed are whatever memory
-// holds.
+// Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed hold anything.
 void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8_t *wholes, const float *steps,
                 const float *bases);
 
-// Are two cut parts all that these weights hold? So it is for most that files store in 4 bits with steps in float16.
+// Whether two cut parts represent these weights exactly. True for most 4-bit weights with float16 steps.
 bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *bases, uint32_t k);
 
-// Terms first .. first+n-1 of a column, to the bits that the unit multiplies.
+// Reads terms first .. first+n-1 of a column, with exactly the bits that the unit multiplies.
 void steps_unpack(unsigned bits, float *to, const void *from, uint32_t column, uint32_t k, uint32_t first, uint32_t n);
 
 // Makes bfloat16 parts of lines [first, end) of the 32 of a block, as packed_tiles.c keeps them.

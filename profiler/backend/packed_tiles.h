@@ -19,7 +19,7 @@
 
 enum { TILE_ROWS = 16, TILE_TERMS = 32 }; // operands are padded to a multiple of this many rows, and of terms
 
-// Is there such a unit, does the system let us use it, and may oneDNN (DNNL_MAX_CPU_ISA)?
+// Whether the processor has such a unit, and the system and oneDNN (DNNL_MAX_CPU_ISA) allow its use.
 bool tiles_available(void);
 
 // Bytes of b [k,n] and of a [m,k].
@@ -40,7 +40,7 @@ float tiles_max(const float *x, uint32_t n);
 float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
                      float top, float *keep);
 
-// c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only meet their own
+// c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only affect their own
 // rows of c.
 typedef struct tile_product {
     unsigned parts;
@@ -61,7 +61,7 @@ typedef struct tile_product {
 void tiles_multiply(const tile_product *p);
 size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n);
 
-// Between these the thread's unit stays as the last product has set it, which saves a small product a third of its
-// time.
+// Between these calls the thread's unit keeps the last product's configuration, which saves a third of a small
+// product's time.
 void tiles_hold(void);
 void tiles_let_go(void);

@@ -1,5 +1,4 @@
-// Seeded sampling whose draw depends on (seed, context, question, step) alone: not on threads, batches, or what was
-// drawn before.
+// Seeded sampling: a draw depends only on (seed, context, question, step), not on threads, batches or earlier draws.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +17,7 @@ void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
 // A uniform number in [0, 1) with 53 random bits, for one draw.
 double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint32_t step);
 
-// What a draw depends on beside the logits and the sampler.
+// What a draw depends on besides the logits and the sampler.
 typedef struct draw_key {
     uint64_t context;
     uint32_t question, step;
@@ -28,6 +27,5 @@ typedef struct draw_key {
 float sampler_scale(const sampler *s);
 
 // Draws a token id from softmax(logits / temperature), logits [n], by inverting the cumulative distribution in the
-// order of ids; the sums are in double (sampler_core.h). Returns -1 when a logit is NaN or +infinity, or none is
-// finite.
+// order of ids; the sums are in double (sampler_core.h). Returns -1 if a logit is NaN or +infinity, or none is finite.
 int32_t sampler_draw(const sampler *s, const float *logits, size_t n, const draw_key *key);

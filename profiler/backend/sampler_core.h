@@ -46,7 +46,7 @@ HOST_DEVICE static inline double philox_uniform(uint64_t seed, uint64_t context,
     return (double)bits * 0x1p-53;
 }
 
-// The id that a uniform number in [0, 1) draws, from the sums of the parts. `top` is where the largest logit stands.
+// The id that a uniform number in [0, 1) draws, from the sums of the parts. `top` is the index of the largest logit.
 HOST_DEVICE static inline int32_t sampler_walk(const double sums[SAMPLER_PARTS], const float *logits, size_t n,
                                                size_t top, float scale, double uniform)
 {

@@ -30,7 +30,7 @@ TILE_UNIT static inline void tile_configure(const tile_setting *setting)
     _tile_loadconfig(setting);
 }
 
-// Is there such a unit, does the system let us use it, and may oneDNN (DNNL_MAX_CPU_ISA)?
+// Whether the processor has such a unit, and the system and oneDNN (DNNL_MAX_CPU_ISA) allow its use.
 static inline int tile_unit_found(void)
 {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; // of Linux: asm/prctl.h

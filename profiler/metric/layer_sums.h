@@ -1,5 +1,5 @@
-// What scorers take from a layer: sums over its tensors, exact in the last digits that a ranking can see: what enters
-// an exponent, or a quotient, is in double.
+// Sums over a layer's tensors that scorers use. What enters an exponent or a quotient is in double, so that rounding
+// does not change a ranking.
 #pragma once
 #include "profiler/model/observe.h"
 #include <stdbool.h>
@@ -14,7 +14,7 @@ void layer_group_votes(const layer_view *view, uint32_t window, bool maximum, fl
 void layer_norms(const layer_view *view, view_item item, double *norms);
 
 // Mean [H,d] and, unless NULL, covariance [H,d,d] (divisor n) of the queries before RoPE that belong to keys `from` and
-// later; of all that the view has, where it has fewer.
+// later, or of all queries in the view if it has fewer.
 void layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance);
 
 // Mean [G,d] of the keys, or of the keys divided by their norms.
@@ -34,11 +34,11 @@ void layer_key_forms(const layer_view *view, const key_form *form, double *z);
 // `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
 typedef struct partition_row {
     uint32_t first, size, count;
-    bool own; // compared with themselves, not with the one that follows
+    bool own; // each is compared with itself, not with the next one
 } partition_row;
 
-// LagKV's spreads of the keys (VIEW_K) or values (VIEW_V), [G,T]: partition_spreads of each partition; what lies
-// outside of them is not written.
+// LagKV's spreads of the keys (VIEW_K) or values (VIEW_V), [G,T]: partition_spreads of each partition. Tokens outside
+// the partitions are not written.
 void layer_spreads(const layer_view *view, view_item item, partition_row row, float *out);
 
 // One partition's: t[j] = the standard deviation over channels (divisor d - 1) of (z_j - min) / (max - min), where min

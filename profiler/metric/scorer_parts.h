@@ -1,4 +1,4 @@
-// What several scorers, and the policies that act while decoding, compute alike.
+// Computations that several scorers and policies share.
 #pragma once
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
@@ -37,9 +37,9 @@ SCORERS(DECLARE_SCORER)
 // How MorphKV joins the rows of its window, as a metric and as a policy.
 typedef enum row_fusion { FUSION_SUM, FUSION_MAX } row_fusion;
 
-// Attention of query head h's queries first .. first + n - 1 (of view->n_queries), as the model pays it, with its
-// softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i. Runs
-// on the caller's thread alone inside a parallel region.
+// The attention of query head h's queries first .. first + n - 1 (of view->n_queries) as the model computes it, with
+// its softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i.
+// Runs on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
 
 // KVB_ARGUMENT unless the view has at least `window` queries.
@@ -48,13 +48,13 @@ kvb_status check_window(const metric *m, const layer_view *view, uint32_t window
 // For scorer.check of the pooled metrics: KVB_ARGUMENT unless the parameter `kernel` is odd.
 kvb_status check_kernel(const metric *m, kvb_error *err);
 
-// The recent tokens that take no part in a ranking get the highest score of the layer, plus `above`: they go last.
+// Gives the last `tail` tokens, which take no part in a ranking, the layer's highest score plus `above`: evicted last.
 void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);
 
 // out[j] = maximum, or mean with zeros beyond the edges, of the `kernel` (odd) values around x[j]. `scratch` [n].
 void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t kernel, bool max_pool);
 
-// Where key j of head g (of the view) stood in the text.
+// The position in the text of key j of the view's head g.
 static inline uint32_t key_position(const layer_view *view, uint32_t g, uint32_t j)
 {
     return view->positions ? view->positions[(size_t)g * view->n_tokens + j] : j;
@@ -72,8 +72,8 @@ typedef struct snapkv_form {
 
 kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *form, float *s, kvb_error *err);
 
-// LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of
-// (z_j - min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
+// LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of (z_j -
+// min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
 // channel whose reference is constant counts as 0. `scratch` has 3 d + n floats.
 void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                      float *scratch);

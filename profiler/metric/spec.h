@@ -1,12 +1,10 @@
-// One way to write metrics, policies, allocators and tasks: `name[:variant][:parameter=value]...`, such as
+// The common syntax of metrics, policies, allocators and tasks: `name[:variant][:parameter=value]...`, such as
 // `snapkv:kvpress:window=32` or `keydiff:anchor=raw`.
-//
-// What can be written is declared in rows: a name, and parameters with type, default, range and the place of the value
-// in a settings struct, which is filled by the compiler's own offset. So code reads `settings->window`: a wrong name
-// does not compile, and what a user mistypes is an error that lists the known names.
-//
-// Every list has one canonical text per setting: the parameters that differ from their defaults, in the row's order,
-// with as few digits as read back as the same value. Records, tables and logs keep results by it.
+// Rows declare what can be written: a name, and parameters with type, default, range and the offset of the value in a
+// settings struct. Code reads `settings->window`, so a wrong name does not compile; a user's mistyped name is an error
+// that lists the known ones.
+// Every setting has one canonical text: the parameters that differ from their defaults, in the row's order, with the
+// fewest digits that give the same value when read. Records, tables and logs identify results by it.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -49,24 +47,24 @@ typedef struct spec_row {
     const char *name;                                   // "snapkv"
     const char *variant;                                // "lukv"; NULL for the only or plain one
     spec_parameter parameters[SPEC_MAX_PARAMETERS + 1]; // ended by a NULL name
-    const char *behind; // what else the known names show behind it, such as "=FILE"; NULL: nothing. Read by the caller
+    const char *behind; // what to show after the name in lists, such as "=FILE"; NULL: nothing. The caller parses it
 } spec_row;
 
 // One list of rows: metrics, policies, ...
 typedef struct spec_list {
     const char *what;                 // "metric", for messages
-    const spec_row *(*row)(size_t i); // NULL behind the last. A plain form comes before its variants
-    const char *usual;                // the variant that a bare name without a plain form means; NULL: none
+    const spec_row *(*row)(size_t i); // NULL after the last. A plain form comes before its variants
+    const char *usual;                // the variant that a bare name means if there is no plain form; NULL: none
 } spec_list;
 
 // Reads text [from, to), which is all of `text` or a part of it; settings receive all parameters of the row, by
-// default or as given, and nothing else in them changes. KVB_ARGUMENT says what is known, or what a parameter expects,
-// and which character of the text is meant; a parameter that is given twice is an error. *row may be written before an
-// error.
+// default or as given, and nothing else in them changes. On KVB_ARGUMENT the message lists the known names, or says
+// what a parameter expects, and gives the character's place in the text; a repeated parameter is an error too. *row may
+// be written even on failure.
 kvb_status spec_read(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, void *settings,
                      kvb_error *err);
 
-// The first half of spec_read: the row that text [from, to) names, and where what follows its name begins.
+// The first half of spec_read: finds the row that text [from, to) names, and where the rest after the name begins.
 kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, size_t *rest,
                      kvb_error *err);
 
@@ -77,7 +75,7 @@ double spec_value(const spec_parameter *p, const void *settings);
 void spec_set_value(const spec_parameter *p, void *settings, double value); // within its limits
 // The value as it is written: a choice's name, or a number. Returns its length.
 size_t spec_value_text(char *out, size_t size, const spec_parameter *p, const void *settings);
-// A number with as few digits as read back as the same one: 15, or 17. Returns its length.
+// Prints a number with the fewest digits, 15 or 17, that give the same number when read. Returns its length.
 size_t spec_number(char *out, size_t size, double value);
 
 // "snapkv:lukv", "knorm": returns the length that it has, also where it does not fit.

@@ -1,4 +1,4 @@
-// Families of models: one row of switches each (family.c). What no switch says is a short function, `read`.
+// Families of models: each is a row of switches (family.c), plus a short function, `read`, for the rest.
 #pragma once
 #include "profiler/model/model_config.h"
 #include "profiler/weights/weights.h"
@@ -20,25 +20,26 @@ typedef struct family {
     unsigned switches;      // family_switch, or-ed
     activation act;         // of the feed-forward
     bool gguf_pairs;        // GGUF stores rows of Q and K as pairs (2i, 2i+1); here, as in transformers, (i, i + d/2)
-    bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): the same rows are then moved
+    bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): rows of Q and K are permuted for them too
     bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
     expert_layout experts;  // of folders
     const char *expert_names[4]; // EXPERTS_EACH, behind "model.layers.N.": [3].E.[0], gate; [1], up; [2], down
     bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
-    bool rotates_in_windows;     // where there are windows, layers without one have no rotary positions
-    bool has_window;             // the model obeys a sliding window; of others one is refused
-    bool ties;                   // unless config.json says: the embedding is the output matrix
-    unsigned window_period;      // where there is no list of its layers: the last of so many has none; 0: all have it
+    bool rotates_in_windows;     // if some layers have windows, the layers without one have no rotary positions
+    bool has_window;             // a sliding window is supported; for other families one is refused
+    bool ties;                   // default where config.json does not say: the embedding is the output matrix
+    unsigned window_period;      // if no list of window layers is given: every window_period-th layer has none; 0: all
+                                 // have one
     struct {
         tensor_role role;
         const char *gguf, *hf;
-    } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
-    // After all else was read; NULL: there is nothing more.
+    } names[FAMILY_NAMES]; // tensors whose names differ from tensor_list.h; NULL: as there
+    // Called after everything else was read; NULL: nothing more to do.
     void (*read)(struct config_reader *r);
 } family;
 
-// The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.
+// Finds the family of a source of weights. Fails with KVB_UNSUPPORTED, listing the known ones, if it is unknown.
 kvb_status family_find(const family **out, const weights *w, kvb_error *err);
 
-// The name of a layer's tensor in this container.
+// Writes a layer's tensor name in this container to `out`.
 void family_tensor_name(const family *f, tensor_role role, bool gguf, uint32_t layer, char out[128]);

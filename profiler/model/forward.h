@@ -12,24 +12,25 @@ typedef struct forward_plan {
     uint32_t max_questions; // questions in one batch
     uint32_t max_tail;      // suffix and generated tokens per question
     bool oracle;            // keep importance accumulators [questions, B, G, T]
-    bool output;            // of ORACLE_OUTPUT (profile.h), which needs sums_importance; otherwise LU-KV's maximum
+    bool output;            // importance is ORACLE_OUTPUT's (profile.h), which needs sums_importance; otherwise LU-KV's
+                            // maximum
 } forward_plan;
 
-// Bytes of device memory that forward_open will take, scratch of the backend aside.
+// Bytes of device memory that forward_open will take, without the backend's scratch memory.
 uint64_t forward_bytes(const model *m, const forward_plan *plan);
 
-// Bytes among them of the context's keys and values.
+// The part of these bytes that holds the context's keys and values.
 uint64_t forward_cache_bytes(const model *m, const forward_plan *plan);
 
-// Bytes of that scratch.
+// Bytes of the backend's scratch memory.
 uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan);
 
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err);
 void forward_close(forward *f);
 
 // Runs the context's ids [n_tokens], caches keys and values, and prepares the oracle's weights (methods.md 2.1).
-// `observer` (NULL: none) sees every layer once; `progress` (NULL: none) is told the layers done and may ask to stop by
-// returning false. `logits` (NULL: none) receives [n_tokens, vocabulary].
+// `observer` (NULL: none) sees every layer once; `progress` (NULL: none) is called after every layer and may stop the
+// prefill by returning false. `logits` (NULL: none) receives [n_tokens, vocabulary].
 typedef struct forward_progress {
     bool (*step)(void *context, double done, double total);
     void *context;
@@ -37,42 +38,21 @@ typedef struct forward_progress {
 kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *observer,
                            const forward_progress *progress, float *logits, kvb_error *err);
 
-// ---- A prefill that goes on after a stop ----
-
-// What a context's first `layers` layers have filled of the device's memory, which is all that the others and the
-// questions need: keys and values (packed where the backend packs them), the oracle's weights, and the residual stream
-// unless these are all layers. Where a stretch is not there it has 0 floats; the keys come first. Fails with what the
-// device has failed with, since what it left is worth nothing then.
-enum { FORWARD_STRETCHES = 4 };
-typedef struct forward_stretch {
-    dev memory;
-    uint64_t floats;
-} forward_stretch;
-kvb_status forward_stretches(forward *f, uint32_t layers, forward_stretch out[FORWARD_STRETCHES], kvb_error *err);
-
-// Begins a context as forward_prefill does, up to the keys and values of its first layer. The caller then fills the
-// stretches of `layers` layers, and forward_prefill_rest runs the others; bits are those of one forward_prefill.
-kvb_status forward_prefill_first(forward *f, const int32_t *ids, uint32_t n_tokens, kvb_error *err);
-kvb_status forward_prefill_rest(forward *f, uint32_t layers, const layer_observer *observer,
-                                const forward_progress *progress, kvb_error *err);
-// How many of these first floats of the first stretch forward_prefill_first has made.
-uint64_t forward_first_floats(const forward *f);
-
-// Forgets all tails and importance; the context stays. Questions take the slots 0..n_questions-1.
+// Discards all tails and importance but keeps the context. Questions take the slots 0..n_questions-1.
 void forward_begin_questions(forward *f, uint32_t n_questions);
 
-// Runs rows through the model: row i is token ids[i] of its question at position T + tail. The rows of a question stand
-// together and in order, and each question's earlier tail rows were run before. Observed rows enter the oracle. For
+// Runs rows through the model: row i is token ids[i] of its question at position T + tail. The rows of a question are
+// consecutive and in order, and its earlier tail rows must have been run before. Observed rows enter the oracle. For
 // each listed row the logits [vocabulary] go to logits + i * vocabulary (host).
 kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
                         const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err);
 
-// The same, but a token is drawn from each listed row's logits, where they are: drawn[i] = sampler_draw(s, row i's
-// logits, keys[i]).
+// The same, but draws a token from each listed row's logits on the device: drawn[i] = sampler_draw(s, row i's logits,
+// keys[i]).
 kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
                         const uint32_t *logit_rows, uint32_t n_drawn, const sampler *s, const draw_key *keys,
                         int32_t *drawn, kvb_error *err);
 
-// Copies the importance I [B, G, T] of one question, of the layers that are budgeted (model_budgeted), to the host.
-// Fails with what the device has failed with.
+// Copies one question's importance I [B, G, T], of the budgeted layers (model_budgeted), to the host. Returns the
+// device's error if an operation has failed.
 kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err);

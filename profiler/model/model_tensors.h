@@ -4,8 +4,8 @@
 #include "profiler/model/model.h"
 
 // Looks up every tensor that the model needs and checks its shape and type, then whether the source has any that the
-// forward pass would leave out: those are refused, not ignored. Nothing is loaded; m->rooms says what it would take.
-// Of a source without tensors that is all. Messages name file and tensor.
+// forward pass would leave out: those are refused, not ignored. Loads nothing; m->rooms says how much memory it would
+// take. If the source has no tensors, only m->rooms is filled. Messages name file and tensor.
 kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err);
 
 // Loads them onto m->device, for the layers that m->config counts.

@@ -12,10 +12,9 @@
 //
 // An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer
 // returns.
-//
-// After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one
-// per KV head where caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen,
-// `positions` says where the keys stood, and `first_kv_head` which head of the layer it is.
+// After a prefill there are n = T queries, and key j is at position j. A policy that acts during decoding builds its
+// own views, one per KV head if caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the latest
+// ones, `positions` gives the keys' positions, and `first_kv_head` the head's number in the layer.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdint.h>
@@ -35,28 +34,25 @@ typedef struct layer_view {
     float scale;                                                // of q . k; 0: 1/sqrt(d) (view_scale says which)
     const float *rope_frequency;                                // [rope_dim/2], radians per position
     float rope_attention; // cosines and sines are multiplied with it (yarn, longrope); 0: 1
-    uint32_t window;      // positions that the layer's queries see; 0: all. With one there is nothing to score, and
+    uint32_t window;      // positions that the layer's queries see; 0: all. A layer with a window is not scored, and
                           // column_sums is NULL
-    float softcap;        // as attention_shape's: what the model does to q . k before its softmax; 0: nothing
-    const float *sinks;   // [H] one more score of each query head, in the softmax but of no position; NULL: none
+    float softcap;        // as in attention_shape: applied to q . k before the softmax; 0: none
+    const float *sinks;   // [H] an extra score per query head that enters the softmax but belongs to no position; NULL:
+                          // none
     const float *q_raw, *q, *k, *v;
     const float *column_sums, *output_norms;
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens
     const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
-    uint32_t first_kv_head;    // of the layer, that the view's head 0 is
-    const float *query_mean,
-        *query_covariance; // [H,d], [H,d,d] of this layer, stored (query_statistics.h); NULL: there are none
-    double extra_seconds;  // that column_sums and output_norms took
+    uint32_t first_kv_head;    // the layer's head that is the view's head 0
+    double extra_seconds;      // time spent on column_sums and output_norms
 } layer_view;
 
-// What products of queries and keys are multiplied with.
+// Returns the factor by which products of queries and keys are multiplied.
 double view_scale(const layer_view *v);
 
 // Called once per layer, in order. A status other than KVB_OK stops the prefill.
 typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
-    unsigned needs;                               // view_items, or-ed
-    const float *stored_mean, *stored_covariance; // [L,H,d], [L,H,d,d]: statistics of other texts' queries that its
-                                                  // views are to show; NULL: none
+    unsigned needs; // view_items, or-ed
 } layer_observer;

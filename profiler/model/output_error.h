@@ -1,4 +1,4 @@
-// How far a KV head's output moves when tokens of its cache are evicted: the curve that tables are solved for
+// How far a KV head's output moves when tokens of its cache are evicted: the curves that tables minimise
 // (docs/objective.md).
 //
 // KV head h with its g query heads j, and a query q that comes after the context. With e_i = exp(score of token i), and
@@ -7,10 +7,10 @@
 //     o_j(q; kept) = (sum over kept i of e_i v_i + w) / (sum over kept i of e_i + u)
 //     e_h(n)       = mean over q of | sum over j of W_O,j (o_j(q; the ranking's first n) - o_j(q; all)) |^2
 //
-// The ranking's first n are the sinks, the window, and then the best of the rest. Tokens are put into buckets that lie
-// between two levels n, in the ranking's order, so one product with the values gives the output of every level; and the
-// difference is computed from what is dropped, o(kept) - o(all) = (sum over dropped i of e_i (o(kept) - v_i)) / all
-// mass, which keeps its digits where little is dropped.
+// The ranking's first n are the sinks, the window, and then the best of the rest. Tokens are grouped into buckets
+// between consecutive levels n, in the ranking's order, so one product with the values gives the output at every level.
+// The difference is computed from the dropped tokens, o(kept) - o(all) = (sum over dropped i of e_i (o(kept) - v_i)) /
+// all mass, which stays accurate if few are dropped.
 #pragma once
 #include "formats/record.h"
 #include <stddef.h>
@@ -42,11 +42,11 @@ typedef struct output_order {
     uint32_t protect;   // of them are protected
 } output_order;
 
-// Sorts one head's scores [T]; equal ones: the lower position first. position [T] is filled.
+// Sorts one head's scores [T], of equal ones the lower position first, into position [T].
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
 
-// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. No number
-// of a set depends on the others. KVB_MEMORY when the product library has none.
+// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. A set's
+// numbers do not depend on the other sets. Fails with KVB_MEMORY if the product library runs out of memory.
 kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                          const output_order *orders, uint32_t n_orders, kvb_error *err);
 // The differences themselves, o(kept) - o(all) [n, group d], at one level.

@@ -1,7 +1,6 @@
-// Rotary positions: the one place where frequencies and angles are made, as transformers' modeling_rope_utils.py has
-// them; docs/models.md says which kinds of scaling there are.
-//
-// Angles are float32, position times frequency, as the models were trained and as transformers computes them.
+// Rotary positions: the only place where frequencies and angles are computed, following transformers'
+// modeling_rope_utils.py. docs/models.md lists the kinds of scaling.
+// Angles are float32, position times frequency, as in training and in transformers.
 #pragma once
 #include "profiler/backend/backend.h"
 
@@ -17,29 +16,28 @@ typedef struct rope_rule {
     double low, high;  // llama3: factors of wavelengths
     double fast, slow; // yarn: beta_fast, beta_slow
     bool truncate;     // yarn: low and high are whole numbers
-    double attention;  // cosines and sines are multiplied with it; 1: nothing
+    double attention;  // cosines and sines are multiplied by it; 1: no effect
     double growth;     // queries times 1 + growth ln(1 + floor(position / original)): Ministral 3; 0: nothing
     bool has_factors;  // `short_factors` hold; for ROPE_LONG `long_factors` too
     float short_factors[ROPE_MAX_PAIRS], long_factors[ROPE_MAX_PAIRS]; // frequencies are divided by them
 } rope_rule;
 
-// Radians per position [dim/2] for texts of n_tokens tokens: longrope and dynamic depend on that (of the context alone:
-// keys that are cached must stay right while answers grow), all others do not.
+// Computes radians per position [dim/2] for contexts of n_tokens tokens. Only longrope and dynamic depend on the
+// length, which is the context's alone: cached keys must stay valid while answers grow.
 void rope_frequencies(float *out, const rope_rule *rule, uint32_t dim, uint64_t n_tokens);
 bool rope_depends_on_length(const rope_rule *rule);
 
-// What cosines and sines of a position are multiplied with: attention * (1 + growth ln(1 + floor(position /
-// original))).
+// The factor for cosines and sines at a position: attention * (1 + growth ln(1 + floor(position / original))).
 typedef struct rope_size {
     double attention, growth, original; // as in rope_rule; growth 0: the same at all positions
 } rope_size;
 
-// Turns one head's vector x to a position, in place: pairs (i, i + dim/2) of its first dim numbers, by the angles that
-// a rope_table has. dim 0: nothing.
+// Rotates one head's vector x to a position, in place: pairs (i, i + dim/2) of its first dim numbers, by the same
+// angles as rope_table's. With dim 0 it does nothing.
 void rope_turn(float *x, const float *frequency, uint32_t dim, uint32_t position, rope_size size);
 
-// The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it. {NULL}
-// when memory is short.
+// The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it. Returns
+// {NULL} if memory runs out.
 dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);
-// Fills such a table anew; false: memory is short.
+// Recomputes such a table; returns false if memory runs out.
 bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);

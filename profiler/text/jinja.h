@@ -1,8 +1,8 @@
-// Jinja, the language of chat templates, as far as they use it: what a template makes of one message of a user.
-// No C library reads it. Statements: if, for, set, macro, break, continue, generation; expressions: all but floats and
-// powers; of filters, tests, methods and functions those that jinja.c lists. Spaces between tags are written and left
-// out as transformers has it (trim_blocks, lstrip_blocks). Nothing is guessed: what this reader does not know fails
-// where it is met, and what is not met does not matter. Judged by Jinja2 itself (tests/golden/jinja.json).
+// A subset of Jinja, the language of chat templates: renders a template for one user message. No C library reads Jinja.
+// Statements: if, for, set, macro, break, continue, generation; expressions: all but floats and powers; of filters,
+// tests, methods and functions those that jinja.c lists. Spaces around tags follow transformers' settings (trim_blocks,
+// lstrip_blocks). Nothing is guessed: an unknown construct fails when execution reaches it, and otherwise does not
+// matter. Tested against Jinja2 itself (tests/golden/jinja.json).
 #pragma once
 #include "runtime/kvbudget.h"
 #include <setjmp.h>
@@ -15,9 +15,10 @@ typedef struct jinja_input {
     const char *bos, *eos; // bos_token and eos_token; NULL: not defined
 } jinja_input;
 
-// Any bytes are a template. *out is malloc'd and the caller's to free. Today is 26 July 2024 (model_text.h says why).
-// `name` is the model, for messages. KVB_UNSUPPORTED: the template is broken, raises an exception, or needs what is not
-// known here, with its line; or it takes too many steps or too much memory. KVB_MEMORY. On failure *out is NULL.
+// Renders a template; `source` may be any bytes. The caller frees *out. The date is fixed to 26 July 2024 (model_text.h
+// says why). `name` is the model, for messages. Fails with KVB_UNSUPPORTED, naming the line, if the template is broken,
+// raises an exception, uses an unsupported construct, or takes too many steps or too much memory. KVB_MEMORY. On
+// failure *out is NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
 // ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c above it, which runs it ----
@@ -112,10 +113,10 @@ typedef struct jinja_text {
 typedef struct jinja {
     const char *name;
     kvb_error *err;
-    jmp_buf stop;               // where a failure goes
-    struct arena_piece *pieces; // all that is made lies in these, and is freed at the end
+    jmp_buf stop;               // where jinja_fail jumps to
+    struct arena_piece *pieces; // all allocations, freed at the end
     size_t used;                // bytes of all pieces
-    size_t steps, spent;        // work that was done, and bytes looked at that make no whole step yet
+    size_t steps, spent;        // steps so far, and bytes not yet counted as a step
     int depth, line;
     token *tokens;
     size_t n_tokens, at;
@@ -124,12 +125,11 @@ typedef struct jinja {
     node_kind leaving; // NODE_BREAK or NODE_CONTINUE while a loop is left, else NODE_TEXT
 } jinja;
 
-// Ends the run, with the template's line in the message: the call does not return.
+// Ends rendering with an error that names the template's line. Does not return.
 _Noreturn void jinja_fail(jinja *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// One level deeper, and one step more; fails where that is too many. Followed by j->depth--.
+// Counts one more level and one more step, and fails if that is too many. The caller must do j->depth-- afterwards.
 void jinja_enter(jinja *j);
-// Counts work that grows with a template's own values, so that the number of steps bounds the time: of a text its bytes
-// are looked at, and as many as are given here of other values. STEP_BYTES are a step.
+// Counts work in proportion to the size of values, so that the limit on steps bounds the time. STEP_BYTES are a step.
 enum { STEP_BYTES = 256 };
 void jinja_spend(jinja *j, size_t bytes);
 void *jinja_alloc(jinja *j, size_t size); // zeros

@@ -1,14 +1,15 @@
-// Lines of a text that can be asked for by their beginning: questions whose answer the text itself gives, so that no
-// person or model has to write any.
+// Finds lines of a text that can be asked for by their beginning. The text itself gives the answers, so no person or
+// model has to write them.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 
-// Shortest and longest line, shortest beginning, and shortest rest that is the answer. In letters; one that takes three
-// bytes or more of UTF-8 (Chinese, for example) says more and counts three.
+// Lengths of the shortest and longest line, the shortest beginning, and the shortest rest (the answer). In characters,
+// where one of three or more bytes of UTF-8 (Chinese, for example) counts as three.
 enum { TEXT_LINE_MIN = 30, TEXT_LINE_MAX = 220, TEXT_LINE_HEAD = 14, TEXT_LINE_REST = 8 };
 
-// Bytes [begin, head) of the text are what the question gives, [head, end) is the answer. Without outer blanks.
+// Bytes [begin, head) of the text are what the question gives, [head, end) is the answer. Surrounding blanks are left
+// out.
 typedef struct text_line {
     size_t begin, head, end;
 } text_line;
@@ -19,5 +20,5 @@ typedef struct text_line {
 // the text, and not NULL even when *n is 0.
 text_line *text_lines_find(size_t *n, const char *text, size_t size);
 
-// Whether half of the text's characters at least are Han characters: then it is asked in Chinese.
+// Whether at least half of the text's characters are Han characters; then questions are asked in Chinese.
 bool text_line_is_han(const char *text, size_t size);

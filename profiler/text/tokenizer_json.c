@@ -270,7 +270,7 @@ static void collect(token_text *all, const cJSON *vocab, const cJSON *added)
     }
 }
 
-static void read_tokens(json_reader *r, const cJSON *vocab, const cJSON *added)
+static void read_json_tokens(json_reader *r, const cJSON *vocab, const cJSON *added)
 {
     int64_t highest = highest_id(r, vocab, added);
     if (r->status != KVB_OK) return;
@@ -333,7 +333,7 @@ static void read_vocabulary(json_reader *r, const cJSON *root)
     r->t->byte_fallback = json_flag(model, "byte_fallback", false);
     r->t->ignore_merges = json_flag(model, "ignore_merges", false);
     r->t->fuse_unknown = json_flag(model, "fuse_unk", false);
-    read_tokens(r, vocab, json_item(root, "added_tokens"));
+    read_json_tokens(r, vocab, json_item(root, "added_tokens"));
     read_merges(r, merges);
     if (r->status == KVB_OK && unknown) r->t->unknown = (int32_t)vocabulary_find(&r->t->v, unknown, strlen(unknown));
 }
@@ -448,8 +448,8 @@ static cJSON *parse(json_reader *r, json_text text, const char *what)
     return root;
 }
 
-// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul
-// turns it back). *copy is NULL where the text has none, and the caller's to free.
+// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul turns it back).
+// *copy is NULL where the text has none, and the caller's to free.
 static void hide_nul(json_text *text, char **copy)
 {
     static const char nul[] = "\\u0000";

@@ -1,4 +1,4 @@
-// What the files of the tokenizer share; nobody else includes this. The interface is tokenizer.h.
+// Internals shared by the tokenizer's files. The public interface is tokenizer.h.
 #pragma once
 #include "profiler/text/tokenizer.h"
 #include <stdbool.h>
@@ -40,11 +40,11 @@ kvb_status vocabulary_reserve(vocabulary *v, const char *name, uint64_t n, uint6
 void vocabulary_put(vocabulary *v, uint32_t id, const char *text, size_t size, uint8_t type);
 void vocabulary_skip(vocabulary *v, uint32_t id); // an id that no token has
 kvb_status vocabulary_reserve_merges(vocabulary *v, const char *name, uint64_t n, kvb_error *err);
-// Two tokens that make a third, by their texts; false where one of the three is no token. A pair that stands twice has
-// the last one's rank, as in Hugging Face's tokenizers.
+// Adds a merge of two tokens into a third, by their texts; returns false if one of the three is not a token. A repeated
+// pair gets the last one's rank, as in Hugging Face's tokenizers.
 bool vocabulary_put_merge(vocabulary *v, const char *left, size_t left_size, const char *right, size_t right_size,
                           uint32_t rank);
-// Token id or -1. Of tokens with the same text the last one counts, as in Hugging Face's tokenizers.
+// Returns the token id, or -1. Of tokens with the same text the last one is used, as in Hugging Face's tokenizers.
 int64_t vocabulary_find(const vocabulary *v, const char *text, size_t size);
 static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
 {
@@ -58,7 +58,7 @@ static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
 typedef struct pre_tokenizer {
     const char *name;
     const char *pattern; // PCRE2 with UTF and UCP; matches at every position of any text
-    bool ignore_merges;  // a word that is a token as a whole is that token, whatever the merges would make of it
+    bool ignore_merges;  // if a whole word is a token, use it, whatever the merges would give
     bool add_bos;        // when the file does not say
 } pre_tokenizer;
 
@@ -77,12 +77,12 @@ kvb_status expression_compile(expression *out, const char *pattern, size_t size,
                               kvb_error *err);
 void expression_free(expression *x);
 
-// What matching one text takes, of one thread: memory, and an allowance of work that is in proportion to the text.
+// The state for matching one text on one thread: memory, and a limit on work in proportion to the text.
 typedef struct matcher matcher;
 matcher *matcher_open(size_t text_size);
 void matcher_close(matcher *m);
-// The next match that is not empty, at or behind `at`; *begin = *end = size where there is none. KVB_UNSUPPORTED where
-// the expression backtracks for longer, or needs more memory, than the text's length allows.
+// Finds the next non-empty match at or after `at`; *begin = *end = size if there is none. Fails with KVB_UNSUPPORTED if
+// the expression backtracks longer, or needs more memory, than the text's length allows.
 kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
                            size_t *end, kvb_error *err);
 
@@ -98,7 +98,7 @@ typedef struct normal_step {
         first_only; // NORMAL_PREPEND: not where the text begins with it; only where the whole text begins
 } normal_step;
 
-// What becomes of the separators that an expression finds, as tokenizers' SplitDelimiterBehavior.
+// What happens to the separators that an expression finds; SplitDelimiterBehavior in Hugging Face's tokenizers.
 typedef enum cut_behaviour { CUT_REMOVED, CUT_ISOLATED, CUT_PREVIOUS, CUT_NEXT, CUT_CONTIGUOUS } cut_behaviour;
 typedef struct cut_step {
     expression separator;
@@ -130,9 +130,9 @@ typedef struct added_index {
     size_t n_owned;
 } added_index;
 
-// Adds tokens, then sorts; a text that is not UTF-8, or is empty, cannot occur and is left out.
+// Adds a token; call added_sort after the last one. Texts that are empty or not UTF-8 can never match and are left out.
 void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags);
-// The same, found in text that `normal` has made: as that makes the token's text.
+// The same for a token that is searched for in normalised text: `normal` is applied to its text too.
 kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
                                 uint8_t flags, kvb_error *err);
 void added_sort(added_index *x);
@@ -162,5 +162,5 @@ struct tokenizer {
 tokenizer *tokenizer_new(void); // all ids -1
 // Fills byte_id from the vocabulary: of the byte alphabet, or "<0x00>" to "<0xFF>" where byte_fallback.
 void tokenizer_find_bytes(tokenizer *t);
-// Adds an id to what ends an answer, unless it is -1 or there.
+// Adds an id to those that end an answer, unless it is -1 or already there.
 void tokenizer_add_end(tokenizer *t, int32_t id);

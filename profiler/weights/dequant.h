@@ -8,13 +8,13 @@
 
 // Expands n_values values of a tensor of `type` from src (packed blocks, any alignment) to dst[n_values]. n_values
 // must be a multiple of the type's block (1, 32 or 256), which holds for every row of a tensor that gguf_parse took.
-// NaN and infinity in the file come out as they are: the model's reader judges them. Errors: KVB_UNSUPPORTED for a
-// type that cannot be read, KVB_ARGUMENT for a broken block.
+// NaN and infinity are passed on: the model's reader rejects them. Errors: KVB_UNSUPPORTED for a type that cannot be
+// read, KVB_ARGUMENT for a broken block.
 kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *dst, kvb_error *err);
 
 // Several formats store whole numbers with one step and one base for every 32 values: value = step * whole + base, with
-// the very bits that dequant_rows gives, but for the sign of zeros. The bits of the whole numbers, 4 (0 to 15) or 8
-// (-128 to 127), or 0 for other formats.
+// exactly the bits that dequant_rows gives, except for the sign of zeros. The bits of the whole numbers, 4 (0 to 15) or
+// 8 (-128 to 127), or 0 for other formats.
 enum { DEQUANT_STEP_VALUES = 32 };
 unsigned dequant_step_bits(uint32_t type);
 

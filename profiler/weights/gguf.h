@@ -1,8 +1,7 @@
 // GGUF model files (versions 2 and 3, little-endian): metadata and tensors as pointers into the file's bytes.
 // Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows nothing of attention or text.
-//
-// gguf_parse checks everything that it will ever point at, so the accessors below cannot run out of the buffer.
-// A gguf_file is immutable once parsed and may be read by several threads.
+// gguf_parse checks everything that the result points at, so the accessors below cannot read outside the buffer. A
+// gguf_file is immutable once parsed and may be read by several threads.
 #pragma once
 #include "formats/file_read.h"
 #include "runtime/kvbudget.h"
@@ -66,8 +65,8 @@ typedef enum gguf_tensor_type {
 
 enum { GGUF_MAX_DIMS = 4 };
 
-// Elements lie as they are stored: scalars back to back (little-endian, not aligned), strings each behind their u64
-// length, arrays each behind u32 type and u64 count.
+// Elements as stored: scalars back to back (little-endian, unaligned), each string preceded by its u64 length, each
+// array by u32 type and u64 count.
 typedef struct gguf_array {
     gguf_value_type type; // of the elements
     uint64_t count;
@@ -109,8 +108,7 @@ typedef struct gguf_file {
 
 // Parses `size` bytes at `data`, which must stay valid and unchanged for as long as *out is used. `name` is for
 // messages (copied). Errors: KVB_FORMAT with the byte offset of the first fault, KVB_UNSUPPORTED (version 1,
-// big-endian), KVB_VERSION (newer). On failure *out is zero. gguf_close frees; a zero or closed file is
-// allowed.
+// big-endian), KVB_VERSION (newer). On failure *out is zero. gguf_close frees; a zero or closed file is allowed.
 kvb_status gguf_parse(gguf_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 // The same for a file, which stays mapped until gguf_close.
 kvb_status gguf_open(gguf_file *out, const char *path, kvb_error *err);
@@ -119,8 +117,9 @@ void gguf_close(gguf_file *f);
 const gguf_value *gguf_find(const gguf_file *f, const char *key);          // NULL when absent
 const gguf_tensor *gguf_tensor_find(const gguf_file *f, const char *name); // NULL when absent
 
-// Typed getters. A value of another type or out of range is KVB_FORMAT; *out is untouched then. So it is where the key
-// is missing, which is KVB_OK but of strings and arrays: set it to what holds then.
+// Typed getters. They fail with KVB_FORMAT, leaving *out unchanged, if the value has another type or is out of range.
+// If the key is missing, *out is unchanged too; that is KVB_OK for scalars, so set the default before, and KVB_FORMAT
+// for strings and arrays.
 kvb_status gguf_get_number(const gguf_file *f, const char *key, double *out, kvb_error *err); // a boolean too; finite
 kvb_status gguf_get_u32(const gguf_file *f, const char *key, uint32_t *out, kvb_error *err);  // of any stored type
 kvb_status gguf_get_bool(const gguf_file *f, const char *key, bool *out, kvb_error *err);
@@ -128,8 +127,8 @@ kvb_status gguf_get_string(const gguf_file *f, const char *key, gguf_string *out
 kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type element, gguf_array *out,
                           kvb_error *err);
 
-// Walks an array of strings: starts from a copy of what gguf_get_array gave, takes one string off its front each
-// time; false at the end.
+// Iterates over an array of strings: takes one string off the front of `rest`, a copy of what gguf_get_array returned.
+// Returns false at the end.
 bool gguf_next_string(gguf_array *rest, gguf_string *out);
 // Element i < count of an array of signed or unsigned integers up to 32 bits, or of I64/U64 when it fits; INT64_MIN
 // if it does not or is no integer.
@@ -151,10 +150,10 @@ typedef struct gguf_set {
     size_t n;
 } gguf_set;
 
-// `path` is a whole model or any of its parts; the others stand beside it. All stay mapped until gguf_set_close.
-// Errors are gguf_open's, and KVB_FORMAT: a part that has another name than its numbers, another number or count than
-// its name, and parts that do not have as many tensors as they should. On failure *out is zero.
+// Opens a model from `path`, the whole file or any of its parts, which must be in the same folder. All stay mapped
+// until gguf_set_close. Errors: those of gguf_open, and KVB_FORMAT if a part's name does not match its number and
+// count, or the parts do not have as many tensors as they state. On failure *out is zero.
 kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err);
-// Were all files whole and the same since gguf_set_open? KVB_IO otherwise.
+// Fails with KVB_IO if a file was truncated or changed since gguf_set_open.
 kvb_status gguf_set_check(const gguf_set *s, kvb_error *err);
 void gguf_set_close(gguf_set *s); // leaves it zero; a zero one is allowed

@@ -1,5 +1,5 @@
-// A weight matrix as a model file stores it. Backends take their own form from it row by row, on all threads, without
-// the matrix in float32 in between.
+// A weight matrix as a model file stores it. Backends convert it to their own form row by row, on all threads, without
+// a float32 copy of the matrix.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
 // Rows first .. first+n-1 in float32. False when a value is not finite.
 bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to);
 
-// Columns first .. first+n-1 of a row, n up to 1024. False when a value of the blocks that have them is not finite.
+// Columns first .. first+n-1 of a row, n up to 1024. False when a value in the blocks that contain them is not finite.
 bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to);
 
 // The nearest bfloat16 of each value, ties to even; what is not finite stays so.
@@ -29,5 +29,5 @@ void stored_round(float *x, size_t n);
 // whole + base: 4 (0 to 15) or 8 (-128 to 127); 0 where it stores something else.
 unsigned stored_bits(const stored_matrix *w);
 
-// One row so: wholes [in], steps and bases [in / 32]. False when a step or a base is not finite.
+// Reads one row in that form: wholes [in], steps and bases [in / 32]. False when a step or a base is not finite.
 bool stored_steps(const stored_matrix *w, uint32_t row, int8_t *wholes, float *steps, float *bases);

@@ -1,8 +1,8 @@
 // One line per tensor: role and field of struct model_layer, GGUF name (behind "blk.N."), Hugging Face name (behind
 // "model.layers.N."), rows, columns, and the switches (family.h) that decide whether a model has it: all of `with` and
-// none of `without`. Sizes: queries = H*d, keys = G*d, width = D, ffn = F, head = d, heads = H, kv_heads = G,
-// experts = E. Layers with experts have no gate, up and down of their own, and only they have a router; the experts'
-// own tensors are model_tensors.c's.
+// none of `without`. Sizes: queries = H*d, keys = G*d, width = D, ffn = F, head = d, heads = H, kv_heads = G, experts =
+// E. Layers with experts have no gate, up and down of their own, and only they have a router; the experts' own tensors
+// are model_tensors.c's.
 #pragma once
 #include <stdbool.h>
 

@@ -1,8 +1,7 @@
 // A source of weights: a GGUF file or the parts of one, or a folder as Hugging Face writes it (config.json, one or more
-// *.safetensors, with an index where there are several). Numbers are asked for by key, tensors by role and layer; what
-// nobody has asked for is found by weights_unclaimed, so that nothing is left out in silence.
-//
-// Everything stays mapped; pointers are good until weights_close. weights_check says whether the files stayed whole.
+// *.safetensors, with an index where there are several). Numbers are looked up by key, tensors by role and layer;
+// weights_unclaimed finds tensors that were not asked for, so that nothing is silently ignored.
+// Everything stays mapped; pointers are valid until weights_close. weights_check tells whether the files are unchanged.
 #pragma once
 #include "profiler/weights/stored_matrix.h"
 #include "profiler/weights/tensor_list.h"
@@ -105,8 +104,7 @@ typedef struct weight_tensor {
 
 typedef struct weights weights;
 
-// What weights are, in words that other programs which hold them can check: every file's hash, and where they came
-// from.
+// The identity of weights in a form that other programs can check: every file's hash, and where they came from.
 typedef struct weights_file {
     char name[256]; // without its folder; what is not printable ASCII is '?'
     char sha256[65];
@@ -120,7 +118,7 @@ typedef struct weights_origin {
     size_t n_files, room;
 } weights_origin;
 
-// Told of bytes of the weight files that are hashed, done and all; false stops it.
+// Called while weight files are hashed, with the bytes done and in all; return false to stop.
 typedef struct weights_watch {
     bool (*hashed)(void *context, double done, double total);
     void *context;
@@ -136,17 +134,17 @@ kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
 kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
 bool weights_has_tensors(const weights *w);
-// A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
+// The type, a gguf_tensor_type, that the config of a source without tensors states for them; BF16 if it does not say.
 uint32_t weights_default_type(const weights *w);
-bool weights_experts_are_mxfp4(const weights *w); // says the config
+bool weights_experts_are_mxfp4(const weights *w); // according to the config
 
 const char *weights_name(const weights *w); // the path, for messages
 bool weights_is_gguf(const weights *w);
 const char *weights_architecture(const weights *w); // GGUF's general.architecture; config.json's model_type
 const char *weights_key_name(const weights *w, weight_key key, char text[96]); // as this container calls it
 
-// *found is false, *out untouched and the status KVB_OK where the source does not have it (or null). Booleans are 0 or
-// 1; a list where one number is asked for gives its first. KVB_FORMAT for another type.
+// If the source does not have the key (or it is null), *found is false, *out is unchanged and the status is KVB_OK.
+// Booleans are 0 or 1; a list where one number is asked for gives its first. KVB_FORMAT for another type.
 kvb_status weights_number(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
 // At most size - 1 bytes and a NUL; empty where there is none.
 kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
@@ -154,25 +152,26 @@ kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size
 // as 1 where it begins with "sliding", else as 0: what layer_types asks for.
 kvb_status weights_list(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
 
-// The tensor of that name ("" : none of this role in this container); false where the source has none. Claims it.
+// Finds the tensor of that name ("" means that this container has none of this role) and claims it; returns false if
+// there is none.
 bool weights_find(weights *w, const char *name, weight_tensor *out);
-// A tensor that nobody has asked for and that a text model needs; NULL: there is none.
+// Returns the name of a tensor that was not claimed and that a text model needs, or NULL.
 const char *weights_unclaimed(const weights *w);
 
-// SHA-256 of the GGUF file; of its parts that over their names and hashes, of a folder that over its config and the
-// names and hashes of its weight files, in order. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
+// Computes the SHA-256 of a GGUF file; for a split one, that over its parts' names and hashes; for a folder, that over
+// its config and its weight files' names and hashes, in order. `watch` may be NULL; if it stops, KVB_INTERRUPTED.
 kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err);
 // Where the weights are from; empty before weights_identify.
 const weights_origin *weights_origin_of(const weights *w);
 // Adds container, hf_id, hf_revision and model_files to a record's attributes (formats/README.md), those that are
 // known.
 void origin_describe(const weights_origin *o, cJSON *attributes);
-// Were all files whole and the same since weights_open? KVB_IO otherwise.
+// Fails with KVB_IO if a file was truncated or changed since weights_open.
 kvb_status weights_check(const weights *w, kvb_error *err);
-// Gives back memory of pages that were read.
+// Releases the memory of pages that were read.
 void weights_forget(const weights *w);
 
-// For readers of what else stands beside the weights, such as the tokenizer: the GGUF file with the metadata, NULL for
-// a folder; and the folder's path, NULL for a GGUF file.
+// For readers of what accompanies the weights, such as the tokenizer: the GGUF file with the metadata (NULL for a
+// folder), and the folder's path (NULL for a GGUF file).
 const struct gguf_file *weights_gguf_file(const weights *w);
 const char *weights_folder_path(const weights *w);

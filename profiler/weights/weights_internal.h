@@ -1,4 +1,4 @@
-// What the two kinds of sources share.
+// Shared by the two kinds of sources.
 #pragma once
 #include "formats/file_read.h"
 #include "profiler/weights/weights.h"

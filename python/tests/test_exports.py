@@ -1,9 +1,11 @@
 """Files of `kvbudget export` in the hands of those they are for: kvpress, mlx-lm; else held against their schema."""
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from families import build
 from test_eviction import T, prefill, prompt
 
 import kvbudget
+from kvbudget.models import attention_layers
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="no program kvbudget")
@@ -34,26 +37,31 @@ def export(path: Path, kind: str, name: str, ratio: float = 0.7, tokens: int = T
     return out
 
 
-def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, monkeypatch: Any) -> None:
-    """The heads that the press of kvpress lets stream are those of the table's lowest shares."""
+def patched(name: str, folder: Path) -> Any:
+    """A press's module of the installed kvpress with the patch that we offer to it."""
     if not WITH_KVPRESS:
         pytest.skip("kvpress is for transformers below 5.3")
-    module = pytest.importorskip("kvpress.presses.duo_attention_press")
+    kvpress = pytest.importorskip("kvpress")
+    if version("kvpress") != "0.5.5" or not shutil.which("patch"):
+        pytest.skip("the patch is for kvpress 0.5.5")
+    shutil.copytree(Path(kvpress.__file__).parent, folder / "kvpress")
+    patch = Path(__file__).parents[2] / "docs/kvpress-local-files.patch"
+    subprocess.run(["patch", "-p1", "-d", folder, "-i", patch], check=True)
+    spec = importlib.util.spec_from_file_location(name, folder / f"kvpress/presses/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, tmp_path: Path) -> None:
+    """The heads that the patched press lets stream are those of the table's lowest shares."""
+    module = patched("duo_attention_press", tmp_path)
     folder = export(path, "duo", "duo")
     config = json.loads((folder / "config.json").read_text())
-
-    class Answer:  # kvpress downloads both files from a fixed address
-        def __init__(self, url: str):
-            self.text = (folder / url.rsplit("/", 1)[1]).read_text()
-
-        def json(self) -> Any:
-            return json.loads(self.text)
-
-    monkeypatch.setattr(module.requests, "get", Answer)
-    monkeypatch.setitem(module.PATTERNS_DICT, "", "pattern")
-    module.cache.clear()
     model = build("llama")
-    press = module.DuoAttentionPress(head_compression_ratio=config["head_compression_ratio"])
+    ratio = config["head_compression_ratio"]
+    press = module.DuoAttentionPress(head_compression_ratio=ratio, pattern_path=str(folder))
     with press(model):
         prefill(model, prompt(1))
     keep = kvbudget.Table(path).keep(0.7, T)
@@ -61,6 +69,28 @@ def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, 
     assert np.array_equal(press.streaming_mask.numpy(), 2 * keep < T)
     assert (press.sink_size, press.recent_size) == (config["sink_size"], config["recent_size"])
     assert press.compression_ratio == pytest.approx(config["effective_ratio"])
+    np.savetxt(folder / "full_attention_heads.tsv", np.ones((3, 2)), delimiter="\t")
+    with pytest.raises(ValueError, match="shape"):
+        press.post_init_from_model(model)
+
+
+def test_lukv_of_kvpress_reads_the_exported_curves(path: Path, tmp_path: Path) -> None:
+    """The patched press, given the exported file, keeps the table's budgets."""
+    module = patched("lukv_press", tmp_path)
+    table, out, model = kvbudget.Table(path), path.with_name("curves.npy"), build("llama")
+    subprocess.run([str(PROGRAM), "export", str(path), "-o", str(out)], check=True)
+    scorer = module.ExpectedAttentionPress(epsilon=2e-2)
+    press = module.LUKVPress(scorer, 0.7, table.info.sink, table.info.window, curve_path=str(out))
+    with press(model):
+        prefill(model, prompt(1))
+    masked = [torch.stack(layer.module.masked_key_indices) for layer in attention_layers(model)]
+    kept = [[T - int((m[1] == head).sum()) for head in range(2)] for m in masked]
+    assert np.array_equal(kept, table.keep(0.7, T))
+    np.save(out, table.prune_ratios[:, :3])
+    with pytest.raises(ValueError, match="shape"):
+        module.LUKVPress(scorer, 0.7, curve_path=str(out)).post_init_from_model(model)
+    with pytest.raises(KeyError, match="curve_path"):
+        module.LUKVPress(scorer, 0.7).post_init_from_model(model)
 
 
 def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None:

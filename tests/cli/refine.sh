@@ -38,7 +38,7 @@ told_by_eval() {
     expect 0 "eval of $1" eval tiny.gguf table.safetensors "$1.safetensors" text1.txt text3.txt text5.txt -a none \
         --tokens 150 --next 12 -r 0.5,0.8 --quiet --json "${@:2}"
     cp out worth.json
-    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval finds the same of $1"; else not_ok "eval finds the same of $1"; fi
+    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval: same $1"; else not_ok "eval: same $1"; fi
 import json, sys
 told = json.load(open(sys.argv[1]))["settings"]["refined"]
 found = json.load(open("worth.json"))["rows"]
@@ -91,7 +91,7 @@ refine_stopped() {
 }
 refine_stopped four.safetensors 'round 4,'
 if [ $stopped = 143 ]; then ok 'a signal ends it'; else not_ok 'a signal ends it'; fi
-says 'and says what is left' 'nothing is written, and the same command goes on' err
+says 'and says what is left' 'nothing is written, and the same command continues' err
 if [ -e four.safetensors ]; then not_ok 'no table'; else ok 'no table'; fi
 exists 'but what was measured' four.safetensors.cells
 # A finished table stays as it is, however late a search for another is stopped.
