@@ -37,7 +37,7 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error
 {
     for (uint32_t t = 0; t < s->n_texts; t++)
         if (s->texts[t].n_ids < (uint64_t)s->o.n_tokens + s->o.n_next)
-            return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
+            return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to continue with",
                             s->texts[t].name, s->texts[t].n_ids, s->o.n_tokens, s->o.n_next);
     s->n_cells = s->n_texts * s->methods.n_columns * n_ratios;
     s->cells = need(s->n_cells, sizeof *s->cells, "runs");

@@ -318,7 +318,7 @@ static kvb_status explain_unfinished(const char *path, kvb_error *err)
     if (folder && !path_exists(path) && parts_have_head(folder))
         status = kvb_fail(err, KVB_IO,
                           "%s: the run that writes it is not finished (its parts are in %s); "
-                          "go on with the same command and --resume",
+                          "continue with the same command and --resume",
                           path, folder);
     free(folder);
     return status;

@@ -413,8 +413,8 @@ static kvb_status check_questions(const profile_context *c, const record_writer 
 {
     for (uint32_t q = 0; q < c->n_questions; q++)
         if (!record_writer_has_question(writer, c->id, q))
-            return kvb_fail(err, KVB_MISMATCH, "sample %s: question %u is missing in the record; go on with --resume",
-                            c->id, q + 1);
+            return kvb_fail(err, KVB_MISMATCH,
+                            "sample %s: question %u is missing in the record; continue with --resume", c->id, q + 1);
     return KVB_OK;
 }
 

@@ -302,7 +302,7 @@ def record(
     metrics           names as in `kvbudget help metrics` (keydiff, knorm, snapkv, morphkv, lagkv and ea have scorers
                       here), ScorerPress objects of kvpress, pairs (name, press), a Table, whose metric is meant, or
                       learned=FILE, which means the metrics that this ranking of `kvbudget learn` is made of
-    resume, force     go on with an interrupted recording; start again, or replace the record
+    resume, force     continue an interrupted recording; start again, or replace the record
     model_id, model_sha256  name and identity of the weights; by default the folder's name and a hash of all tensors
     options           of :class:`Options`: new_tokens, temperature, seed, greedy, ignore_eos, ignore_answers,
                       include_first, bos, max_tokens, max_questions, chat (context and question in the tokenizer's

@@ -55,7 +55,7 @@ static kvb_status report_results(const eval_command *e, const eval_report *r, kv
     if (status == KVB_OK && name) status = compared_write(&found, name, err);
     results_free(&found);
     if (status == KVB_OK && name && !e->out.quiet)
-        fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command go on\n", name, name);
+        fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command continue\n", name, name);
     return status;
 }
 

@@ -107,7 +107,7 @@ static kvb_status check_texts(const eval_inputs *e, kvb_error *err)
                                 e->m->config.vocabulary - 1);
         if (t[i].n_ids < e->n_tokens + e->n_next)
             return kvb_fail(err, KVB_ARGUMENT,
-                            "%s: %u tokens, expected at least %llu of context and %llu to go on with; use a longer "
+                            "%s: %u tokens, expected at least %llu of context and %llu to continue with; use a longer "
                             "text or a smaller --tokens",
                             t[i].name, t[i].n_ids, (unsigned long long)e->n_tokens, (unsigned long long)e->n_next);
     }

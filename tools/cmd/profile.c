@@ -834,7 +834,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_profile_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
-        code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
+        code = cli_usage_error(self, "--force throws away what --resume would continue; give one of them");
     if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);

@@ -161,7 +161,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     if (status == KVB_OK) status = results_give(&c->report.found, c->out.json, c->out.csv, err);
     if (status == KVB_OK && c->out.results) status = compared_write(&c->report.found, c->out.results, err);
     if (status == KVB_OK && c->out.results && !c->out.quiet)
-        fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->out.results,
+        fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command continue\n", c->out.results,
                 c->with.n_columns ? " and .svg" : "", c->out.results);
     return status;
 }
