@@ -1,5 +1,4 @@
-// Allocators decide how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in
-// hindsight.
+// Allocators decide how many tokens each KV head keeps: baselines, tables, given head scores, the oracle in hindsight.
 #pragma once
 #include "evaluator/window_attention.h"
 #include "profiler/model/model_config.h"

@@ -49,8 +49,7 @@ kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
                           uint32_t n_tokens, const kept_set *kept, uint32_t extra);
 
-// The same into an existing cache without a base, reusing its memory if that is large enough: for many cuts one after
-// the other.
+// The same into an existing cache without a base, reusing its memory if that is large enough: for many cuts in turn.
 void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                      uint32_t extra);
 

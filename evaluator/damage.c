@@ -17,15 +17,14 @@ struct damage {
 
 static session_plan session_plan_of(const damage_plan *p)
 {
-    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, p->statistics, false,
-                          false,       p->refit};
+    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, false, false, p->refit};
 }
 
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err)
 {
     *out = NULL;
     if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 || (uint64_t)plan->batch * plan->n_next > INT32_MAX)
-        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u in batches of %u, expected 2 or more",
+        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens after %u in batches of %u, expected 2 or more",
                         plan->n_next, plan->n_tokens, plan->batch);
     damage *d = need(1, sizeof *d, "evaluations");
     size_t rows = (size_t)plan->batch * plan->n_next;
@@ -100,7 +99,7 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 // ---- Cuts ----
 
 // The text is open in the session.
-static kvb_status gather(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
+static kvb_status gather_cut(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
@@ -116,7 +115,7 @@ static kvb_status gather(damage *d, const damage_cut *c, uint32_t extra, kv_cach
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
     kvb_status status = session_exchange(d->s, &c->text->context, err);
-    if (status == KVB_OK) status = gather(d, c, c->text->full.n, cache, err);
+    if (status == KVB_OK) status = gather_cut(d, c, c->text->full.n, cache, err);
     kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
     return status == KVB_OK ? back : status;
 }
@@ -226,7 +225,7 @@ static kvb_status cut_levels(head_work *w, kvb_error *err)
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
         const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL};
-        status = gather(w->d, &level, 0, &w->cut[i], err);
+        status = gather_cut(w->d, &level, 0, &w->cut[i], err);
     }
     return status;
 }

@@ -7,12 +7,11 @@
 #include "evaluator/session.h"
 
 typedef struct damage_plan {
-    uint32_t n_tokens, n_next;          // context and continuation of every text, tokens; n_next at least 2
-    uint32_t batch;                     // cuts that are decoded together, at least 1
-    const metric *by;                   // ranks the tokens; lives as long as the damage
-    uint32_t sink, window;              // first and last tokens that are kept before any other
-    const query_statistics *statistics; // for a metric that uses stored statistics; NULL: none
-    uint32_t refit;                     // every cut is refitted with so many reference queries a KV head; 0: not
+    uint32_t n_tokens, n_next; // context and continuation of every text, tokens; n_next at least 2
+    uint32_t batch;            // cuts that are decoded together, at least 1
+    const metric *by;          // ranks the tokens; lives as long as the damage
+    uint32_t sink, window;     // first and last tokens that are kept before any other
+    uint32_t refit;            // every cut is refitted with so many reference queries a KV head; 0: not
 } damage_plan;
 
 typedef struct damage damage;

@@ -26,8 +26,7 @@ typedef struct decode_hooks {
     // returns how many, or UINT32_MAX for all. q [group, d]. Asked only when the sequence has one new row.
     uint32_t (*choose)(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
                        uint32_t *indices);
-    // What the rows attended to: weights [n_rows * group, span.count], row-major, 0 for entries that a row did not
-    // attend to.
+    // What the rows attended to: weights [n_rows * group, span.count], row-major, 0 for entries not attended to.
     void (*attended)(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *weights);
     // Called when all heads of a layer are done: entries may be evicted here.
     kvb_status (*layer_done)(void *context, const decode_view *view, kvb_error *err);

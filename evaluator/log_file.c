@@ -217,7 +217,7 @@ void log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
 }
 
 // Writes a line, and remembers what reading it again would give.
-static kvb_status add_line(log_file *log, const cJSON *line, off_t *size, kvb_error *err)
+static kvb_status add_log_line(log_file *log, const cJSON *line, off_t *size, kvb_error *err)
 {
     char *text;
     bool no_memory;
@@ -238,7 +238,7 @@ kvb_status log_add(log_file *log, cJSON *const *lines, size_t n, kvb_error *err)
     off_t size = log->size;
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n; i++) {
-        if (status == KVB_OK) status = add_line(log, lines[i], &size, err);
+        if (status == KVB_OK) status = add_log_line(log, lines[i], &size, err);
         cJSON_Delete(lines[i]);
     }
     if (!log->path) return status;

@@ -40,7 +40,6 @@ bool method_needs_attention(const method_list *list);
 kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio,
                          const float *importance, kept_set *out, kvb_error *err);
 
-// For a policy: takes capacities from the allocator and opens a run for a context of n_tokens and up to `extra` tokens
-// after it.
+// For a policy: takes capacities from the allocator and opens a run for a context of n_tokens and `extra` more tokens.
 kvb_status method_policy(policy_run **out, const model *m, const method_list *list, const method_column *column,
                          double ratio, uint32_t n_tokens, uint32_t extra, kvb_error *err);

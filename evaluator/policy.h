@@ -94,8 +94,7 @@ struct policy_kind {
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
-    // Which entries stay after a step. `keep` [span.count] and *n_keep list all entries on entry. NULL: everything
-    // stays.
+    // Which entries stay after a step. `keep` [span.count] and *n_keep list all entries on entry. NULL: all stay.
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };
 

@@ -141,7 +141,7 @@ layer_observer policy_observer(policy_watch *watch)
         const policy *p = watch->runs[i]->p;
         needs |= p->kind->needs | (p->kind->ranks ? metric_needs(&p->scores) : 0);
     }
-    return (layer_observer){see_all, watch, needs, NULL, NULL};
+    return (layer_observer){see_all, watch, needs};
 }
 
 void policy_run_restart(policy_run *r)

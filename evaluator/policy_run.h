@@ -12,8 +12,8 @@
 typedef struct policy_run policy_run;
 
 // Opens a run with capacity [L*G] tokens per head, for a context of n_tokens and at most `extra` tokens after it.
-// `ratio` is the requested share to prune (policy_capacity_ratio). The policy must outlive the run. On failure *out is
-// NULL.
+// `ratio` is the requested share to prune (policy_capacity_ratio). The policy must outlive the run. *out is NULL on
+// failure.
 kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
                            uint32_t n_tokens, uint32_t extra, kvb_error *err);
 void policy_run_close(policy_run *run);

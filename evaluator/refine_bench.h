@@ -40,8 +40,7 @@ typedef struct refine_bench {
 // Divides the texts into sets. asked [n_texts] gives the set of each; if it is NULL they are dealt in turn:
 // calibration, test, selection, test. Fails with KVB_ARGUMENT if calibration or selection would be empty.
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err);
-// Returns the memory in bytes that the search needs for texts: calibration and selection, one test text, and the
-// session's own.
+// Returns the bytes that the search needs for texts: calibration and selection, one test text, the session's own.
 uint64_t refine_bench_bytes(const refine_bench *b);
 // `log` (NULL: none) is the file from which results are read and to which they are written.
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err);

@@ -25,8 +25,8 @@ size_t refitter_floats(const refitter *r);
 void refitter_see(refitter *r, const layer_view *view);
 
 // Refits the entries of a cache, all of which `kept` lists of the context that was seen, n_tokens long with keys and
-// values [L, G, n_tokens, d]. Layers with a window keep everything and stay as they are, as do those whose scores are
-// capped or have sinks, for which the formulas do not hold. The same bits for any number of threads. KVB_NUMERIC where
-// the model's numbers are not finite.
+// values [L, G, n_tokens, d]. Layers with a window keep everything and are not changed; nor are those whose scores are
+// capped or have attention sinks, for which the formulas do not hold. The bits do not depend on the number of threads.
+// Fails with KVB_NUMERIC if the model's numbers are not finite.
 kvb_status refitter_apply(refitter *r, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                           kv_cache *cache, kvb_error *err);

@@ -96,8 +96,7 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     unsigned needs = VIEW_K | VIEW_V | (s->plan.attention ? WINDOW_ATTENTION_NEEDS : 0) |
                      (s->plan.refit ? VIEW_Q_RAW : 0) | (also ? also->needs : 0);
     for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
-    layer_observer observer = {see_layer, &w, needs, NULL, NULL};
-    query_statistics_show(s->plan.statistics, &observer);
+    layer_observer observer = {see_layer, &w, needs};
     s->n_tokens = s->attention.n_layers = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
     if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);

@@ -11,7 +11,6 @@
 #include "evaluator/decoder.h"
 #include "evaluator/refitter.h"
 #include "evaluator/window_attention.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
 
@@ -21,10 +20,9 @@ typedef struct session_plan {
     uint32_t max_rows;     // rows that the decoder runs in one call, over all sequences
     const metric *metrics; // live as long as the session
     size_t n_metrics;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
-    bool oracle;                        // session_reference will be asked for importance
-    bool attention;                     // allocators will ask for session.attention
-    uint32_t refit;                     // reference queries a KV head, for session_refit; 0: caches stay as cut
+    bool oracle;    // session_reference will be asked for importance
+    bool attention; // allocators will ask for session.attention
+    uint32_t refit; // reference queries a KV head, for session_refit; 0: caches stay as cut
 } session_plan;
 
 typedef struct session {
@@ -47,8 +45,7 @@ typedef struct session {
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
 void session_close(session *s);
 
-// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of
-// all tokens.
+// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer too: queries, keys and values.
 kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                            const forward_progress *progress, kvb_error *err);
 

@@ -21,10 +21,9 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     char text[1024];
-    const char *statistics = s->statistics ? s->statistics->sha256 : "";
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
-                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window, statistics);
+                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window);
     if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", s->o.refit);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
@@ -177,7 +176,7 @@ typedef struct sweep_run_state {
     policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is at work
 } sweep_run_state;
 
-static bool report(sweep_run_state *r, double part)
+static bool report_progress(sweep_run_state *r, double part)
 {
     return !r->watch || !r->watch->progress ||
            r->watch->progress(r->watch->context, (double)r->n_done + part, (double)r->s->n_cells);
@@ -186,7 +185,7 @@ static bool report(sweep_run_state *r, double part)
 // A prefill shows as progress of up to one cell, so that the bar moves.
 static bool prefill_step(void *context, double done, double total)
 {
-    return report(context, 0.99 * done / total);
+    return report_progress(context, 0.99 * done / total);
 }
 
 static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_cell *result, const kept_set *kept,
@@ -243,9 +242,9 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
     if (status != KVB_OK) return status;
     r->n_done += n;
     r->s->n_measured += n;
-    if (report(r, 0)) return KVB_OK;
+    if (report_progress(r, 0)) return KVB_OK;
     return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
-                    r->s->log ? "; the same command goes on" : "");
+                    r->s->log ? "; the same command continues" : "");
 }
 
 // The missing cells of a text, first those without a policy, in batches.
@@ -338,7 +337,6 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
                              rows_of(s, batch),
                              metrics,
                              n_metrics,
-                             s->statistics,
                              true,
                              method_needs_attention(&s->methods),
                              s->o.refit};

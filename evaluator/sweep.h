@@ -31,7 +31,6 @@ typedef struct sweep_options {
 
 typedef struct sweep {
     const model *m;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sweep_options o;
     const sweep_text *texts;
     uint32_t n_texts;
@@ -44,15 +43,13 @@ typedef struct sweep {
 } sweep;
 
 // Lists the cells and takes results from the log, unless kept positions are wanted. Everything passed in must outlive
-// the sweep. Errors: KVB_ARGUMENT if a text is too short (the message names it and its length), KVB_FORMAT if the log
-// is not one.
+// the sweep. Errors: KVB_ARGUMENT if a text is too short (named, with its length), KVB_FORMAT if the log is not one.
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void sweep_close(sweep *s);
 // Takes results from the log; the second half of sweep_open().
 kvb_status sweep_take(sweep *s, kvb_error *err);
 
-// Reports progress; returns false to stop (KVB_INTERRUPTED). The unit is a cell; a prefill counts as the cells that use
-// it.
+// Reports progress; returns false to stop (KVB_INTERRUPTED). The unit is a cell; a prefill counts as its cells.
 typedef struct sweep_watch {
     bool (*progress)(void *context, double done, double total);
     void *context;

@@ -101,8 +101,7 @@ void task_sample_free(task_sample *sample); // leaves it zero
 // Scores one answer. Letters compare without case (ASCII). TASK_ALL looks for the gold strings as they are, in the
 // answer without its control characters.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
-// Whether the score is final, whatever the rest of the answer is: everything is found, or the line that counts is
-// complete.
+// Whether the rest of the answer cannot change the score: everything is found, or the line that counts is complete.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be

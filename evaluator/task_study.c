@@ -261,10 +261,9 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
     const method_column *column = c->column;
     const method *m = column ? &s->methods.methods[column->method] : NULL;
     char text[1024];
-    int n = snprintf(text, sizeof text, "kvbudget-task 1\n%s\n%s %s\n%s\n%s\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-task 1\n%s\n%s %s\n%s\n%s\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
-                     column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0,
-                     s->statistics ? s->statistics->sha256 : "");
+                     column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0);
     if (column && s->refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 1 %u", s->refit);
     return sha256_hex(text, (size_t)n, key, err);
 }
@@ -481,7 +480,6 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
     session_plan plan = {.max_tokens = b->n_tokens,
                          .max_new = b->extra,
                          .max_rows = ROWS,
-                         .statistics = b->s->statistics,
                          .attention = method_needs_attention(&b->s->methods),
                          .refit = b->s->refit};
     plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);

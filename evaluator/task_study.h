@@ -36,7 +36,6 @@ typedef struct task_cell {
 typedef struct task_study {
     const model *m;
     const model_text *text;
-    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
     const task *t;
     uint64_t seed; // of the samples
     uint32_t n_samples;

@@ -1,6 +1,5 @@
 // Writes budgets of one length and ratio in the file formats of other programs, one function per format. None of these
-// formats holds everything that a table does (other ratios and lengths, the metric, the protected tokens), so keep the
-// table.
+// formats holds all that a table does (other ratios and lengths, the metric, protected tokens), so keep the table.
 #pragma once
 #include "runtime/kvbudget.h"
 
@@ -20,8 +19,7 @@ typedef struct budget_export {
 // DuoAttention (arXiv 2410.10819), and kvpress's DuoAttentionPress: the folder `path` with full_attention_heads.tsv, L
 // lines of G shares keep / T, and config.json with sink_size, recent_size and head_compression_ratio. In that method a
 // head keeps either everything, or sinks and the latest tokens. So the ratio is the share of heads that keep less than
-// half of T in the table, and recent_size is chosen so that these heads keep the table's mean, but at least the table's
-// window.
+// half of T in the table, and recent_size gives these heads the table's mean, but at least its window.
 kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err);
 
 // One number of tokens per layer, the mean of its heads, for kvpress's PerLayerCompressionPress and mlx-lm's
@@ -37,6 +35,5 @@ kvb_status export_shares(const budget_export *b, const char *path, kvb_error *er
 
 // The arrays that varlen and paged attention kernels take, all int32: the folder `path` with lengths.npy [L,G],
 // cu_seqlens.npy [L,G+1], and with pages page_indptr.npy [L,G+1] and block_table.npy [L,G,most pages of a head], page
-// numbers in the layer's pool, -1 after a head's last page. Fails with KVB_UNSUPPORTED if there are more rows than an
-// int32 can count.
+// numbers in the layer's pool, -1 after a head's last page. KVB_UNSUPPORTED if an int32 cannot count the rows.
 kvb_status export_varlen(const budget_export *b, const char *path, kvb_error *err);

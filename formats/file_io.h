@@ -14,8 +14,8 @@ int file_open_at(int folder, const char *name, int flags, mode_t mode);
 bool file_write_all(int file, const void *data, size_t size); // false: part of it may have been written
 bool file_sync(int file);
 bool file_truncate(int file, off_t size);
-// Closes a descriptor that was written to. This is the one call that must not be repeated: an interrupted close has
-// closed the file.
+// Closes a descriptor that was written to. This one call must not be repeated: an interrupted close has closed the
+// file.
 bool file_close(int file);
 // Takes an exclusive lock with flock(2). Returns false with EWOULDBLOCK if another process holds it, and true on file
 // systems without locks.

@@ -187,7 +187,7 @@ kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_e
     return put_bool(f, object, value->string, cJSON_IsTrue(value), err);
 }
 
-static cJSON *read_text(hid_t attribute, hid_t type)
+static cJSON *read_text_attribute(hid_t attribute, hid_t type)
 {
     size_t size = H5Tget_size(type);
     if (H5Tis_variable_str(type) != 0 || size == 0 || size > MAX_TEXT_ATTRIBUTE) return NULL;
@@ -205,7 +205,7 @@ static cJSON *read_attribute(hid_t attribute, hid_t type)
     size_t size = H5Tget_size(type);
     switch (H5Tget_class(type)) {
     case H5T_STRING:
-        return read_text(attribute, type);
+        return read_text_attribute(attribute, type);
     case H5T_INTEGER:
         if (size > 8 || H5Aread(attribute, H5T_NATIVE_INT64, &whole) < 0) return NULL;
         return cJSON_CreateNumber((double)whole);
@@ -350,7 +350,7 @@ static herr_t take_name(hid_t group, const char *name, const H5L_info_t *info, v
     return 0;
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_link_names(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -366,7 +366,7 @@ kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_
         h5_free_names(list.names);
         return status;
     }
-    qsort(list.names, list.n, sizeof *list.names, compare_names);
+    qsort(list.names, list.n, sizeof *list.names, compare_link_names);
     *names = list.names;
     *n = list.n;
     return KVB_OK;
@@ -824,7 +824,7 @@ static kvb_status check_written(const h5_file *f, const char *path, kvb_error *e
     back.name = f->name;
     if (status == KVB_OK) status = read_back(&found, &back, &why);
     if (status == KVB_OK && memcmp(&found, f->tally, sizeof found) != 0)
-        status = kvb_fail(&why, KVB_IO, "%s: %llu of %llu attributes and groups are there, or others", f->name,
+        status = kvb_fail(&why, KVB_IO, "%s: read back %llu of %llu attributes and groups, or different ones", f->name,
                           (unsigned long long)found.n, (unsigned long long)f->tally->n);
     h5_close(&back);
     if (status == KVB_OK || status == KVB_MEMORY)
@@ -837,7 +837,7 @@ kvb_status h5_finish(h5_file *f, const char *path, kvb_status status, kvb_error 
     hid_t id = f->id;
     f->id = -1;
     if (id >= 0 && status == KVB_OK && H5Fflush(id, H5F_SCOPE_GLOBAL) < 0)
-        status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot write the HDF5 file to its end");
+        status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot finish writing the HDF5 file");
     if (id >= 0 && H5Fclose(id) < 0 && status == KVB_OK)
         status = h5_fail(err, KVB_IO, f->name, -1, NULL, "cannot close the HDF5 file");
     if (status == KVB_OK) status = check_written(f, path, err);

@@ -63,8 +63,7 @@ typedef struct h5_set {
 // releases what was not used.
 kvb_status h5_create(h5_file *out, const char *path, const char *name, uint64_t bytes, kvb_error *err);
 // Finishes a file that h5_create began; `status` says how writing went. Flushes and closes the file, opens it again and
-// reads everything back, because HDF5 may lose the error of a write. Returns `status`, or KVB_IO if this function
-// failed.
+// reads everything back, because HDF5 may lose the error of a write. Returns `status`, or KVB_IO.
 kvb_status h5_finish(h5_file *f, const char *path, kvb_status status, kvb_error *err);
 // Closes a group, dataset or attribute that was written to, with the same rule for `status`. Does nothing if id <= 0.
 kvb_status h5_end(const h5_file *f, hid_t id, kvb_status status, kvb_error *err);
@@ -88,8 +87,7 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
 void h5_close(h5_file *f); // of a file that was only read; nothing when it is not open
-// Fails with KVB_IO if the file on the disk is no longer the one that was opened, because it was truncated or written
-// to.
+// Fails with KVB_IO if the file on the disk is no longer the one that was opened: truncated or written to.
 kvb_status h5_unchanged(const h5_file *f, kvb_error *err);
 
 kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);

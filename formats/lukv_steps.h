@@ -2,7 +2,7 @@
 //   DIR/context_<id>/<metric>.npy, question_<i>.npy         [L,G,T] float32
 //   DIR/context_<id>/context_ids.npy, answer_ids_<i>.npy, suffix_ids_<i>.npy   integers; optional when read
 //   DIR/kvbudget.json                                       what the arrays do not hold; optional when read
-// Metric files: snapkv.npy is `snapkv:lukv`, ea.npy is `ea:lukv`, keydiff.npy is `keydiff`; any other file name is the
+// Metric files: snapkv.npy is `snapkv:lukv`, ea.npy is `ea:lukv`, keydiff.npy is `keydiff`; other files have the
 // metric's name.
 #pragma once
 #include "formats/record.h"

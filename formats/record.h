@@ -52,8 +52,7 @@ typedef struct record_question {
 // What evicting tokens does to the model's output (docs/objective.md), for one question. A curve has
 // RECORD_CURVE_LEVELS errors per head: the mean square of how far the head's output moves when it keeps the best
 // record_curve_tokens(level) tokens of a metric. Gains are RECORD_GAIN_KINDS pairs per layer: the KL of the model's
-// output, and the squared movement of the layer's attention that caused it (profiler/model/loss_pass.h lists the
-// kinds).
+// output, and the squared movement of the layer's attention that caused it (kinds: profiler/model/loss_pass.h).
 enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
 #define RECORD_GAIN_ORDER "keydiff" // the metric by which the layers were cut; the same in all records
 typedef struct record_losses {
@@ -71,9 +70,8 @@ uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
 // n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; put an integer beyond 2^53 into a string.
 // RECORD_NEW: fails with KVB_MISMATCH if the record or the folder of parts exists; the message says what to do.
-// RECORD_REPLACE: starts again without them; an existing record stays in place until record_finish puts the new one
-//   there.
-// RECORD_RESUME: continues where the last run stopped (also with a finished record, whose contexts and questions then
+// RECORD_REPLACE: starts again without them; an existing record stays until record_finish replaces it. RECORD_RESUME:
+// continues where the last run stopped (also with a finished record, whose contexts and questions then
 //   count as done). If the shape or any attribute differs, it fails with KVB_MISMATCH and names the attribute and both
 //   values.
 // RECORD_JOIN: adds to the folder that another process of the same run has opened; such a writer cannot finish the
@@ -104,10 +102,6 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
 // With RECORD_ADD, they are added to the losses that the finished record has of the question.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
-// Returns the path, malloc'd, where a stopped run may leave the state of its prefill of a context (kept_file.h), or
-// NULL if there is no memory or the id is not a valid one. Such a file is not a part, but is removed together with the
-// parts when the record is finished.
-char *record_writer_kept_path(const record_writer *w, const char *id);
 
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
 // then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order in which

@@ -2,7 +2,7 @@
 // record.
 // Records that belong together have equal attributes except these: `metrics` (JSON text of an object, one member per
 // metric), `calibration_sha256` and `calibration_files` (which texts), `given_answers` (questions with answers in
-// them), `max_questions`, and `tokenizer_sha256` and `query_statistics_sha256`, which one of two may lack.
+// them), `max_questions`, and `tokenizer_sha256`, which one of two may lack.
 #pragma once
 #include "formats/record.h"
 

@@ -14,9 +14,8 @@
 
 static const char metrics_name[] = "metrics", calibration_name[] = "calibration_sha256",
                   files_name[] = "calibration_files", given_name[] = "given_answers", limit_name[] = "max_questions";
-// What one of two records may lack: a tokenizer where only ids were given, statistics where no metric needed any.
-static const char *const may_lack[] = {"tokenizer_sha256", "query_statistics_sha256"};
-enum { N_MAY_LACK = sizeof may_lack / sizeof *may_lack };
+// One of two records may lack it, where only ids were given.
+static const char tokenizer_name[] = "tokenizer_sha256";
 
 // "" where the attribute is not there.
 static const char *text_of(const cJSON *attributes, const char *name)
@@ -210,8 +209,7 @@ static cJSON *fixed_part(const cJSON *attributes)
     cJSON *copy = cJSON_Duplicate(attributes, true);
     for (size_t i = 0; i < sizeof growing / sizeof *growing; i++)
         cJSON_DeleteItemFromObjectCaseSensitive(copy, growing[i]);
-    for (size_t i = 0; i < N_MAY_LACK; i++)
-        if (!*text_of(copy, may_lack[i])) cJSON_DeleteItemFromObjectCaseSensitive(copy, may_lack[i]);
+    if (!*text_of(copy, tokenizer_name)) cJSON_DeleteItemFromObjectCaseSensitive(copy, tokenizer_name);
     return copy;
 }
 
@@ -222,11 +220,10 @@ static kvb_status check_rest(const char *first_name, const cJSON *first, const c
     static const record_shape any = {0};
     root_difference d;
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < N_MAY_LACK; i++)
-        if (!*text_of(a, may_lack[i]) || !*text_of(b, may_lack[i])) {
-            cJSON_DeleteItemFromObjectCaseSensitive(a, may_lack[i]);
-            cJSON_DeleteItemFromObjectCaseSensitive(b, may_lack[i]);
-        }
+    if (!*text_of(a, tokenizer_name) || !*text_of(b, tokenizer_name)) {
+        cJSON_DeleteItemFromObjectCaseSensitive(a, tokenizer_name);
+        cJSON_DeleteItemFromObjectCaseSensitive(b, tokenizer_name);
+    }
     if (record_root_differs(&d, &any, a, &any, b))
         status = kvb_fail(err, KVB_MISMATCH,
                           "%s and %s cannot be joined: %s is %s in the first, %s in the second; a record has one model "
@@ -244,9 +241,8 @@ kvb_status record_join_attributes(cJSON **out, const char *first_name, const cJS
     kvb_status status = check_rest(first_name, first, second_name, second, err);
     if (status != KVB_OK) return status;
     cJSON *to = cJSON_Duplicate(first, true);
-    for (size_t i = 0; i < N_MAY_LACK; i++)
-        if (*text_of(second, may_lack[i]) && !*text_of(to, may_lack[i]))
-            set_text(to, may_lack[i], text_of(second, may_lack[i]));
+    if (*text_of(second, tokenizer_name) && !*text_of(to, tokenizer_name))
+        set_text(to, tokenizer_name, text_of(second, tokenizer_name));
     status = join_texts(to, first, second, relation, err);
     if (status == KVB_OK) status = join_metrics(to, first_name, first, second_name, second, err);
     if (status == KVB_OK) *out = to;
@@ -647,11 +643,10 @@ static kvb_status check_complete(merge *m, kvb_error *err)
     char shards[160], more[40] = "";
     name_missing_shards(shards, sizeof shards, m);
     if (missing.n > 5) snprintf(more, sizeof more, " and %zu more", missing.n - 5);
-    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be put together, missing: %s%s%s", m->path, missing.text, more,
-                    shards);
+    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be merged, missing: %s%s%s", m->path, missing.text, more, shards);
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_context_names(const void *a, const void *b)
 {
     const char *const *x = a, *const *y = b;
     return strcmp(*x, *y);
@@ -662,12 +657,12 @@ static kvb_status check_known(const merge *m, kvb_error *err)
 {
     const char **names = need(m->n_whole, sizeof *names, "names of contexts");
     for (size_t i = 0; i < m->n_whole; i++) names[i] = m->whole[i].id;
-    qsort(names, m->n_whole, sizeof *names, compare_names);
+    qsort(names, m->n_whole, sizeof *names, compare_context_names);
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < m->n && status == KVB_OK; i++)
         for (size_t k = 0; k < m->inputs[i]->n && status == KVB_OK; k++) {
             const char *id = m->inputs[i]->contexts[k].id;
-            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_names))
+            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_context_names))
                 status = kvb_fail(err, KVB_MISMATCH, "%s: context %s is not in the list of this run (attribute %s)",
                                   m->inputs[i]->path, id, shard_of_name);
         }

@@ -211,7 +211,7 @@ static kvb_status scan_question(record *r, context_entry *c, hid_t questions, co
     if (status != KVB_OK) return status;
     status = h5_get_u32(&q->n_queries, &r->file, group, "n_queries", err);
     if (status == KVB_OK && q->n_queries == 0 && h5_has_link(group, "oracle"))
-        status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "is there though n_queries is 0");
+        status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "exists although n_queries is 0");
     for (piece_kind kind = PIECE_SUFFIX; kind <= PIECE_GAINS && status == KVB_OK; kind++) {
         uint32_t *count = kind == PIECE_SUFFIX ? &q->n_suffix : kind == PIECE_ANSWER ? &q->n_answer : NULL;
         if (kind != PIECE_ORACLE || q->n_queries > 0)
@@ -317,7 +317,7 @@ static kvb_status explain_unfinished(const char *path, kvb_error *err)
     kvb_status status = KVB_OK;
     if (folder && !path_exists(path) && parts_have_head(folder))
         status = kvb_fail(err, KVB_IO,
-                          "%s: the run that writes it is not finished (what there is lies in %s); "
+                          "%s: the run that writes it is not finished (its parts are in %s); "
                           "go on with the same command and --resume",
                           path, folder);
     free(folder);

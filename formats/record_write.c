@@ -14,10 +14,9 @@
 
 // ---- The folder of parts ----
 //
-// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5, question-<10 digits>-<id>.h5, and, after a stop,
-// prefill-<id>.kept. A folder without head.h5 holds nothing that counts: head.h5 comes first and goes first. A file
-// `replace` says that the record at PATH is being done again: it is not extended, and is replaced when this run is
-// finished.
+// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5 and question-<10 digits>-<id>.h5. A folder without
+// head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
+// is being done again: it is not extended, and is replaced when this run is finished.
 typedef struct part {
     char id[65];
     bool is_question;
@@ -60,13 +59,6 @@ static char *part_path(const char *folder, const char *id, bool is_question, uin
 static char *part_losses_path(const char *folder, const char *id, uint32_t question)
 {
     return need_text("%s/losses-%010u-%s.h5", folder, question, id);
-}
-
-static const char kept_before[] = "prefill-", kept_after[] = ".kept";
-
-static char *parts_kept_path(const char *folder, const char *id)
-{
-    return need_text("%s/%s%s%s", folder, kept_before, id, kept_after);
 }
 
 bool path_exists(const char *path)
@@ -117,16 +109,6 @@ static bool parse_part_name(part *out, const char *name)
     return context_id_valid(out->id);
 }
 
-static bool is_kept_name(const char *name)
-{
-    char id[CONTEXT_ID_MAX + 1];
-    size_t length = strlen(name), before = sizeof kept_before - 1, after = sizeof kept_after - 1;
-    if (length <= before + after || length - before - after > CONTEXT_ID_MAX) return false;
-    if (strncmp(name, kept_before, before) != 0 || strcmp(name + length - after, kept_after) != 0) return false;
-    snprintf(id, sizeof id, "%.*s", (int)(length - before - after), name + before);
-    return context_id_valid(id);
-}
-
 static bool is_losses_name(const char *name)
 {
     part ignored;
@@ -141,7 +123,7 @@ static bool is_of_run(const char *name)
 {
     part ignored;
     if (is_losses_name(name)) return true;
-    return parse_part_name(&ignored, name) || is_kept_name(name) || strcmp(name, replace_name) == 0;
+    return parse_part_name(&ignored, name) || strcmp(name, replace_name) == 0;
 }
 
 // A temporary file of one of these or of the head.
@@ -227,7 +209,7 @@ static lock_attempt try_lock(int *lock, const char *folder, const char *path, kv
     if (file < 0) {
         bool link = lstat(dir < 0 ? folder : path, &st) == 0 && S_ISLNK(st.st_mode);
         kvb_fail(err, KVB_IO, "%s: cannot be locked: %s", dir < 0 ? folder : path,
-                 link ? "is a symbolic link, and what it leads to may not be ours; remove it" : strerror(why));
+                 link ? "is a symbolic link, which may lead to files that are not ours; remove it" : strerror(why));
         return LOCK_FAILED;
     }
     if (!file_lock(file, false)) {
@@ -363,7 +345,7 @@ static kvb_status refuse_existing(const record_writer *w, kvb_error *err)
 {
     if (parts_have_head(w->folder))
         return kvb_fail(err, KVB_MISMATCH,
-                        "%s: holds a run that is not finished; go on with --resume, or start again with --force",
+                        "%s: holds an unfinished run; continue it with --resume, or start again with --force",
                         w->folder);
     if (path_exists(w->path))
         return kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);
@@ -427,7 +409,7 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
 }
 
 // The process that holds the folder has made it, cleaned it, and decided whether it extends a finished record.
-static kvb_status join(record_writer *w, kvb_error *err)
+static kvb_status join_folder(record_writer *w, kvb_error *err)
 {
     char *head = parts_head_path(w->folder);
     kvb_status status = KVB_OK;
@@ -444,7 +426,7 @@ static kvb_status join(record_writer *w, kvb_error *err)
 
 static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
-    if (w->joined) return join(w, err);
+    if (w->joined) return join_folder(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
     kvb_status status = atomic_file_check(w->path, err);
@@ -540,11 +522,6 @@ bool record_writer_has_question(const record_writer *w, const char *id, uint32_t
 {
     if (has_part(w, id, true, question)) return true;
     return base_has_question(w, id, question);
-}
-
-char *record_writer_kept_path(const record_writer *w, const char *id)
-{
-    return context_id_valid(id) ? parts_kept_path(w->folder, id) : NULL;
 }
 
 // ---- Putting ----

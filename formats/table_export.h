@@ -17,6 +17,5 @@ kvb_status table_export_npy(const char *npy_path, const table_content *t, const 
 // prune less than their ratio. Empty if there is nothing to warn of; the caller frees it.
 char *table_kvpress_warning(const table_content *t, const cJSON *press);
 
-// Returns the Python lines that load such an .npy into kvpress, which the side-car holds as "load". The caller frees
-// them.
+// Returns the Python lines that load such an .npy into kvpress, the side-car's "load". The caller frees them.
 char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press);

@@ -99,7 +99,7 @@ static kvb_status add_continuations(const maker *m)
     if (!wanted) return KVB_OK;
     if (m->n_behind < wanted * step + 1)
         return kvb_fail(m->err, KVB_ARGUMENT,
-                        "%s: has %zu tokens behind the context's %zu, expected %zu (%zu continuations of %zu, and one "
+                        "%s: has %zu tokens after the context's %zu, expected %zu (%zu continuations of %zu, and one "
                         "to begin with); take a longer text, or fewer --tokens, --continue or --answer-tokens",
                         m->name, m->n_behind, m->n, wanted * step + 1, wanted, step);
     // What is asked is the text so far: it is decoded like any question, and not recorded.
@@ -154,7 +154,7 @@ static kvb_status add_repetitions(const maker *m)
 
 // ---- Lines ----
 
-static kvb_status add_line(const maker *m, const char *text, const text_line *line)
+static kvb_status add_line_question(const maker *m, const char *text, const text_line *line)
 {
     int head = (int)(line->head - line->begin);
     const char *begin = text + line->begin;
@@ -206,7 +206,7 @@ static kvb_status draw_lines(const maker *m, const char *text, const text_line *
     for (size_t i = 0; status == KVB_OK && i < wanted; i++) {
         size_t begin = i * n / wanted, end = (i + 1) * n / wanted;
         double place = sampler_uniform(m->r->seed, key, 0, (uint32_t)i);
-        status = add_line(m, text, &lines[begin + (size_t)(place * (double)(end - begin))]);
+        status = add_line_question(m, text, &lines[begin + (size_t)(place * (double)(end - begin))]);
     }
     return status;
 }

@@ -1,9 +1,7 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
 #include "formats/need.h"
 #include "profiler/backend/meter.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
-#include "profiler/profile_kept.h"
 #include "profiler/profile_losses.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -20,8 +18,6 @@ typedef struct run {
     profile_times *times;
     forward *f;
     const profile_context *c; // under way
-    uint32_t layers;          // of its prefill that are done,
-    double spent;             // and the seconds that this run has spent on it
     double done, total;       // profile_work(), for the progress
     // Buffers for the largest context and batch.
     float **scores;       // [n_metrics] of [B, G, T], of the layers that are budgeted (model_budgeted)
@@ -104,52 +100,30 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     return KVB_OK;
 }
 
-static kept_prefill kept_of(const run *r)
-{
-    return (kept_prefill){r->m, r->job, r->o, r->c, r->f, r->scores, r->record, r->watch};
-}
-
 typedef struct prefill_watch {
     run *r;
-    double work, start;
+    double work; // of all layers
 } prefill_watch;
 
 static bool prefill_step(void *context, double done, double total)
 {
     prefill_watch *w = context;
-    w->r->layers = (uint32_t)done;
-    w->r->spent = meter_now() - w->start;
+    (void)done;
     return advance(w->r, w->work / total);
-}
-
-// Runs the layers that no earlier run has kept.
-static kvb_status run_layers(run *r, const layer_observer *observer, double start, kvb_error *err)
-{
-    const profile_context *c = r->c;
-    prefill_watch watch = {r, profile_work(r->m, c, NULL), start};
-    forward_progress progress = {prefill_step, &watch};
-    kept_prefill kept = kept_of(r);
-    r->layers = 0;
-    kvb_status status = profile_losses_need_prefill(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
-    if (status != KVB_OK) return status;
-    if (r->layers == 0) return forward_prefill(r->f, c->ids, c->n_tokens, observer, &progress, NULL, err);
-    if (!advance(r, watch.work * r->layers / r->m->config.n_layers))
-        return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u", r->layers);
-    return forward_prefill_rest(r->f, r->layers, observer, &progress, err);
 }
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, NULL, NULL};
-    query_statistics_show(r->o->statistics, &observer);
+    layer_observer observer = {score_layer, r, 0};
     r->c = c;
-    r->spent = 0;
     profile_losses_enter(&r->losses, c);
     for (size_t i = 0; i < r->o->n_metrics; i++)
         if (profile_scores_metric(r->job, c, i)) observer.needs |= metric_needs(&r->o->metrics[i]);
     double start = meter_now(), others = r->times->scorers + r->times->extras;
+    prefill_watch watch = {r, profile_work(r->m, c, NULL)};
+    forward_progress progress = {prefill_step, &watch};
     kvb_error inner = {0};
-    kvb_status status = run_layers(r, &observer, start, &inner);
+    kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, &inner);
     r->times->prefill += meter_now() - start - (r->times->scorers + r->times->extras - others);
     if (status != KVB_OK) return kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
     size_t witness = r->job->growth.witness;
@@ -258,10 +232,9 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     size_t n = (size_t)model_budgeted(m, m->n_layers) * m->n_kv_heads * c->n_tokens;
     if (a->n_queries == 0) {
         char text[200];
-        snprintf(
-            text, sizeof text,
-            "sample %s, question %u: the model ended its answer at once, nothing was recorded; --ignore-eos goes on",
-            c->id, a->number + 1);
+        snprintf(text, sizeof text,
+                 "sample %s, question %u: the model ended its answer at once, nothing was recorded; try --ignore-eos",
+                 c->id, a->number + 1);
         r->times->skipped++;
         if (r->watch) r->watch->message(r->watch->context, text);
     } else {
@@ -402,13 +375,7 @@ static kvb_status run_piece(run *r, const profile_context *c, const profile_piec
     if (complete)
         return advance(r, piece_work(r, c, p)) ? KVB_OK
                                                : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
-    kvb_error inner = {0};
-    kvb_status status = run_questions(r, c, p, &inner);
-    kept_prefill kept = kept_of(r);
-    if (status == KVB_OK) profile_drop_kept(&kept);
-    else if (status == KVB_INTERRUPTED && r->layers > 0 && r->spent >= r->o->keep_after)
-        return profile_keep(&kept, r->layers, &inner, err);
-    return status == KVB_OK ? KVB_OK : kvb_fail(err, status, "%s", inner.message);
+    return run_questions(r, c, p, err);
 }
 
 kvb_status profile_run_share(const model *m, const profile_job *job, const profile_options *o,

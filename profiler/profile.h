@@ -23,7 +23,6 @@ typedef enum oracle_kind { ORACLE_LUKV, ORACLE_OUTPUT } oracle_kind;
 typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
-    const struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sampler draw;
     uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
                          // are recorded
@@ -38,7 +37,6 @@ typedef struct profile_options {
     uint64_t memory;        // bytes that the run may take in addition to the model; 0 = unknown, nothing is refused
     bool memory_is_asked;   // the user set `memory`: then a batch uses all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
-    double keep_after;      // seconds: when stopped, save the layers of a prefill that has taken this long
     uint32_t loss_queries;  // queries per question for curves of output errors; 0: no curves
     uint32_t gain_rows;     // rows of a context's shortest question for measuring the layers' gains; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL
@@ -139,8 +137,7 @@ typedef struct profile_times {
 kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, double record_bytes,
                                  kvb_error *err);
 
-// Callbacks of a run. progress returns false to stop (KVB_INTERRUPTED); done and total count rows of work over the
-// whole job.
+// Callbacks of a run. progress returns false to stop (KVB_INTERRUPTED); done and total are the job's rows of work.
 typedef struct profile_watch {
     bool (*progress)(void *context, double done, double total);
     void (*message)(void *context, const char *text); // a warning worth a line
@@ -161,8 +158,7 @@ typedef struct profile_share {
     double cost, heaviest, total; // floating-point operations: of this share, of the largest one, of all
 } profile_share;
 
-// The state of a record: one byte for every context, then one for every question (in the job's order), nonzero if it is
-// recorded.
+// The state of a record: a byte per context, then one per question (in the job's order), nonzero if recorded.
 size_t profile_state_size(const profile_job *job);
 void profile_read_state(uint8_t *state, const profile_job *job, const record_writer *writer);
 
@@ -189,7 +185,7 @@ kvb_status profile_run(const model *m, const profile_job *job, const profile_opt
 
 // ---- Between the files of the profiling run ----
 
-// Whether metric `i` scores context `c`. A recorded context is scored only by metrics that the record lacks, and by the
+// Whether metric `i` scores context `c`. A recorded context is only scored by metrics that the record lacks and by the
 // witness.
 bool profile_scores_metric(const profile_job *job, const profile_context *c, size_t i);
 

@@ -3,7 +3,6 @@
 #include "formats/need.h"
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/profile.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
@@ -18,7 +17,7 @@ typedef struct id_list {
     size_t n;
 } id_list;
 
-static void append(id_list *out, const int32_t *ids, size_t n)
+static void append_known_ids(id_list *out, const int32_t *ids, size_t n)
 {
     out->ids = need_more(out->ids, out->n + n, sizeof *out->ids, "token ids");
     if (n) memcpy(out->ids + out->n, ids, n * sizeof *ids);
@@ -30,7 +29,7 @@ static kvb_status append_text(id_list *out, const model_text *t, text_part part,
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = model_text_encode(t, part, text, strlen(text), &ids, &n, err);
-    if (status == KVB_OK) append(out, ids, n);
+    if (status == KVB_OK) append_known_ids(out, ids, n);
     free(ids);
     return status;
 }
@@ -42,7 +41,7 @@ static kvb_status append_ids(id_list *out, const model_text *t, const int32_t *i
             return kvb_fail(err, KVB_ARGUMENT,
                             "id %d at place %zu, expected 0 to %u; were the ids made with another model's tokenizer?",
                             ids[i], i, t->vocabulary - 1);
-    append(out, ids, n);
+    append_known_ids(out, ids, n);
     return KVB_OK;
 }
 
@@ -76,7 +75,7 @@ static kvb_status suffix_ids(id_list *out, const model_text *t, const calib_cont
     size_t n = 0;
     bool left_out = t->chat.kind && !c->has_answer_prefix;
     kvb_status status = model_text_encode_question(t, q->text, left_out ? "" : c->answer_prefix, &ids, &n, err);
-    if (status == KVB_OK) append(out, ids, n);
+    if (status == KVB_OK) append_known_ids(out, ids, n);
     free(ids);
     return status;
 }
@@ -181,7 +180,7 @@ static kvb_status same_ids(bool *same, record *r, size_t context, size_t questio
     return status;
 }
 
-static kvb_status read_tokens(record *r, size_t context, size_t question, int32_t *out, kvb_error *err)
+static kvb_status read_record_tokens(record *r, size_t context, size_t question, int32_t *out, kvb_error *err)
 {
     (void)question;
     return record_read_tokens(r, context, out, err);
@@ -210,7 +209,7 @@ static kvb_status match_context(profile_context *c, record *r, kvb_error *err)
     const record_context_info *held = record_context(r, at);
     if (!held) return KVB_OK;
     bool same;
-    kvb_status status = same_ids(&same, r, at, 0, read_tokens, held->n_tokens, c->ids, c->n_tokens, err);
+    kvb_status status = same_ids(&same, r, at, 0, read_record_tokens, held->n_tokens, c->ids, c->n_tokens, err);
     if (status == KVB_OK && !same)
         return kvb_fail(err, KVB_MISMATCH, "%s: has another text for sample %s; give this one a sample_id of its own",
                         record_path(r), c->id);
@@ -451,12 +450,12 @@ static kvb_status check_request(const model *m, const profile_options *o, kvb_er
 }
 
 // One line of a calibration file becomes the job's next context.
-static kvb_status add_line(profile_job *job, const model *m, const calib_file *file, const calib_context *c,
-                           const profile_options *o, kvb_error *err)
+static kvb_status add_context_line(profile_job *job, const model *m, const calib_file *file, const calib_context *c,
+                                   const profile_options *o, kvb_error *err)
 {
     kvb_error inner = {0};
     if (id_is_taken(job, c->sample_id))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: line %zu: sample_id %s stands in two files; give each context its own",
+        return kvb_fail(err, KVB_ARGUMENT, "%s: line %zu: sample_id %s is in two files; give each context its own",
                         file->name, c->line, c->sample_id);
     profile_context *made = &job->contexts[job->n_contexts++];
     kvb_status status = prepare_context(made, m, job->text, c, o, &inner);
@@ -485,7 +484,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
     }
     for (size_t i = 0; i < n_files; i++)
         for (size_t k = 0; status == KVB_OK && k < files[i].count; k++)
-            status = add_line(out, m, &files[i], &files[i].contexts[k], o, err);
+            status = add_context_line(out, m, &files[i], &files[i].contexts[k], o, err);
     if (status == KVB_OK && o->grows) status = grow_job(out, o, err);
     if (status == KVB_OK) {
         count_job(out, m, o);
@@ -599,7 +598,6 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     if (t->chat.kind) add_chat(a, &t->chat);
     if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");
     if (m->form == WEIGHTS_HALF) cJSON_AddStringToObject(a, "weights", "bf16");
-    if (o->statistics) cJSON_AddStringToObject(a, "query_statistics_sha256", o->statistics->sha256);
     return a;
 }
 

@@ -42,13 +42,6 @@ void profile_losses_close(profile_losses *l)
     *l = (profile_losses){0};
 }
 
-bool profile_losses_need_prefill(const profile_losses *l)
-{
-    bool scored = false;
-    for (size_t i = 0; l->f && i < l->o->n_metrics; i++) scored |= l->fold_scores[i] != NULL;
-    return l->f && (scored || forward_copies_context(l->f));
-}
-
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned)
 {
     uint64_t wanted = l->o->loss_queries;

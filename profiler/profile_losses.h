@@ -35,10 +35,6 @@ static inline bool profile_losses_wanted(const profile_losses *l)
     return l->f != NULL;
 }
 
-// Whether losses need the prefill to run again, because a saved prefill lacks something: plain keys and values where
-// attention reads packed ones, and scores by a ranking's other weights.
-bool profile_losses_need_prefill(const profile_losses *l);
-
 // Announces that row number `row` of the next pass is the query of the answer's token `step`, of at most `planned`.
 // Evenly spaced queries are kept.
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned);
@@ -50,8 +46,7 @@ void profile_losses_enter(profile_losses *l, const profile_context *c);
 // Computes one layer's scores of metric i, if losses use other scores than the recorded ones.
 kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err);
 
-// Records the curves of n questions in the slots 0 .. n-1, and the gains if the context's shortest question is among
-// them.
+// Records the curves of n questions in the slots 0 .. n-1, and the gains if the shortest question is among them.
 kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
                               float *const *scores, record_writer *writer, kvb_error *err);
 

@@ -69,7 +69,7 @@ uint64_t profile_memory_total(const profile_memory *p)
 static kvb_status too_much(const profile_job *job, uint32_t batch, uint64_t needed, uint64_t left, kvb_error *err)
 {
     return kvb_fail(err, KVB_MEMORY,
-                    "the run takes %.2f GiB beside the model for %u question%s at a time over %u tokens, but %.2f GiB "
+                    "the run takes %.2f GiB besides the model for %u question%s at a time over %u tokens, but %.2f GiB "
                     "are free; use %s--max-tokens N or a machine with more memory (--memory says how much to use)",
                     (double)needed / 0x1p30, batch, batch == 1 ? "" : "s", job->max_tokens, (double)left / 0x1p30,
                     batch == 1 ? "" : "--batch 1, ");

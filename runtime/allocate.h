@@ -49,8 +49,8 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
 // Divides the cache over layers in proportion to weight [L], finite and >= 0. What is divided are the unprotected
 // tokens, mean - sink - window per head; a layer that would get more than all of its tokens gets all, and the surplus
 // goes to the others in equal parts (CAKE's form). If all weights are 0, they count as equal. Within a layer the heads
-// compete by scores [L,G,T] as in AdaKV, but without safe tokens (LAVa's form); if scores is NULL they share equally
-// (CAKE's form).
+// compete by scores [L,G,T] as in AdaKV, but without safe tokens (LAVa's form); with scores NULL they share equally
+// (CAKE's).
 void allocate_layers(const allocate_shape *s, double ratio, const double *weight, const float *scores, uint32_t sink,
                      uint32_t window, uint32_t *keep);
 

@@ -104,7 +104,7 @@ kvb_status kvb_json_object(cJSON **out, const char *text, size_t size, const cha
     }
     if (!status && find_twice(tree, &twice))
         status = kvb_fail(err, KVB_MEMORY, "%s: %s: not enough memory", name, place);
-    if (!status && twice) status = kvb_fail(err, KVB_FORMAT, "%s: %s: \"%.64s\" is there twice", name, place, twice);
+    if (!status && twice) status = kvb_fail(err, KVB_FORMAT, "%s: %s: \"%.64s\" occurs twice", name, place, twice);
     if (status) cJSON_Delete(tree);
     else *out = tree;
     return status;

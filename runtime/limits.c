@@ -116,7 +116,7 @@ kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err)
     }
     if (m->levels && m->ranks > 1) {
         return kvb_fail(err, KVB_UNSUPPORTED,
-                        "equal totals of %u ranks and at most %u budgets per layer cannot be had together: few budgets "
+                        "equal totals of %u ranks and at most %u budgets per layer cannot be combined: few budgets "
                         "rarely add up to equal totals; choose one of the two",
                         (unsigned)m->ranks, (unsigned)m->levels);
     }
@@ -392,7 +392,7 @@ static share joined(const grouping *g, uint32_t i)
     return s;
 }
 
-static void join(grouping *g, uint32_t i)
+static void join_groups(grouping *g, uint32_t i)
 {
     g->group[i] = joined(g, i);
     g->count[i] = (uint16_t)(g->count[i] + g->count[i + 1]);
@@ -419,7 +419,7 @@ static bool join_to(grouping *g, uint32_t levels)
             }
         }
         if (best == g->n) break;
-        join(g, best);
+        join_groups(g, best);
     }
     return g->n <= levels;
 }

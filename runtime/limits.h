@@ -1,6 +1,5 @@
 // The constraints that an engine puts on budgets beyond their sum, read from a table's metadata "constraints", and the
-// rounding that respects them. Not part of the public API: kvb_budgets() uses it, and so does the solver that makes
-// such tables.
+// rounding that respects them. Not part of the public API: kvb_budgets() and the solver of such tables use it.
 //
 // Everything is counted in units: single tokens, or pages of `block` tokens, where a head's last page may reach beyond
 // T and is counted in full, as paged caches allocate it. A share s of T is, as a lower limit, ceil(s T / block) units,
@@ -36,8 +35,7 @@ kvb_status kvb_limits_parse(kvb_limits *m, const char *text, uint32_t n_layers, 
 // or layer and the numbers.
 kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err);
 
-// The number of units in T tokens; the limits of head h, in units; and the cap of the part of layer l that one rank
-// holds, in units.
+// The number of units in T tokens; the limits of head h, in units; and the cap of one rank's part of layer l.
 uint32_t kvb_limits_units(const kvb_limits *m, uint32_t n_tokens);
 uint32_t kvb_limits_least(const kvb_limits *m, size_t head, uint32_t n_tokens);
 uint32_t kvb_limits_most(const kvb_limits *m, size_t head, uint32_t n_tokens);
@@ -50,8 +48,8 @@ typedef double kvb_ideal(const void *self, size_t head, uint32_t n_tokens);
 // ideals (with ranks, the smallest rank's number times the number of ranks); lower limits may raise it, and upper
 // limits or levels may lower it. It is handed out to layers and then to heads by largest remainder: all ideals are
 // shifted by the same amount until the sums agree; ties to the lower index. With levels, a layer's heads with equal
-// ideals stay together; while there are more groups than levels, the two groups whose merging moves the ideals least
-// are merged.
+// ideals stay together; while there are more groups than levels, the two whose merging moves the ideals least are
+// merged.
 //   least_tokens  no head gets fewer, min(T, sink + window) for a strict runtime; at least 1
 // Allocates nothing. KVB_UNSUPPORTED when nothing fits at this T, with the numbers; keep is then undefined.
 kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *self, uint32_t n_tokens,

@@ -166,7 +166,7 @@ kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const
     const kvb_ranking *r = table->ranking;
     if (r->info.layer_mean) {
         return kvb_fail(err, KVB_ARGUMENT,
-                        "%s: its ranking also looks at the mean of the layer's heads; rank them together, with "
+                        "%s: its ranking also uses the mean over the layer's heads; rank them together, with "
                         "kvb_rank_layer()",
                         table->name);
     }
@@ -322,7 +322,7 @@ static kvb_status check_name(const kvb_ranking *r, const kvb_safetensors *file, 
     }
     if (strncmp(r->info.name + sizeof "learned:" - 1, hash, 12) == 0) return KVB_OK;
     return kvb_fail(err, KVB_FORMAT,
-                    "%s: the ranking is called %s, but what it holds has the name learned:%.12s; it is damaged, get it "
+                    "%s: the ranking is called %s, but its content hashes to learned:%.12s; it is damaged, get it "
                     "again or make it with `kvbudget learn`",
                     file->name, r->info.name, hash);
 }

@@ -114,7 +114,7 @@ static kvb_status parse_tensor(const kvb_safetensors *file, const cJSON *item, c
     return KVB_OK;
 }
 
-static int compare_names(const void *a, const void *b)
+static int compare_tensor_names(const void *a, const void *b)
 {
     const kvb_tensor *x = a, *y = b;
     return strcmp(x->name, y->name);
@@ -146,7 +146,7 @@ static kvb_status check_layout(kvb_safetensors *file, const unsigned char *data,
         return kvb_fail(err, KVB_FORMAT, "%s: expected the file to end after the last tensor, found %llu more bytes",
                         file->name, (unsigned long long)(data + size - reached));
     }
-    if (file->n_tensors > 0) qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_names);
+    if (file->n_tensors > 0) qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_tensor_names);
     return KVB_OK;
 }
 
@@ -256,7 +256,8 @@ const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *
 {
     kvb_tensor wanted = {0};
     wanted.name = name;
-    return file->n_tensors ? bsearch(&wanted, file->tensors, file->n_tensors, sizeof wanted, compare_names) : NULL;
+    return file->n_tensors ? bsearch(&wanted, file->tensors, file->n_tensors, sizeof wanted, compare_tensor_names)
+                           : NULL;
 }
 
 const char *kvb_safetensors_metadata(const cJSON *header, const char *key)

@@ -25,8 +25,7 @@ struct kvb_table {
     char name[168];          // the file, for messages
 };
 
-// Whether two hashes in hexadecimal are equal, ignoring case. ASCII only and independent of the locale, unlike
-// strcasecmp.
+// Whether two hashes in hexadecimal are equal, ignoring case. Unlike strcasecmp it ignores the locale.
 bool kvb_same_hash(const char *a, const char *b);
 
 // Reads the whole file at `path` into malloc'd memory, which the caller frees also after a failure. Fails with

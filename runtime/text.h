@@ -9,8 +9,7 @@
 size_t kvb_utf8_size(const char *at, size_t left);
 
 // Replaces bytes of `text` by '?': those of control characters, which a terminal would obey; of marks that change the
-// direction of writing, which make a line look like a different one; and those that are not UTF-8, which JSON does not
-// allow.
+// direction of writing, which make a line look like a different one; and bytes that are not UTF-8, which JSON forbids.
 void kvb_clean_text(char *text);
 
 bool kvb_ends_with(const char *text, const char *end);

@@ -38,8 +38,8 @@ static void scan_rows(const head_scan *s, uint32_t first, uint32_t last, uint32_
     scan_rows(s, row + 1, last, low, at);
 }
 
-static kvb_status check_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const double *lambda,
-                             kvb_error *err)
+static kvb_status check_certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const double *lambda,
+                                         kvb_error *err)
 {
     uint32_t n = shape_heads(&c->shape);
     if (n_groups == 0 || n % n_groups)
@@ -81,7 +81,7 @@ static kvb_status close_row(const loss_curves *c, uint32_t row, uint32_t n_group
 kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const uint32_t *keep,
                             const double *lambda, double *loss, double *bound, kvb_error *err)
 {
-    kvb_status status = check_rows(c, n_rows, n_groups, lambda, err);
+    kvb_status status = check_certificate_rows(c, n_rows, n_groups, lambda, err);
     if (status) return status;
     uint32_t n = shape_heads(&c->shape), m = shape_middle(&c->shape), p = shape_protected(&c->shape);
     // [N,R]: summed in head order below, whatever the threads did

@@ -4,8 +4,7 @@
 //     sum_n loss_n(b_n)  >=  D(lambda) = sum_n min over b of [loss_n(b) + lambda b]  -  lambda B
 // (Lagrangian relaxation, Everett 1963). So D(lambda) <= OPT <= loss(greedy): if both ends are equal, greedy is proved
 // optimal; otherwise their difference bounds how far greedy is from it. A good lambda is the slope at which the sweep
-// stopped; a bad one only weakens the bound. With SCOPE_LAYER there is one problem per layer, each with its own
-// multiplier.
+// stopped; a bad one only weakens the bound. With SCOPE_LAYER each layer is a problem with its own multiplier.
 #pragma once
 #include "solver/curve.h"
 

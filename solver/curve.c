@@ -111,7 +111,7 @@ WIDE static bool any_wrong(const float *row, size_t n)
     return wrong;
 }
 
-WIDE static void gather(double *out, const float *row, const uint32_t *position, size_t n)
+WIDE static void gather_gains(double *out, const float *row, const uint32_t *position, size_t n)
 {
     for (size_t i = 0; i < n; i++) out[i] = (double)row[position[i]];
 }
@@ -129,7 +129,7 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
         bool wrong = any_wrong(row, t); // first whether, without branches; then where
         for (size_t i = 0; wrong && i < t; i++)
             if (is_wrong(row[i]) && h * t + i < bad) bad = h * t + i;
-        gather(c->gain + h * m, row, order->position + h * m, m);
+        gather_gains(c->gain + h * m, row, order->position + h * m, m);
     }
     if (bad != SIZE_MAX) return fail_at(s, "oracle", bad, (double)oracle[bad], "a finite number of 0 or more", err);
     loss_curves_sum(c);

@@ -17,8 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Loops over fewer numbers than this run on one thread: waking the others costs more than it saves, above all on a busy
-// machine.
+// Loops over fewer numbers than this run on one thread: waking the others costs more than it saves.
 #define PARALLEL_CELLS 200000
 
 // The cache of one context. n_layers = L, n_kv_heads = G, n_tokens = T.

@@ -4,8 +4,7 @@
 // for every ratio and group of heads. Greedy's slope is the best possible multiplier (it solves the dual of the relaxed
 // problem), and its budgets are kept unless others are better, so a metric that ranks perfectly gets the same table.
 // The rows are solved one by one, each from greedy alone, because the result must depend neither on the number of
-// threads nor on which rows are asked for. Optima need not be nested: a head may get more tokens when the total is
-// smaller.
+// threads nor on which rows are asked for. Optima need not be nested: a head may get more of a smaller total.
 //
 // One group of heads at one budget, solved exactly at token resolution.
 //

@@ -467,7 +467,7 @@ static uint32_t pick(const learned *l, uint32_t first, double slack)
 
 // ---- Steps ----------------------------------------------------------------------------------------------------------
 
-static kvb_status gather(fit *f, kvb_error *err)
+static kvb_status gather_equations(fit *f, kvb_error *err)
 {
     learned *l = f->l;
     double own = l->options.exponent;
@@ -602,7 +602,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     status = deal_folds(out, err);
     if (status == KVB_OK) status = text_init(&f.text, out, err);
     if (status == KVB_OK) status = find_signs(out, &f.text, err);
-    if (status == KVB_OK) status = gather(&f, err);
+    if (status == KVB_OK) status = gather_equations(&f, err);
     if (status == KVB_OK) status = search_sets(&f, &set, err);
     if (status == KVB_OK) status = search_settings(&f, set, err);
     if (status == KVB_OK) status = fit_weights(&f, err);

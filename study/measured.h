@@ -17,7 +17,6 @@ uint32_t measured_levels(const double *knots, uint32_t n_knots, double *levels);
 // a loss is NaN, KVB_MEMORY.
 kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_t n_levels, const double *loss,
                            bool heads, const double *knots, uint32_t n_knots, double *shift, kvb_error *err);
-// Computes the shift [n_knots, L*G] that moves every head of `base` to what it keeps at the knots in `to`, a table with
-// the same heads.
+// Computes the shift [n_knots, L*G] that moves every head of `base` to what it keeps at the knots in `to` (same heads).
 void shifts_to_table(const shift_base *base, const shift_base *to, const double *knots, uint32_t n_knots,
                      double *shift);

@@ -15,8 +15,7 @@ typedef enum aggregation {
 #define DEFAULT_SHRINK 0.1
 #define AS_RECORDED UINT64_MAX
 
-// AGGREGATE_TAIL and the studies hold the curves of many texts at once, resampled to a common grid of at most this many
-// steps.
+// AGGREGATE_TAIL and the studies hold the curves of many texts at once, resampled to a grid of at most this many steps.
 enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 
 // What tables minimise: the importance that is evicted (the paper), or what eviction does to the model's output

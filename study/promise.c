@@ -57,7 +57,7 @@ static kvb_status check_task(const promise_task *t, kvb_error *err)
                             one->cap);
         for (size_t i = 0; i < (size_t)t->n_ratios * t->n_texts; i++)
             if (!isfinite(one->values[i]))
-                return kvb_fail(err, KVB_NUMERIC, "promise: ratio %zu, text %zu: a loss that is no number",
+                return kvb_fail(err, KVB_NUMERIC, "promise: ratio %zu, text %zu: a loss that is not a number",
                                 i / t->n_texts, i % t->n_texts);
     }
     return KVB_OK;

@@ -23,8 +23,7 @@ uint32_t promise_least_texts(double limit, double error);
 // or more than a million texts would be needed.
 uint32_t promise_texts_needed(const double *loss, uint32_t n, double limit, double error);
 
-// A condition on a ratio. A promise about several criteria is that all hold at once: a ratio is tested with the largest
-// p.
+// A condition on a ratio. A promise about several criteria is that all hold: a ratio is tested with the largest p.
 typedef struct promise_criterion {
     double limit, cap;    // 0 < limit < cap, in the unit of the values; below 0 counts as 0, above cap as cap
     const double *values; // [n_ratios, n_texts]

@@ -373,7 +373,7 @@ typedef struct refine_job {
     double *selection;   // [K] its losses there
 } refine_job;
 
-static void report(const refine_job *j, const refine_state *s)
+static void report_round(const refine_job *j, const refine_state *s)
 {
     const refine_task *t = j->task;
     if (!t->report) return;
@@ -401,7 +401,7 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
     }
     j->best->evaluations = s->spent;
     j->best->rounds = s->round;
-    report(j, s);
+    report_round(j, s);
     return KVB_OK;
 }
 
@@ -471,7 +471,7 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
     }
     s->spent = t->start_cost + 1 + (double)t->n_selection / t->n_texts;
     best->evaluations = s->spent;
-    report(j, s);
+    report_round(j, s);
     return KVB_OK;
 }
 

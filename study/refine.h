@@ -14,8 +14,7 @@
 enum { REFINE_PATIENCE = 6 };
 
 // Measures n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, given
-// by number: loss [n, n_knots, n_texts]. Equal candidates must get equal losses. Any failure, or KVB_INTERRUPTED, ends
-// the search.
+// by number: loss [n, n_knots, n_texts]. Equal candidates must get equal losses. Any failure ends the search.
 typedef kvb_status refine_measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
                                   uint32_t n_texts, double *loss, kvb_error *err);
 

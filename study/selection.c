@@ -69,7 +69,7 @@ static bool has_metric(const record_context_info *c, const char *metric)
 }
 
 // In the place after the last one; named twice, or by `all` too, it stays where it is.
-static kvb_status append(selection *s, const char *metric, const kvb_ranking *ranking, kvb_error *err)
+static kvb_status append_metric(selection *s, const char *metric, const kvb_ranking *ranking, kvb_error *err)
 {
     for (size_t j = 0; j < s->n_metrics; j++)
         if (strcmp(s->metrics[j], metric) == 0) return KVB_OK;
@@ -82,7 +82,7 @@ static kvb_status append(selection *s, const char *metric, const kvb_ranking *ra
 static kvb_status add_ranking(selection *s, const kvb_ranking *ranking, kvb_error *err)
 {
     kvb_status status = learned_scores_check(s, ranking, err);
-    return status == KVB_OK ? append(s, ranking->info.name, ranking, err) : status;
+    return status == KVB_OK ? append_metric(s, ranking->info.name, ranking, err) : status;
 }
 
 // learned=FILE
@@ -101,7 +101,7 @@ static kvb_status add_metric(selection *s, const char *metric, kvb_error *err)
             return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of %s; leave it out with --contexts",
                             s->path, c->id, metric);
     }
-    return append(s, metric, NULL, err);
+    return append_metric(s, metric, NULL, err);
 }
 
 static kvb_status select_metrics(selection *s, const selection_request *wanted, kvb_error *err)

@@ -1,4 +1,4 @@
-// Tables near a given table: every head takes its budget from its own column, but at a higher or lower ratio than the
+// Tables near a given table: every head takes its budget from its own column, at a higher or lower ratio than the
 // row's.
 //
 // On the axis x = log(ratio / (1 - ratio)) a table's column is a falling curve, the share that the head keeps. With a

@@ -272,7 +272,7 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
 
 // ---- Metadata -------------------------------------------------------------------------------------------------------
 
-static void add_text(cJSON *to, const char *key, const char *text)
+static void add_metadata(cJSON *to, const char *key, const char *text)
 {
     cJSON_AddStringToObject(to, key, text);
 }
@@ -281,20 +281,20 @@ static void add_number(cJSON *to, const char *key, uint64_t value)
 {
     char text[24];
     snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    add_text(to, key, text);
+    add_metadata(to, key, text);
 }
 
 static void add_real(cJSON *to, const char *key, double value)
 {
     char text[32];
     snprintf(text, sizeof text, "%.17g", value);
-    add_text(to, key, text);
+    add_metadata(to, key, text);
 }
 
 // Takes the text, which cJSON has made.
 static void add_made(cJSON *to, const char *key, char *text)
 {
-    add_text(to, key, needed(text, "characters"));
+    add_metadata(to, key, needed(text, "characters"));
     cJSON_free(text);
 }
 
@@ -339,13 +339,13 @@ static void add_origin(cJSON *m, const study_table *t)
                                               "chat",           "chat_sha256",     "special"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
-    add_text(m, "format", "kvbudget-table");
-    add_text(m, "format_version", "1");
-    add_text(m, "tool_version", KVBUDGET_VERSION);
-    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) add_text(m, copied[i], record_text(r, copied[i]));
+    add_metadata(m, "format", "kvbudget-table");
+    add_metadata(m, "format_version", "1");
+    add_metadata(m, "tool_version", KVBUDGET_VERSION);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) add_metadata(m, copied[i], record_text(r, copied[i]));
     for (size_t i = 0; i < sizeof where_known / sizeof *where_known; i++) {
         const char *text = record_text(r, where_known[i]);
-        if (*text) add_text(m, where_known[i], text);
+        if (*text) add_metadata(m, where_known[i], text);
     }
     add_number(m, "n_layers", t->layers.n_layers);
     add_number(m, "n_heads", shape.n_heads);
@@ -357,11 +357,11 @@ static void add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
 {
     char queries[32], *tokens = token_list(p->from);
     snprintf(queries, sizeof queries, "%u,%u", p->fewest_queries, p->most_queries);
-    add_text(m, "calibration_tokens", tokens);
+    add_metadata(m, "calibration_tokens", tokens);
     add_number(m, "n_contexts", p->n_contexts);
     add_number(m, "n_questions", p->n_pairs);
-    add_text(m, "n_queries", queries);
-    add_text(m, "record_sha256", record_sha256);
+    add_metadata(m, "n_queries", queries);
+    add_metadata(m, "record_sha256", record_sha256);
     free(tokens);
 }
 
@@ -369,19 +369,19 @@ static void add_settings(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const record_metric *about = &t->pairs.about;
-    add_text(m, "metric", t->pairs.metric);
-    add_text(m, "metric_parameters", about->parameters);
+    add_metadata(m, "metric", t->pairs.metric);
+    add_metadata(m, "metric_parameters", about->parameters);
     add_number(m, "sink", about->sink);
     add_number(m, "window", about->window);
-    add_text(m, "scope", scope_name(o->scope));
-    add_text(m, "aggregate", o->aggregate_name);
+    add_metadata(m, "scope", scope_name(o->scope));
+    add_metadata(m, "aggregate", o->aggregate_name);
     add_real(m, "shrink", o->shrink);
     add_real(m, "min_keep", o->min_keep);
-    add_text(m, "hull", hull_name(o->hull));
-    add_text(m, "max_prune", "0.99");
+    add_metadata(m, "hull", hull_name(o->hull));
+    add_metadata(m, "max_prune", "0.99");
     if (t->pairs.loss == LOSS_IMPORTANCE) return;
-    add_text(m, "loss", "output");
-    add_text(m, "gains", "all");
+    add_metadata(m, "loss", "output");
+    add_metadata(m, "gains", "all");
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.
@@ -389,13 +389,13 @@ static void add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
-    if (o->exact) add_text(m, "solver", "exact");
-    if (o->oracle_order) add_text(m, "order", order_name(true));
+    if (o->exact) add_metadata(m, "solver", "exact");
+    if (o->oracle_order) add_metadata(m, "order", order_name(true));
     if (o->aggregate == AGGREGATE_TAIL)
         add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));
     if (!every_per_cent(o)) add_number(m, "n_rows", o->n_rows);
     if (o->limits) add_made(m, "constraints", limits_text(o->limits));
-    if (ranking) add_text(m, "ranking", kvb_ranking_about(ranking)->about);
+    if (ranking) add_metadata(m, "ranking", kvb_ranking_about(ranking)->about);
 }
 
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err)

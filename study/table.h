@@ -28,8 +28,8 @@ typedef struct study_table {
 } study_table;
 
 // Finds the pairs and allocates the table; the options' limits, the selection and the metric must outlive it. Errors:
-// those of pairs_open(); KVB_MEMORY; KVB_UNSUPPORTED if there are too many budgets of pairs. The caller frees, also
-// after a failure.
+// those of pairs_open(); KVB_MEMORY; KVB_UNSUPPORTED (too many budgets of pairs). The caller frees, also after a
+// failure.
 kvb_status study_table_open(study_table *t, const selection *from, const char *metric, const study_options *o,
                             bool pair_budgets, kvb_error *err);
 // Reads the pairs, makes curves, aggregates and allocates; then reads all pairs again to measure the table's loss.

@@ -5,8 +5,7 @@
 typedef enum rival { RIVAL_NONE, RIVAL_UNIFORM, RIVAL_PUBLISHED, N_RIVALS } rival;
 extern const char *const rival_names[N_RIVALS];
 
-// What each loses on left-out texts, by the loss that the table minimises, mean over the pairs; and the best at each
-// ratio.
+// What each loses on left-out texts, by the table's kind of loss, mean over the pairs; and the best at each ratio.
 typedef struct versus {
     double loss[N_RIVALS][ROWS]; // RIVAL_NONE: budgets made in the same way as the table's
     rival best[ROWS];

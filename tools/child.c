@@ -54,7 +54,7 @@ kvb_status child_run(char *const *argv, const char *output, kvb_error *err)
     if (to >= 0) close(to);
     free(words);
     if (ended == 0) return status;
-    if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; the same command goes on");
+    if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; the same command continues");
     return kvb_fail(err, KVB_IO, "kvbudget %s %s %d; what it printed is in %s", argv[0],
                     WIFEXITED(ended) ? "ended with status" : "was ended by signal",
                     WIFEXITED(ended) ? WEXITSTATUS(ended) : WTERMSIG(ended), output ? output : "standard output");

@@ -136,8 +136,7 @@ int cli_terminal_width(int fd, int otherwise);
     row(inspect) \
     row(tokenize) \
     row(logits) \
-    row(task) \
-    row(statistics)
+    row(task)
 // clang-format on
 #define DECLARE_COMMAND(name) extern const cli_command cmd_##name;
 ALL_COMMANDS(DECLARE_COMMAND)

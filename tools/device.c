@@ -37,7 +37,7 @@ int device_take_threads(const cli_command *self, uint64_t threads)
     if (room >= MIB_FOR_ALL + MIB_PER_THREAD * taken) return EXIT_DONE;
     fprintf(stderr,
             "kvbudget %s: the address space is limited (ulimit -v), and %llu MiB are left; expected at least %llu for "
-            "%llu threads beside the model: raise the limit, or use fewer threads\n",
+            "%llu threads besides the model: raise the limit, or use fewer threads\n",
             self->name, (unsigned long long)room, (unsigned long long)(MIB_FOR_ALL + MIB_PER_THREAD * taken),
             (unsigned long long)taken);
     return EXIT_FAILED;

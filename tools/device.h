@@ -1,4 +1,4 @@
-// Options of the commands that run a model: --backend, --compute, --query-statistics.
+// Options of the commands that run a model: --backend, --compute.
 #pragma once
 #include "profiler/backend/backend.h"
 #include "tools/cli.h"
@@ -8,13 +8,6 @@
     "twice "                                                                                                           \
     "as fast); bf16x3 (operands in two bfloat16\nparts, 16 bits: nearly f32, and faster with a bfloat16 matrix unit, " \
     "slower\nwithout); bf16 (8 bits: fastest, another model in the third digit); sums, softmax\nand oracle stay f32"
-
-// --query-statistics, for the commands that score contexts.
-#define QUERY_STATISTICS_OPTION(path)                                                  \
-    {                                                                                  \
-        "query-statistics", 0, CLI_INPUT, &(path), "FILE",                             \
-            "stored query statistics, for metrics with stored=1 (kvbudget statistics)" \
-    }
 
 // The backend of that name and precision; NULL after a message about how the command is used (then return EXIT_USAGE).
 // Says so on stderr when this machine has no unit for the precision.

@@ -161,7 +161,7 @@ static int explain(int argc, char **argv)
     return command->run(command, 2, words);
 }
 
-static int run(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     if (argc < 2) {
         fprintf(stderr, "kvbudget: a command is missing\nTry 'kvbudget help'.\n");
@@ -188,7 +188,7 @@ static bool has_returned;
 // Libraries may call exit() by themselves, as HDF5 does without a word where it finds no memory.
 static void explain_exit(void)
 {
-    static const char text[] = "kvbudget: a library ended the program, most likely for want of memory\n";
+    static const char text[] = "kvbudget: a library ended the program, most likely because memory ran out\n";
     if (has_returned) return;
     atomic_files_remove();
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
@@ -222,7 +222,7 @@ int main(int argc, char **argv)
     json_needs_memory();
     bound_threads();
     if (argc > 2) results_remember(argc - 2, argv + 2);
-    int code = run(argc, argv);
+    int code = run_command(argc, argv);
     // A full disk behind `> file` shows up here at the latest; silence would leave half a file and exit status 0.
     const char *failure = terminal_output_failure();
     if (failure) {

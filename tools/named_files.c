@@ -160,8 +160,6 @@ static const struct {
     [FILE_RECORD] = {"a record", .container = KVB_FILE_RECORD},
     [FILE_TABLE] = {"a table", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-table"},
     [FILE_RANKING] = {"a learned ranking", .container = KVB_FILE_SAFETENSORS, .mentions = "kvbudget-rank"},
-    [FILE_STATISTICS] = {"query statistics", .container = KVB_FILE_SAFETENSORS,
-                         .mentions = "kvbudget-query-statistics"},
     [FILE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
     [FILE_TABLE_ARRAY] = {"an array (.npy)", .container = KVB_FILE_ARRAY},
     [FILE_METADATA] = {"an array's metadata", .begins = "{", .mentions = "kvbudget-"},
@@ -212,7 +210,7 @@ static kvb_status compare_output(const named_file *out, bool own_kind, kvb_error
                             out->path, other->option, out->option);
         if (!same && !other->option && !own_kind && is_inside(out, other))
             return kvb_fail(err, KVB_ARGUMENT,
-                            "%s: stands in %s, which is read, and would be replaced; give %s another name", out->path,
+                            "%s: is inside %s, which is read, and would be replaced; give %s another name", out->path,
                             other->path, out->option);
     }
     return KVB_OK;

@@ -11,7 +11,6 @@ typedef enum file_kind {
     FILE_RECORD,
     FILE_TABLE,
     FILE_RANKING,
-    FILE_STATISTICS,
     FILE_ARRAY,       // .npy
     FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it
     FILE_METADATA,    // that .json

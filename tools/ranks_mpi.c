@@ -14,7 +14,7 @@ kvb_status ranks_begin(ranks *out, kvb_error *err)
     int level = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS || level < MPI_THREAD_FUNNELED)
         return kvb_fail(err, KVB_UNSUPPORTED,
-                        "MPI cannot be started beside threads; give the launcher's MPI, or use "
+                        "MPI cannot be started together with threads; give the launcher's MPI, or use "
                         "--shard I/N and `kvbudget merge`");
     begun = true;
     MPI_Comm_rank(MPI_COMM_WORLD, &out->rank);

@@ -174,8 +174,7 @@ typedef struct backend {
     // y [n,out] (+)= x [n,in] W^T. For n < BACKEND_CHUNK_ROWS a row's bits depend neither on n nor on the other rows;
     // from there on they may depend on n.
     void (*matmul)(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
-    // Computes all y of `to`, at most BACKEND_PROJECTIONS, as matmul would, reading x once. No y may overlap x or
-    // another y.
+    // Computes all y of `to`, at most BACKEND_PROJECTIONS, as matmul would, reading x once. No y overlaps x or another.
     void (*project)(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
     // y = (x - mean) / deviation * weight; row i takes the row i % n_weights of weight [n_weights, width]; y may be x
     void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
@@ -202,8 +201,7 @@ typedef struct backend {
     void (*store_tail)(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
                        uint32_t n_kv_heads, uint32_t d);
     // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as
-    // they are. If it is not 0, attend_prefix and attend_rows read only `packed`: k and v may by then hold another
-    // layer's.
+    // they are. If it is not 0, attend_prefix and attend_rows read only `packed`: k and v may hold another layer's.
     size_t (*packed_floats)(backend_device *on, uint32_t n_tokens, attention_shape s);
     // Fills kv->packed from all rows of kv->k and kv->v. Must be called before attention if packed_floats is not 0.
     void (*pack_prefix)(backend_device *on, const prefix_kv *kv, attention_shape s);

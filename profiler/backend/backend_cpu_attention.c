@@ -783,7 +783,7 @@ static bool tails_fit(const rows_job *job, uint32_t n)
     for (uint32_t i = 0; i < n; i++)
         if (job->rows[i].tail >= job->on->limits.tail) {
             backend_fail(&job->on->base, KVB_ARGUMENT,
-                         "backend cpu: a row at %u behind its context, opened for below %u", job->rows[i].tail,
+                         "backend cpu: a row %u after its context, opened for fewer than %u", job->rows[i].tail,
                          job->on->limits.tail);
             return false;
         }

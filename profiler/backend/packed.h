@@ -12,8 +12,7 @@
 // Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs
 // them little. Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision:
 // about 2^-16 relative error per term, three products on a bfloat16 matrix unit in place of one in float32. A machine
-// without bfloat16 vector instructions does the same roundings and multiplies in float32: the numbers are as good, but
-// it is slower.
+// without bfloat16 vector instructions does the same roundings and multiplies in float32: as good, but slower.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,8 +28,7 @@ precision precision_named(const char *name);
 // Whether oneDNN has kernels for bfloat16 operands on this machine.
 bool packed_is_native(void);
 
-// Whether rows of float32 are used directly. Otherwise, and always in the other precisions, operand_split must be
-// called first.
+// Whether rows of float32 are used directly. Otherwise, and in other precisions, call operand_split first.
 bool operand_is_plain(precision p);
 
 // The number of parts in which the tile unit takes the operands of a product of k terms.
@@ -66,8 +64,7 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 // Prepares products found earlier for `threads` threads (product_find prepares them for the current number). Call
 // before the parallel region that runs them.
 bool product_prepare(int threads);
-// May run on any thread of the region that follows. Returns false if oneDNN fails; the contents of c are then
-// undefined.
+// May run on any thread of the region that follows. Returns false, with c undefined, if oneDNN fails.
 bool product_run(const product *p, const void *a, const void *b, float *c);
 // In bf16x3, of the high part of b alone, the low one being zero: packed_high_bytes are those of it, at the front of
 // what packed_store makes; 0 where b is not kept so (few terms, other precisions, the tile unit).

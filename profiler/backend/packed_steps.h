@@ -21,8 +21,7 @@ size_t steps_block_bytes(unsigned bits);
 void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8_t *wholes, const float *steps,
                 const float *bases);
 
-// Whether two cut parts represent these weights exactly. That is so for most that files store in 4 bits with float16
-// steps.
+// Whether two cut parts represent these weights exactly. True for most 4-bit weights with float16 steps.
 bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *bases, uint32_t k);
 
 // Reads terms first .. first+n-1 of a column, with exactly the bits that the unit multiplies.

@@ -61,7 +61,7 @@ typedef struct tile_product {
 void tiles_multiply(const tile_product *p);
 size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n);
 
-// Between these calls the thread's unit keeps the last product's configuration, which saves a third of the time of a
-// small product.
+// Between these calls the thread's unit keeps the last product's configuration, which saves a third of a small
+// product's time.
 void tiles_hold(void);
 void tiles_let_go(void);

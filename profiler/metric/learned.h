@@ -7,8 +7,7 @@
 
 #define LEARNED_FILE "learned=" // the prefix of the file's path on a command line
 
-// The rankings that a command has opened; zero it first. Metrics point into it, so close it when they are no longer
-// used.
+// The rankings that a command has opened; zero it first. Metrics point into it, so close it after them.
 typedef struct learned_list {
     struct learned_ranking **items;
     size_t n;

@@ -61,8 +61,7 @@ typedef struct scorer {
     // there is none.
     const char *press;
     press_argument press_arguments[PRESS_MAX_ARGUMENTS + 1];
-    // Returns false if the press cannot rank as this metric does; *warning may receive a difference. NULL: they are the
-    // same.
+    // False if the press cannot rank as this metric does; *warning may receive a difference. NULL: no difference.
     bool (*press_fits)(const metric *m, const char **warning);
 } scorer;
 
@@ -124,8 +123,7 @@ uint32_t metric_protect_window(const metric *m);
 // "kin": "snapkv", "kvpress": metric_press()}. The caller frees it; NULL if memory runs out.
 cJSON *metric_to_json(const metric *m);
 // The kvpress press that ranks tokens as the metric does: {"press": "SnapKVPress", "arguments": {"window_size": 64,
-// ...}}, with "warning" if something differs, or an empty object if there is none. The caller frees it; NULL if memory
-// runs out.
+// ...}}, with "warning" if something differs; empty if there is none. The caller frees it; NULL if memory runs out.
 cJSON *metric_press(const metric *m);
 
 // The same from what a record or a table says about the metric `name` (its object of parameters, or NULL). If it says

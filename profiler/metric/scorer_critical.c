@@ -96,7 +96,7 @@ const scorer scorer_critical = {
     .summary = "CriticalKV: another metric, weighted with the norm of v W_O; written critical+METRIC",
     .source = "CriticalKV, arXiv 2502.03805; as kvpress's CriticalKVPress",
     .formula =
-        "s[g,j] = (p[g,j] + epsilon) * mean over h in g of ||v_j W_O^(h)||_1, p the metric behind the plus sign;\n"
+        "s[g,j] = (p[g,j] + epsilon) * mean over h in g of ||v_j W_O^(h)||_1, p the metric after the plus sign;\n"
         "the floor(share * b) best tokens by p go first",
     .needs = VIEW_OUTPUT_NORMS,
     .protect_sink = 4,

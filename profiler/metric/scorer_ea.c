@@ -1,8 +1,7 @@
 // Expected Attention (methods.md 3.3): the attention that future queries will pay, if they are Gaussian like the past
 // ones.
 //
-//     mu_h, C_h = mean and covariance (divisor n) of the queries before RoPE, rows n_s .. T - 1; with stored=1 those
-//                 of other texts
+//     mu_h, C_h = mean and covariance (divisor n) of the queries before RoPE, rows n_s .. T - 1
 //     mu', C'   = R mu, R C R^T,  R = mean RoPE rotation over positions T .. T + future - 1
 //     z[h,j]    = mu'.k_j / sqrt(d) + k_j^T C' k_j / (2 d)
 //     p[h]      = softmax of z over j >= n_s (kvpress) or over all j (LU-KV)
@@ -19,7 +18,7 @@
 typedef struct ea_settings {
     uint32_t future, sinks;
     double epsilon;
-    bool covariance, value_norm, sinks_in_softmax, stored;
+    bool covariance, value_norm, sinks_in_softmax;
 } ea_settings;
 
 // Of all query heads; the block of doubles begins at mean.
@@ -74,18 +73,6 @@ static void rotate_statistics(double *mean, double *covariance, uint32_t d, cons
     for (uint32_t r = 0; covariance && r < d; r++) rotate(covariance + (size_t)r * d, 1, cos_sin, half); // (R C) R^T
 }
 
-// Means and covariances, of the context or as they were stored from other texts.
-static void take_moments(const layer_view *view, const ea_settings *set, ea_sums *sums)
-{
-    size_t lines = (size_t)view->n_heads * view->head_dim;
-    if (!set->stored) {
-        layer_query_moments(view, set->sinks, sums->mean, set->covariance ? sums->covariance : NULL);
-        return;
-    }
-    for (size_t i = 0; i < lines; i++) sums->mean[i] = view->query_mean[i];
-    for (size_t i = 0; i < lines * view->head_dim; i++) sums->covariance[i] = view->query_covariance[i];
-}
-
 // p [H,T], divided by the size of the group, in the place of z.
 static void take_attention(const layer_view *view, const ea_settings *set, ea_sums *sums)
 {
@@ -129,22 +116,10 @@ static void mean_rotation(double *cos_sin, const layer_view *view, double future
     }
 }
 
-static uint32_t least_tokens(const metric *m)
+static uint32_t ea_least_tokens(const metric *m)
 {
     const ea_settings *set = metric_settings(m);
     return set->sinks + 1;
-}
-
-static kvb_status check_ea(const metric *m, const layer_view *view, kvb_error *err)
-{
-    const ea_settings *set = metric_settings(m);
-    if (set->stored && !view->query_mean)
-        return kvb_fail(
-            err, KVB_ARGUMENT,
-            "metric %s: there are no stored query statistics; make them with `kvbudget statistics` and give "
-            "--query-statistics FILE",
-            m->spec);
-    return KVB_OK;
 }
 
 // kvpress: the sinks get the layer's maximum plus one.
@@ -161,11 +136,10 @@ static void lift_sinks(float *s, const layer_view *view, uint32_t sinks)
 static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     const ea_settings *set = metric_settings(m);
-    kvb_status status = check_ea(m, view, err);
-    if (status != KVB_OK) return status;
+    (void)err;
     ea_sums sums = sums_of(view);
     mean_rotation(sums.cos_sin, view, set->future);
-    take_moments(view, set, &sums);
+    layer_query_moments(view, set->sinks, sums.mean, set->covariance ? sums.covariance : NULL);
     take_attention(view, set, &sums);
     if (set->value_norm) layer_norms(view, VIEW_V, sums.norms);
     for (uint32_t g = 0; g < view->n_kv_heads; g++) combine_group(s + (size_t)g * view->n_tokens, view, g, set, &sums);
@@ -174,42 +148,39 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
     return KVB_OK;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool ea_press_fits(const metric *m, const char **warning)
 {
     const ea_settings *set = metric_settings(m);
-    if (set->stored)
-        *warning = "calibrated with stored query statistics: use ExpectedAttentionStatsPress with the same ones";
-    else if (set->sinks_in_softmax)
+    if (set->sinks_in_softmax)
         *warning = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
     return true;
 }
 
-#define PARAMETERS(sinks_in_softmax_)                                                                                 \
-    {                                                                                                                 \
-        SPEC(ea_settings, future, 512, 1, 1e6, "positions after the context over which RoPE is averaged"),            \
-            SPEC(ea_settings, sinks, 4, 0, 4096, "first rows left out of the query statistics"),                      \
-            SPEC(ea_settings, epsilon, 0.02, 0, 1e6, "added to the attention before the value norm multiplies it"),   \
-            SPEC_ON_OFF(ea_settings, covariance, 1, "1 = use the covariance of the queries, 0 = their mean only"),    \
-            SPEC_ON_OFF(ea_settings, value_norm, 1, "1 = multiply by the norm of the value"),                         \
-            SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too"), \
-            SPEC_ON_OFF(ea_settings, stored, 0, "1 = query statistics of other texts (--query-statistics)")           \
-    }
-#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                       \
+#define PARAMETERS(sinks_in_softmax_)                                                                                \
     {                                                                                                                \
-        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                                   \
-        .summary = "expected attention of future queries, " text,                                                    \
-        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                   \
-        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                    \
-                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"        \
-                   "of the queries, turned by the mean rotation of the next `future` positions",                     \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1, .least_tokens = least_tokens, \
-        .score = score_ea, .bytes = sums_bytes, .press = "ExpectedAttentionPress",                                   \
-        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                               \
-                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                            \
-                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                               \
-                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                    \
-                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                        \
-        .press_fits = press_fits, .usual = usual_,                                                                   \
+        SPEC(ea_settings, future, 512, 1, 1e6, "positions after the context over which RoPE is averaged"),           \
+            SPEC(ea_settings, sinks, 4, 0, 4096, "first rows left out of the query statistics"),                     \
+            SPEC(ea_settings, epsilon, 0.02, 0, 1e6, "added to the attention before the value norm multiplies it"),  \
+            SPEC_ON_OFF(ea_settings, covariance, 1, "1 = use the covariance of the queries, 0 = their mean only"),   \
+            SPEC_ON_OFF(ea_settings, value_norm, 1, "1 = multiply by the norm of the value"),                        \
+            SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too") \
+    }
+#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                      \
+    {                                                                                                               \
+        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                                  \
+        .summary = "expected attention of future queries, " text,                                                   \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                  \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                   \
+                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"       \
+                   "of the queries, turned by the mean rotation of the next `future` positions",                    \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                              \
+        .least_tokens = ea_least_tokens, .score = score_ea, .bytes = sums_bytes, .press = "ExpectedAttentionPress", \
+        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                              \
+                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                           \
+                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                              \
+                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                   \
+                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                       \
+        .press_fits = ea_press_fits, .usual = usual_,                                                               \
     }
 
 const scorer scorer_ea_kvpress = VARIANT(true, "kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

@@ -76,7 +76,7 @@ static kvb_status score_keydiff(const metric *m, const layer_view *view, float *
     return KVB_OK;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool keydiff_press_fits(const metric *m, const char **warning)
 {
     const keydiff_settings *set = metric_settings(m);
     if (set->anchor != ANCHOR_MEAN || set->similarity != SIMILARITY_COS)
@@ -101,5 +101,5 @@ const scorer scorer_keydiff = {
     .usual = true,
     .score = score_keydiff,
     .press = "KeyDiffPress",
-    .press_fits = press_fits,
+    .press_fits = keydiff_press_fits,
 };

@@ -141,13 +141,13 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
 }
 
 // The sinks and two partitions.
-static uint32_t least_tokens(const metric *m)
+static uint32_t lagkv_least_tokens(const metric *m)
 {
     const lagkv_settings *set = metric_settings(m);
     return set->sink + 2 * set->lag;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool lagkv_press_fits(const metric *m, const char **warning)
 {
     const lagkv_settings *set = metric_settings(m);
     if (set->mode != LAG_NEXT || set->lambda != 1)
@@ -173,12 +173,12 @@ static bool press_fits(const metric *m, const char **warning)
                    "channel;\n"                                                                                    \
                    "t_j = softmax over the partition of std(z'_j); s[g,j] = rank within the partition of t^K + "   \
                    "lambda t^V",                                                                                   \
-        .needs = VIEW_K | VIEW_V, .protect_sink = sink_, .protect_window = 1, .least_tokens = least_tokens,        \
+        .needs = VIEW_K | VIEW_V, .protect_sink = sink_, .protect_window = 1, .least_tokens = lagkv_least_tokens,  \
         .score = score_lagkv, .press = "LagKVPress",                                                               \
         .press_arguments = {PRESS_ARGUMENT("n_sink", lagkv_settings, sink),                                        \
                             PRESS_ARGUMENT("lag_size", lagkv_settings, lag),                                       \
                             PRESS_ARGUMENT("cross_scoring", lagkv_settings, cross)},                               \
-        .press_fits = press_fits, .constant = mean,                                                                \
+        .press_fits = lagkv_press_fits, .constant = mean,                                                          \
     }
 
 const scorer scorer_lagkv_kvpress = VARIANT("kvpress", 1, "spread of keys and values against the next 128 tokens",

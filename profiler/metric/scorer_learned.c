@@ -32,7 +32,7 @@ static unsigned needs_of(const metric *m)
     return needs;
 }
 
-static uint32_t least_tokens(const metric *m)
+static uint32_t learned_least_tokens(const metric *m)
 {
     const learned_ranking *r = ranking_of(m);
     uint32_t most = 1;
@@ -55,7 +55,7 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
         return kvb_rank_layer_fold(r, m->fold, view->layer, of, view->n_tokens, s, err);
     }
     if (r->info.layer_mean)
-        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
+        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: needs all %u KV heads of a layer together, found %zu of them",
                         m->spec, r->info.n_kv_heads, G);
     for (size_t g = 0; g < G && status == KVB_OK; g++) {
         size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
@@ -90,7 +90,7 @@ static const scorer scorer_learned = {
     .needs_of = needs_of,
     .protect_sink = 4,
     .protect_window = 1,
-    .least_tokens = least_tokens,
+    .least_tokens = learned_least_tokens,
     .score = score_learned,
 };
 

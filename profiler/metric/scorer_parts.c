@@ -102,6 +102,5 @@ kvb_status check_kernel(const metric *m, kvb_error *err)
     return fmod(metric_value(m, "kernel", 1), 2) == 1
                ? KVB_OK
                : kvb_fail(err, KVB_ARGUMENT,
-                          "metric %s: kernel must be odd, so that a position stands in the middle of its pool",
-                          m->spec);
+                          "metric %s: kernel must be odd, so that a position is in the middle of its pool", m->spec);
 }

@@ -48,8 +48,7 @@ kvb_status check_window(const metric *m, const layer_view *view, uint32_t window
 // For scorer.check of the pooled metrics: KVB_ARGUMENT unless the parameter `kernel` is odd.
 kvb_status check_kernel(const metric *m, kvb_error *err);
 
-// Gives the last `tail` tokens, which take no part in a ranking, the highest score of the layer plus `above`: they are
-// evicted last.
+// Gives the last `tail` tokens, which take no part in a ranking, the layer's highest score plus `above`: evicted last.
 void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);
 
 // out[j] = maximum, or mean with zeros beyond the edges, of the `kernel` (odd) values around x[j]. `scratch` [n].

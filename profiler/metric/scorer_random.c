@@ -26,7 +26,7 @@ static kvb_status score_random(const metric *m, const layer_view *view, float *s
     return KVB_OK;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool random_press_fits(const metric *m, const char **warning)
 {
     (void)m;
     *warning = "another random order than the one that was calibrated";
@@ -42,5 +42,5 @@ const scorer scorer_random = {
     .protect_window = 1,
     .score = score_random,
     .press = "RandomPress",
-    .press_fits = press_fits,
+    .press_fits = random_press_fits,
 };

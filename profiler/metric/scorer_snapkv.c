@@ -72,7 +72,7 @@ static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s
     return snapkv_scores(m, view, &form, s, err);
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool snapkv_press_fits(const metric *m, const char **warning)
 {
     const snapkv_settings *set = metric_settings(m);
     if (set->max_pool)
@@ -102,7 +102,7 @@ static bool press_fits(const metric *m, const char **warning)
         .press = "SnapKVPress",                                                                       \
         .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                   \
                             PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                  \
-        .press_fits = press_fits, .constant = above, .usual = usual_,                                 \
+        .press_fits = snapkv_press_fits, .constant = above, .usual = usual_,                          \
     }
 
 const scorer scorer_snapkv_kvpress = VARIANT(true, "kvpress", 1, "attention of the last 64 queries, average pooling",

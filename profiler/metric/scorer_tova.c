@@ -37,13 +37,13 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
     return KVB_OK;
 }
 
-static bool press_fits(const metric *m, const char **warning)
+static bool tova_press_fits(const metric *m, const char **warning)
 {
     (void)warning;
     return whole_layer(m);
 }
 
-static uint32_t least_tokens(const metric *m)
+static uint32_t tova_least_tokens(const metric *m)
 {
     (void)m;
     return 2;
@@ -59,8 +59,8 @@ const scorer scorer_tova = {
     .needs = VIEW_Q | VIEW_K,
     .protect_sink = 4,
     .protect_window = 1,
-    .least_tokens = least_tokens,
+    .least_tokens = tova_least_tokens,
     .score = score_tova,
     .press = "TOVAPress",
-    .press_fits = press_fits,
+    .press_fits = tova_press_fits,
 };

@@ -1,5 +1,4 @@
-// Families of models: each is a row of switches (family.c), plus a short function, `read`, for what no switch
-// expresses.
+// Families of models: each is a row of switches (family.c), plus a short function, `read`, for the rest.
 #pragma once
 #include "profiler/model/model_config.h"
 #include "profiler/weights/weights.h"
@@ -39,8 +38,7 @@ typedef struct family {
     void (*read)(struct config_reader *r);
 } family;
 
-// Finds the family of a source of weights. Fails with KVB_UNSUPPORTED if it is unknown; the message lists the known
-// ones.
+// Finds the family of a source of weights. Fails with KVB_UNSUPPORTED, listing the known ones, if it is unknown.
 kvb_status family_find(const family **out, const weights *w, kvb_error *err);
 
 // Writes a layer's tensor name in this container to `out`.

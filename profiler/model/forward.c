@@ -238,60 +238,19 @@ static kvb_status begin_context(forward *f, const int32_t *ids, uint32_t n_token
     return KVB_OK;
 }
 
-static kvb_status prefill_layers(forward *f, uint32_t first, const layer_observer *observer,
-                                 const forward_progress *progress, float *logits, kvb_error *err)
-{
-    uint32_t L = f->m->config.n_layers;
-    for (uint32_t layer = first; layer < L; layer++) {
-        bool mix = layer + 1 < L || logits; // nobody reads what the last layer adds to the stream
-        kvb_status status = prefill_layer(f, layer, observer, mix, err);
-        if (status != KVB_OK) return status;
-        if (progress && !progress->step(progress->context, layer + 1, L))
-            return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u of %u", layer + 1, L);
-    }
-    if (logits) layer_logits(&f->pass, f->x, f->n_tokens, &(logit_use){.logits = logits}, 0);
-    return layer_end(&f->pass, err);
-}
-
 kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *observer,
                            const forward_progress *progress, float *logits, kvb_error *err)
 {
+    uint32_t L = f->m->config.n_layers;
     kvb_status status = begin_context(f, ids, n_tokens, err);
-    return status == KVB_OK ? prefill_layers(f, 0, observer, progress, logits, err) : status;
-}
-
-// ---- A prefill that goes on after a stop ----
-
-kvb_status forward_prefill_first(forward *f, const int32_t *ids, uint32_t n_tokens, kvb_error *err)
-{
-    kvb_status status = begin_context(f, ids, n_tokens, err);
+    for (uint32_t layer = 0; status == KVB_OK && layer < L; layer++) {
+        bool mix = layer + 1 < L || logits; // nobody reads what the last layer adds to the stream
+        status = prefill_layer(f, layer, observer, mix, err);
+        if (status == KVB_OK && progress && !progress->step(progress->context, layer + 1, L))
+            return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u of %u", layer + 1, L);
+    }
     if (status != KVB_OK) return status;
-    project_context(f, 0);
-    return layer_end(&f->pass, err);
-}
-
-kvb_status forward_prefill_rest(forward *f, uint32_t layers, const layer_observer *observer,
-                                const forward_progress *progress, kvb_error *err)
-{
-    return prefill_layers(f, layers, observer, progress, NULL, err);
-}
-
-uint64_t forward_first_floats(const forward *f)
-{
-    const model_config *c = &f->m->config;
-    return f->packed.address ? f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, 0))
-                             : (uint64_t)c->n_kv_heads * f->n_tokens * c->head_dim;
-}
-
-kvb_status forward_stretches(forward *f, uint32_t layers, forward_stretch out[FORWARD_STRETCHES], kvb_error *err)
-{
-    const model_config *c = &f->m->config;
-    uint64_t kv = layers * forward_first_floats(f),
-             weights = (uint64_t)model_budgeted(c, layers) * c->n_heads * f->n_tokens;
-    out[0] = f->packed.address ? (forward_stretch){f->packed, kv} : (forward_stretch){f->k, kv};
-    out[1] = f->packed.address ? (forward_stretch){{NULL}, 0} : (forward_stretch){f->v, kv};
-    out[2] = (forward_stretch){f->weights, f->plan.oracle ? weights : 0};
-    out[3] = (forward_stretch){f->x, layers < c->n_layers ? (uint64_t)f->n_tokens * c->width : 0};
+    if (logits) layer_logits(&f->pass, f->x, n_tokens, &(logit_use){.logits = logits}, 0);
     return layer_end(&f->pass, err);
 }
 
@@ -322,7 +281,7 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
     }
 }
 
-static kvb_status check_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
+static kvb_status check_decode_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
 {
     for (uint32_t i = 0; i < n; i++)
         if (rows[i].question >= f->plan.max_questions || rows[i].tail >= f->plan.max_tail)
@@ -335,7 +294,7 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
                               const uint32_t *logit_rows, uint32_t n_logits, const logit_use *use, kvb_error *err)
 {
     const model_config *c = &f->m->config;
-    kvb_status status = check_rows(f, rows, n_rows, err);
+    kvb_status status = check_decode_rows(f, rows, n_rows, err);
     if (status == KVB_OK) status = layer_check_ids(&f->pass, ids, n_rows, err);
     if (status != KVB_OK) return status;
     uint32_t done = 0; // of logit_rows, which ascend

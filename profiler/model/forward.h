@@ -38,27 +38,6 @@ typedef struct forward_progress {
 kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *observer,
                            const forward_progress *progress, float *logits, kvb_error *err);
 
-// ---- Resuming a stopped prefill ----
-
-// Lists the device memory that a context's first `layers` layers have filled, which is all that the remaining layers
-// and the questions need: keys and values (packed if the backend packs them), the oracle's weights, and the residual
-// stream unless these are all layers. Unused stretches have 0 floats; the keys come first. Returns the device's error
-// if an operation has failed, since the memory is then invalid.
-enum { FORWARD_STRETCHES = 4 };
-typedef struct forward_stretch {
-    dev memory;
-    uint64_t floats;
-} forward_stretch;
-kvb_status forward_stretches(forward *f, uint32_t layers, forward_stretch out[FORWARD_STRETCHES], kvb_error *err);
-
-// Begins a context as forward_prefill does, up to the keys and values of its first layer. The caller then fills the
-// stretches of `layers` layers, and forward_prefill_rest runs the others; bits are those of one forward_prefill.
-kvb_status forward_prefill_first(forward *f, const int32_t *ids, uint32_t n_tokens, kvb_error *err);
-kvb_status forward_prefill_rest(forward *f, uint32_t layers, const layer_observer *observer,
-                                const forward_progress *progress, kvb_error *err);
-// How many of the first stretch's first floats forward_prefill_first has computed.
-uint64_t forward_first_floats(const forward *f);
-
 // Discards all tails and importance but keeps the context. Questions take the slots 0..n_questions-1.
 void forward_begin_questions(forward *f, uint32_t n_questions);
 

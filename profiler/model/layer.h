@@ -78,8 +78,8 @@ typedef struct logit_use {
 // Computes the logits of rows x [n, D], which are rows `at` and following of `use`.
 void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, size_t at);
 
-// Must end every pass. Returns the error of the first operation that failed, if any; then nothing that the pass wrote
-// may be used.
+// Must end every pass. Returns the first failed operation's error, if any; then nothing that the pass wrote may be
+// used.
 kvb_status layer_end(const layer_pass *p, kvb_error *err);
 
 // Selects the `used` largest of logits [n] (of equal ones the lower number) and their weights: the softmax over all n,

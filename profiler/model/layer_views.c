@@ -80,7 +80,6 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                             const float *rope_frequency, const layer_observer *observer, kvb_error *err)
 {
     const model_config *c = &v->m->config;
-    size_t queries = (size_t)c->n_heads * c->head_dim;
     layer_view view = {.layer = layer,
                        .n_tokens = kv->n_tokens,
                        .n_heads = c->n_heads,
@@ -91,10 +90,6 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .rope_attention = (float)c->rope.attention,
                        .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
-    if (observer->stored_mean) {
-        view.query_mean = observer->stored_mean + layer * queries;
-        view.query_covariance = observer->stored_covariance + layer * queries * c->head_dim;
-    }
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
     double start = omp_get_wtime();
     kvb_status status = make_extras(v, layer, kv, q, needs, err);

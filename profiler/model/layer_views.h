@@ -6,8 +6,7 @@
 
 enum { LAYER_VIEWS = 6 }; // of view_item
 
-// Zero it, then set m, on and max_tokens. Memory is allocated when an observer first needs it; layer_views_close frees
-// it.
+// Zero it, then set m, on and max_tokens. Memory is allocated on first use; layer_views_close frees it.
 typedef struct layer_views {
     const model *m;
     backend_device *on; // the pass's; must stay open as long as this is used

@@ -69,11 +69,6 @@ kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *er
     return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: no memory for the queries of %zu rows", kept);
 }
 
-bool forward_copies_context(const forward *f)
-{
-    return f->losses && f->losses->k.address;
-}
-
 void loss_pass_close(forward *f)
 {
     loss_pass *l = f->losses;

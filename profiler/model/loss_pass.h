@@ -27,8 +27,6 @@ typedef struct loss_ranking {
 
 // Keeps the queries of up to `per_question` rows of each question from here on, until forward_close.
 kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *err);
-// Whether the pass copies keys and values during the prefill, because attention reads packed ones.
-bool forward_copies_context(const forward *f);
 // Bytes of memory that this takes, including what the functions below need while they run.
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
 

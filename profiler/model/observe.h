@@ -44,9 +44,7 @@ typedef struct layer_view {
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens
     const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
     uint32_t first_kv_head;    // the layer's head that is the view's head 0
-    const float *query_mean,
-        *query_covariance; // [H,d], [H,d,d] of this layer, stored (query_statistics.h); NULL: there are none
-    double extra_seconds;  // time spent on column_sums and output_norms
+    double extra_seconds;      // time spent on column_sums and output_norms
 } layer_view;
 
 // Returns the factor by which products of queries and keys are multiplied.
@@ -56,7 +54,5 @@ double view_scale(const layer_view *v);
 typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
-    unsigned needs;                               // view_items, or-ed
-    const float *stored_mean, *stored_covariance; // [L,H,d], [L,H,d,d]: stored query statistics to show in its views;
-                                                  // NULL: none
+    unsigned needs; // view_items, or-ed
 } layer_observer;

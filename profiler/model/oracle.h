@@ -2,8 +2,7 @@
 //
 //     w[h,j] = ||v_j W_O^(h)|| / (sum over h', j' of the same + 1e-9)    one sum per layer: all heads and positions
 //     I[g,j] = max over steps k, max over h in group g, of A[h,k,j] * w[h,j]
-// The maximum is taken inside the backend's attention (backend.h, attend_rows); this is the part that only depends on
-// weights.
+// The maximum is taken inside the backend's attention (backend.h, attend_rows); this part depends on weights only.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

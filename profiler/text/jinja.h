@@ -129,8 +129,7 @@ typedef struct jinja {
 _Noreturn void jinja_fail(jinja *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Counts one more level and one more step, and fails if that is too many. The caller must do j->depth-- afterwards.
 void jinja_enter(jinja *j);
-// Counts work in proportion to the size of values, so that the limit on steps also bounds the time. STEP_BYTES bytes
-// are a step.
+// Counts work in proportion to the size of values, so that the limit on steps bounds the time. STEP_BYTES are a step.
 enum { STEP_BYTES = 256 };
 void jinja_spend(jinja *j, size_t bytes);
 void *jinja_alloc(jinja *j, size_t size); // zeros

@@ -190,7 +190,7 @@ static void skip_behind(lexer *l, bool all, bool line_end)
 }
 
 // The text in front of a tag (or of the template's end), without the spaces that the tag takes with it.
-static void add_text(lexer *l, const char *to)
+static void add_text_token(lexer *l, const char *to)
 {
     const char *begin = l->p, *end = to;
     if (to < l->end) {
@@ -328,7 +328,7 @@ static const char *with_line_ends(jinja *j, const char *source, size_t *size)
     return text;
 }
 
-static void read_tokens(jinja *j, const char *source)
+static void read_template_tokens(jinja *j, const char *source)
 {
     size_t size;
     const char *text = with_line_ends(j, source, &size);
@@ -336,7 +336,7 @@ static void read_tokens(jinja *j, const char *source)
     j->line = 1;
     while (l.p < l.end) {
         const char *tag = find_tag(l.p, l.end);
-        add_text(&l, tag);
+        add_text_token(&l, tag);
         if (tag == l.end) break;
         char kind = tag[1], sign = tag + 2 < l.end ? tag[2] : ' ';
         l.p += 2;
@@ -396,7 +396,7 @@ static bool at_word(const jinja *j, const char *text)
     return at(j, TOKEN_NAME, text);
 }
 
-static jinja_node *join(jinja *j, node_kind kind, const char *text, jinja_node *a, jinja_node *b)
+static jinja_node *join_nodes(jinja *j, node_kind kind, const char *text, jinja_node *a, jinja_node *b)
 {
     jinja_node *n = new_node(j, kind);
     n->text = text;
@@ -415,7 +415,7 @@ static jinja_node *parse_items(jinja *j, const char *close, bool pairs)
     jinja_node *first = NULL, **last = &first;
     while (!take_operator(j, close)) {
         jinja_node *item = parse_expression(j, true);
-        *last = join(j, NODE_ARGUMENT, "", item, NULL);
+        *last = join_nodes(j, NODE_ARGUMENT, "", item, NULL);
         if (pairs) {
             expect(j, TOKEN_OPERATOR, ":", "\":\"");
             (*last)->b = parse_expression(j, true);
@@ -434,7 +434,7 @@ static jinja_node *parse_brackets(jinja *j)
     if (take_operator(j, ")")) return inner;
     expect(j, TOKEN_OPERATOR, ",", "\")\"");
     jinja_node *list = new_node(j, NODE_LIST);
-    list->a = join(j, NODE_ARGUMENT, "", inner, NULL);
+    list->a = join_nodes(j, NODE_ARGUMENT, "", inner, NULL);
     list->a->next = parse_items(j, ")", false);
     return list;
 }
@@ -518,7 +518,7 @@ static jinja_node *parse_bound(jinja *j)
 // Behind "[".
 static jinja_node *parse_subscript(jinja *j, jinja_node *of)
 {
-    jinja_node *first = parse_bound(j), *n = join(j, NODE_ITEM, "", of, first);
+    jinja_node *first = parse_bound(j), *n = join_nodes(j, NODE_ITEM, "", of, first);
     if (take_operator(j, ":")) {
         n->kind = NODE_SLICE;
         n->c = parse_bound(j);
@@ -533,9 +533,9 @@ static jinja_node *parse_subscript(jinja *j, jinja_node *of)
 static jinja_node *parse_postfix(jinja *j, jinja_node *n)
 {
     for (;;) {
-        if (take_operator(j, ".")) n = join(j, NODE_ATTRIBUTE, expect(j, TOKEN_NAME, NULL, "a name"), n, NULL);
+        if (take_operator(j, ".")) n = join_nodes(j, NODE_ATTRIBUTE, expect(j, TOKEN_NAME, NULL, "a name"), n, NULL);
         else if (take_operator(j, "[")) n = parse_subscript(j, n);
-        else if (take_operator(j, "(")) n = join(j, NODE_CALL, "", n, parse_arguments(j));
+        else if (take_operator(j, "(")) n = join_nodes(j, NODE_CALL, "", n, parse_arguments(j));
         else break;
     }
     return n;
@@ -555,26 +555,26 @@ static bool argument_follows(const jinja *j)
 static jinja_node *parse_test(jinja *j, jinja_node *of)
 {
     bool negated = take(j, TOKEN_NAME, "not");
-    jinja_node *n = join(j, NODE_TEST, expect(j, TOKEN_NAME, NULL, "a test's name"), of, NULL);
+    jinja_node *n = join_nodes(j, NODE_TEST, expect(j, TOKEN_NAME, NULL, "a test's name"), of, NULL);
     if (take_operator(j, "(")) {
         n->b = parse_arguments(j);
     } else if (argument_follows(j)) {
         n->b = new_node(j, NODE_ARGUMENT);
         n->b->a = parse_postfix(j, parse_atom(j));
     }
-    return negated ? join(j, NODE_NOT, "", n, NULL) : n;
+    return negated ? join_nodes(j, NODE_NOT, "", n, NULL) : n;
 }
 
 static jinja_node *parse_filters(jinja *j, jinja_node *n)
 {
     for (;;) {
         if (take_operator(j, "|")) {
-            n = join(j, NODE_FILTER, expect(j, TOKEN_NAME, NULL, "a filter's name"), n, NULL);
+            n = join_nodes(j, NODE_FILTER, expect(j, TOKEN_NAME, NULL, "a filter's name"), n, NULL);
             if (take_operator(j, "(")) n->b = parse_arguments(j);
         } else if (take(j, TOKEN_NAME, "is")) {
             n = parse_test(j, n);
         } else if (take_operator(j, "(")) { // what a filter or test gave is called
-            n = join(j, NODE_CALL, "", n, parse_arguments(j));
+            n = join_nodes(j, NODE_CALL, "", n, parse_arguments(j));
         } else {
             break;
         }
@@ -585,8 +585,8 @@ static jinja_node *parse_filters(jinja *j, jinja_node *n)
 static jinja_node *parse_unary(jinja *j, bool with_filters)
 {
     jinja_enter(j);
-    jinja_node *n =
-        take_operator(j, "-") ? join(j, NODE_MINUS, "", parse_unary(j, false), NULL) : parse_postfix(j, parse_atom(j));
+    jinja_node *n = take_operator(j, "-") ? join_nodes(j, NODE_MINUS, "", parse_unary(j, false), NULL)
+                                          : parse_postfix(j, parse_atom(j));
     j->depth--;
     return with_filters ? parse_filters(j, n) : n;
 }
@@ -613,7 +613,7 @@ static jinja_node *parse_level(jinja *j, int level)
         jinja_enter(j);
         jinja_node *of = parse_level(j, level);
         j->depth--;
-        return join(j, NODE_NOT, "", of, NULL);
+        return join_nodes(j, NODE_NOT, "", of, NULL);
     }
     jinja_node *n = parse_level(j, level + 1);
     for (int found = 0; level != LEVEL_NOT; found++) {
@@ -624,8 +624,8 @@ static jinja_node *parse_level(jinja *j, int level)
         if (!text) break;
         // Comparisons in a row are refused: hardly anybody writes them in a template.
         if (found && level == LEVEL_COMPARISON) jinja_fail(j, "comparisons in a row");
-        n = join(j, NODE_BINARY, text, n, parse_level(j, level + 1));
-        if (outside) n = join(j, NODE_NOT, "", n, NULL);
+        n = join_nodes(j, NODE_BINARY, text, n, parse_level(j, level + 1));
+        if (outside) n = join_nodes(j, NODE_NOT, "", n, NULL);
     }
     return n;
 }
@@ -635,7 +635,7 @@ static jinja_node *parse_expression(jinja *j, bool with_condition)
     jinja_enter(j);
     jinja_node *n = parse_level(j, 0);
     if (with_condition && take(j, TOKEN_NAME, "if")) {
-        n = join(j, NODE_CONDITION, "", n, parse_level(j, 0));
+        n = join_nodes(j, NODE_CONDITION, "", n, parse_level(j, 0));
         if (take(j, TOKEN_NAME, "else")) n->c = parse_expression(j, true);
     }
     j->depth--;
@@ -825,7 +825,7 @@ static jinja_node *parse_body(jinja *j, const char *const *ends)
 
 jinja_node *jinja_parse(jinja *j, const char *source)
 {
-    read_tokens(j, source);
+    read_template_tokens(j, source);
     static const char *const none[] = {NULL};
     return parse_body(j, none);
 }

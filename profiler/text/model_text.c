@@ -90,7 +90,7 @@ kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bo
         status = refuse_template(name, "it leaves out spaces on one side of the message only", err);
     if (status == KVB_OK) status = text_around(&front, &back, template, &plain, other, name, err);
     if (status == KVB_OK && (strcmp(front, out->front) != 0 || strcmp(back, out->back) != 0))
-        status = refuse_template(name, "what it writes depends on the message", err);
+        status = refuse_template(name, "its output depends on the message", err);
     free(front);
     free(back);
     if (status != KVB_OK) {
@@ -229,7 +229,7 @@ bool model_text_ends_answer(const model_text *t, int32_t id)
 
 // Tokens that were added behind a vocabulary have no row where nobody has made the embedding longer; transformers'
 // conversion from GGUF adds such ones. They do no harm until a text holds one.
-static kvb_status check_rows(const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
+static kvb_status check_embedding_rows(const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         if (ids[i] >= 0 && (uint32_t)ids[i] < t->vocabulary) continue;
@@ -254,7 +254,7 @@ static kvb_status encode_framed(const model_text *t, const char *front, const ch
         return KVB_OK;
     }
     kvb_status status = tokenizer_encode_framed(t->tokens, front, text, size, back, t->parse_special, ids, n, err);
-    if (status == KVB_OK) status = check_rows(t, *ids, *n, err);
+    if (status == KVB_OK) status = check_embedding_rows(t, *ids, *n, err);
     if (status == KVB_OK) return KVB_OK;
     free(*ids);
     *ids = NULL;

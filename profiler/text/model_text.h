@@ -4,8 +4,8 @@
 #include "profiler/text/tokenizer.h"
 #include <stdbool.h>
 
-// What a chat template puts around a user's message and before the answer. tests/peer/compare_chat.py compares it with
-// transformers.
+// What a chat template puts around a user's message and before the answer. Compared with transformers by
+// tests/peer/compare_chat.py.
 typedef struct chat_frame {
     const char *kind; // "chatml", "llama3", "mistral", "gemma", "phi3", "phi4", "gpt-oss", or "other"
     char *front;      // from the beginning of the text to the message, without BOS
@@ -51,8 +51,8 @@ void model_text_close(model_text *t); // leaves it zero; a zero one is allowed
 // From now on contexts and questions are wrapped in the model's chat template. Fails with KVB_ARGUMENT if there is no
 // tokenizer, and with KVB_UNSUPPORTED if there is no template or it cannot be read.
 kvb_status model_text_use_chat(model_text *t, kvb_error *err);
-// Whether contexts begin with BOS, according to the chat template if one is used, else to the tokenizer; false if there
-// is no BOS.
+// Whether contexts begin with BOS, by the chat template if one is used, else by the tokenizer; false if there is no
+// BOS.
 bool model_text_begins_with_bos(const model_text *t);
 // Whether this token ends an answer.
 bool model_text_ends_answer(const model_text *t, int32_t id);

@@ -43,7 +43,7 @@ static bool ends_sentence(const char *text, size_t at, size_t bytes, size_t end)
 }
 
 // Adds text[begin, end) without its outer blanks; nothing where only those are there.
-static void add_line(line_list *to, const char *text, size_t begin, size_t end)
+static void add_text_line(line_list *to, const char *text, size_t begin, size_t end)
 {
     begin += utf8_spaces_before(text + begin, end - begin);
     end -= utf8_spaces_behind(text + begin, end - begin);
@@ -60,10 +60,10 @@ static void add_sentences(line_list *to, const char *text, size_t begin, size_t 
     for (size_t at = begin, bytes; at < end; at += bytes) {
         bytes = step(text + at, end - at);
         if (!ends_sentence(text, at, bytes, end)) continue;
-        add_line(to, text, begin, at + bytes);
+        add_text_line(to, text, begin, at + bytes);
         begin = at + bytes;
     }
-    add_line(to, text, begin, end);
+    add_text_line(to, text, begin, end);
 }
 
 static void add_all(line_list *to, const char *text, size_t size)
@@ -72,7 +72,7 @@ static void add_all(line_list *to, const char *text, size_t size)
         const char *newline = memchr(text + begin, '\n', size - begin);
         end = newline ? (size_t)(newline - text) : size;
         bool whole = count_letters(text + begin, end - begin) <= TEXT_LINE_MAX;
-        (whole ? add_line : add_sentences)(to, text, begin, end);
+        (whole ? add_text_line : add_sentences)(to, text, begin, end);
     }
 }
 

@@ -386,7 +386,7 @@ typedef struct buffer {
     size_t size, room;
 } buffer;
 
-static void append(buffer *b, const char *text, size_t size)
+static void append_bytes(buffer *b, const char *text, size_t size)
 {
     if (size > b->room - b->size) {
         b->room = b->size + size + b->room / 2 + 64;
@@ -418,8 +418,8 @@ static kvb_status replace(const normal_step *step, matcher *m, const char *text,
     for (size_t at = 0, begin, end; at < size && status == KVB_OK; at = end) {
         status = expression_next(&step->pattern, m, text, size, at, &begin, &end, err);
         if (status != KVB_OK) break;
-        append(out, text + at, begin - at);
-        if (begin < end) append(out, step->text, step->size);
+        append_bytes(out, text + at, begin - at);
+        if (begin < end) append_bytes(out, step->text, step->size);
         if (out->size > most)
             status = kvb_fail(err, KVB_UNSUPPORTED,
                               "the tokenizer's normalizer makes more than %zu bytes of a text; give token ids instead "
@@ -464,7 +464,7 @@ static kvb_status normal_apply(const normal_list *list, matcher *m, bool first, 
         buffer out = {0};
         if (step->kind == NORMAL_NFC) status = compose(*text, *size, &out, err);
         else if (step->kind == NORMAL_REPLACE) status = replace(step, m, *text, *size, most, &out, err);
-        else append(&out, step->text, step->size), append(&out, *text, *size);
+        else append_bytes(&out, step->text, step->size), append_bytes(&out, *text, *size);
         free(*owned);
         *owned = out.text;
         *text = out.text ? out.text : "";

@@ -97,7 +97,7 @@ static kvb_status read_kind(tokenizer *t, const gguf_file *f, const char *pre, b
 
 // ---- vocabulary ----
 
-static kvb_status read_tokens(tokenizer *t, const gguf_file *f, kvb_error *err)
+static kvb_status read_gguf_tokens(tokenizer *t, const gguf_file *f, kvb_error *err)
 {
     gguf_array tokens, types = {0};
     kvb_status status = gguf_get_array(f, "tokenizer.ggml.tokens", GGUF_VALUE_STRING, &tokens, err);
@@ -360,7 +360,7 @@ static kvb_status fill(tokenizer *t, const gguf_file *f, const char *pre, kvb_er
     gguf_array ranks = {0};
     bool default_bos = false;
     kvb_status status = read_kind(t, f, pre, &default_bos, err);
-    if (status == KVB_OK) status = read_tokens(t, f, err);
+    if (status == KVB_OK) status = read_gguf_tokens(t, f, err);
     if (status == KVB_OK)
         status = t->byte_level ? gguf_get_array(f, "tokenizer.ggml.merges", GGUF_VALUE_STRING, &ranks, err)
                                : gguf_get_array(f, "tokenizer.ggml.scores", GGUF_VALUE_F32, &ranks, err);

@@ -270,7 +270,7 @@ static void collect(token_text *all, const cJSON *vocab, const cJSON *added)
     }
 }
 
-static void read_tokens(json_reader *r, const cJSON *vocab, const cJSON *added)
+static void read_json_tokens(json_reader *r, const cJSON *vocab, const cJSON *added)
 {
     int64_t highest = highest_id(r, vocab, added);
     if (r->status != KVB_OK) return;
@@ -333,7 +333,7 @@ static void read_vocabulary(json_reader *r, const cJSON *root)
     r->t->byte_fallback = json_flag(model, "byte_fallback", false);
     r->t->ignore_merges = json_flag(model, "ignore_merges", false);
     r->t->fuse_unknown = json_flag(model, "fuse_unk", false);
-    read_tokens(r, vocab, json_item(root, "added_tokens"));
+    read_json_tokens(r, vocab, json_item(root, "added_tokens"));
     read_merges(r, merges);
     if (r->status == KVB_OK && unknown) r->t->unknown = (int32_t)vocabulary_find(&r->t->v, unknown, strlen(unknown));
 }

@@ -98,8 +98,7 @@ typedef struct normal_step {
         first_only; // NORMAL_PREPEND: not where the text begins with it; only where the whole text begins
 } normal_step;
 
-// What happens to the separators that an expression finds; these are SplitDelimiterBehavior in Hugging Face's
-// tokenizers.
+// What happens to the separators that an expression finds; SplitDelimiterBehavior in Hugging Face's tokenizers.
 typedef enum cut_behaviour { CUT_REMOVED, CUT_ISOLATED, CUT_PREVIOUS, CUT_NEXT, CUT_CONTIGUOUS } cut_behaviour;
 typedef struct cut_step {
     expression separator;

@@ -12,11 +12,9 @@ size_t utf8_step(const unsigned char *p, size_t n, bool *valid);
 void utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned);
 
 // Checks that it is text, UTF-8 without NUL. Otherwise fails with KVB_FORMAT and the place of the first wrong byte: a
-// file of another kind or encoding, such as UTF-16, would silently be read with many U+FFFD. `name` is the file, for
-// the message.
+// file of another kind or encoding, such as UTF-16, would silently become many U+FFFD. `name` is for the message.
 kvb_status utf8_check_text(const char *name, const char *text, size_t size, kvb_error *err);
 
-// The number of bytes at the text's beginning, or end, that Python's str.strip() would remove (Unicode spaces
-// included).
+// The number of bytes at the text's beginning, or end, that Python's str.strip() would remove.
 size_t utf8_spaces_before(const char *text, size_t size);
 size_t utf8_spaces_behind(const char *text, size_t size);

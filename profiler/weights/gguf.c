@@ -440,7 +440,7 @@ static gguf_string name_of(const named_items *items, uint32_t i)
     return *(const gguf_string *)((const char *)items->all + items->each * i);
 }
 
-static int compare_names(const void *a, const void *b, void *items)
+static int compare_gguf_names(const void *a, const void *b, void *items)
 {
     return gguf_string_compare(name_of(items, *(const uint32_t *)a), name_of(items, *(const uint32_t *)b));
 }
@@ -450,12 +450,12 @@ static kvb_status sort_names(const cursor *c, const void *all, size_t each, uint
 {
     named_items items = {all, each};
     for (size_t i = 0; i < n; i++) order[i] = (uint32_t)i;
-    qsort_r(order, n, sizeof *order, compare_names, &items);
+    qsort_r(order, n, sizeof *order, compare_gguf_names, &items);
     for (size_t i = 1; i < n; i++) {
         gguf_string name = name_of(&items, order[i]);
         if (gguf_string_compare(name_of(&items, order[i - 1]), name) == 0)
-            return kvb_fail(c->err, KVB_FORMAT, "%s: the %s %.*s stands in the file twice; the file is damaged",
-                            c->name, what, (int)(name.size < 100 ? name.size : 100), name.data);
+            return kvb_fail(c->err, KVB_FORMAT, "%s: the %s %.*s is in the file twice; the file is damaged", c->name,
+                            what, (int)(name.size < 100 ? name.size : 100), name.data);
     }
     return KVB_OK;
 }

@@ -166,7 +166,7 @@ kvb_status weights_sort_names(weights *w, kvb_error *err)
     if (w->n_names) qsort(w->names, w->n_names, sizeof *w->names, name_compare);
     for (size_t i = 1; i < w->n_names; i++)
         if (strcmp(w->names[i - 1].name, w->names[i].name) == 0)
-            return kvb_fail(err, KVB_FORMAT, "%s: tensor %.100s stands in it twice; the files are damaged", w->name,
+            return kvb_fail(err, KVB_FORMAT, "%s: tensor %.100s is in it twice; the files are damaged", w->name,
                             w->names[i].name);
     return KVB_OK;
 }

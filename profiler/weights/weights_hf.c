@@ -85,7 +85,7 @@ static const folder *folder_of(const weights *w)
     return w->source;
 }
 
-static char *join(const char *path, const char *name)
+static char *join_path(const char *path, const char *name)
 {
     return need_text("%s/%s", path, name);
 }
@@ -117,7 +117,7 @@ static kvb_status read_quantisation(weights *w, const cJSON *config, const char 
 static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_error *err)
 {
     file_view view;
-    char *path = join(f->path, name);
+    char *path = join_path(f->path, name);
     *out = NULL;
     kvb_status status = file_map(&view, path, err);
     if (status == KVB_OK) {
@@ -133,14 +133,14 @@ static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
 {
     f->shards = need_more(f->shards, f->n_shards + 1, sizeof *f->shards, "files of weights");
     shard *s = &f->shards[f->n_shards++];
-    *s = (shard){.name = need_text("%s", name), .path = join(f->path, name)};
+    *s = (shard){.name = need_text("%s", name), .path = join_path(f->path, name)};
     kvb_status status = file_map(&s->map, s->path, err);
     return status == KVB_OK ? kvb_safetensors_parse(&s->tensors, s->map.data, s->map.size, s->path, err) : status;
 }
 
 static bool has_file(const folder *f, const char *name)
 {
-    char *path = join(f->path, name);
+    char *path = join_path(f->path, name);
     bool has = access(path, F_OK) == 0;
     free(path);
     return has;
@@ -168,7 +168,7 @@ static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
         return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
     weights_index x = {0};
     file_view view;
-    char *path = join(f->path, index_name);
+    char *path = join_path(f->path, index_name);
     kvb_status status = file_map(&view, path, err);
     if (status == KVB_OK) status = weights_index_parse(&x, view.data, view.size, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);

@@ -210,8 +210,6 @@ def build(base: str, given: Mapping[str, Any]) -> Metric:
     row = rows()[base]
     defaults = row["parameters"]
     values = {name: given.get(name, default) for name, default in defaults.items()}
-    if values.get("stored"):
-        raise KVBudgetError(f"metric {base}:stored=1 needs stored query statistics, which only the C program has")
     if int(values.get("kernel", 1)) % 2 == 0:
         raise KVBudgetError(f"metric {base}: kernel must be odd, found {values['kernel']}")
     named = "".join(f":{name}={_text(value)}" for name, value in values.items() if value != defaults[name])

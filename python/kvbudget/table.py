@@ -298,7 +298,7 @@ class Table:
             )
         if s.warnings & _CLAMPED:
             said.append(
-                f"ratio {s.requested_ratio:g} lies outside of the table's rows, {self._percent(1):g} to "
+                f"ratio {s.requested_ratio:g} is outside the table's rows, {self._percent(1):g} to "
                 f"{self._percent(info.n_rows):g} %; row {self._percent(s.row_above):g} % was used"
             )
         if s.warnings & _EFFECTIVE:

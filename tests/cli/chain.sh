@@ -124,7 +124,7 @@ check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
 expect 0 'plot in the terminal' plot keydiff.safetensors --ratios 20,0.5
 says 'a pipe gets percentages' '^ +0( +[0-9.]+)+$'
 says 'and no colours' 'each number: percent'
-fails 'plot with a ratio that no row has' 'no row is for 50.5 % pruned; it has whole per cents' plot \
+fails 'plot with a ratio that no row has' 'no row for 50.5 % pruned; it has whole per cents' plot \
     keydiff.safetensors --ratios 50.5
 misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80
 end

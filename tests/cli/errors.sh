@@ -89,7 +89,7 @@ for wrong in '"x"' -1 1.5 1e30 null; do
 done
 expect 0 'a record with a key twice' import steps -o bad.h5 --force \
     --attribute 'metrics={"a_b":{"protect_sink":4,"protect_sink":5}}'
-fails 'a key twice' '"protect_sink" is there twice' solve bad.h5 -m a_b -o bad.safetensors
+fails 'a key twice' '"protect_sink" occurs twice' solve bad.h5 -m a_b -o bad.safetensors
 mkdir tables
 fails 'two metrics in one file' 'a_b.* written to the same file' solve two.h5 -m all -o tables
 if [ -z "$(ls tables)" ]; then ok 'and none is written'; else not_ok 'and none is written'; fi

@@ -56,18 +56,11 @@ fails 'a metric whose window is longer than a context' 'sample long.*230 tokens,
 fails '--plan says so too' 'expected at least 301' "${PROFILE[@]}" --metric snapkv:kvpress:window=300 --plan
 fails 'results that are a folder' 'worth.json: is a folder' "${EVAL[@]}" -o worth
 fails 'task: results that are a folder' 'worth.json: is a folder' task tiny.gguf --task niah_single_1 -o worth --quiet
-fails 'statistics that are a folder' 's.safetensors: is a folder' statistics tiny.gguf text.txt -o s.safetensors --quiet
 fails 'a table that is read-only' 'kept.safetensors: is read-only' solve alone1.h5 --metric keydiff -o kept.safetensors
 fails 'a picture through a link to nothing' 'dangling.svg: .*leads nowhere' plot t.safetensors -o dangling.svg
 same 'the read-only table is as it was' t.safetensors kept.safetensors
 left=$(find . -name '*.parts' -o -name '*.partial' -o -name '*.cells' -o -name nowhere -o -name short.h5)
 if [ -z "$left" ]; then ok 'nothing is left behind'; else not_ok "left behind: $left"; fi
-
-# ---- Query statistics know their model
-"$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
-expect 0 'statistics of another model' statistics other.gguf text.txt -o other.safetensors --quiet
-fails 'are refused for this one' 'other.safetensors: query statistics of another model' "${PROFILE[@]}" -o q.h5 \
-    --metric ea:stored=1 --query-statistics other.safetensors
 
 # ---- An addition that was stopped does not block another one for good
 expect 0 'a record to add to' profile tiny.gguf calib.jsonl -o base.h5 --quiet --new-tokens 3 --ignore-eos -m keydiff

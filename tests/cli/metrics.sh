@@ -78,27 +78,4 @@ misused 'CriticalKV needs a metric' 'critical\+METRIC' profile tiny.gguf calib.j
 fails 'a context that is too short for LagKV' '100 tokens, expected at least 260' profile tiny.gguf calib.jsonl \
     -o no.h5 --metric lagkv --max-tokens 100
 if [ -e no.h5 ]; then not_ok 'no record is left'; else ok 'no record is left'; fi
-# ---- stored query statistics
-"$PYTHON" -c 'print("\n".join(f"line {i} says {i * i % 97}" for i in range(120)), file=open("other.txt", "w"))'
-expect 0 'statistics' statistics tiny.gguf other.txt -o queries.safetensors -n 3 -c 400
-says 'what went into them' '3 texts, [0-9]+ queries' err
-expect 0 'statistics again, by one thread' statistics tiny.gguf other.txt -o again.safetensors -n 3 -c 400 --threads 1 \
-    --quiet
-same 'the same bytes' queries.safetensors again.safetensors
-fails 'a metric that needs them' '--query-statistics' profile tiny.gguf calib.jsonl -o stored.h5 --quiet \
-    --metric ea:stored=1
-expect 0 'profile with them' profile tiny.gguf calib.jsonl -o stored.h5 --quiet --force --metric ea \
-    --metric ea:stored=1 --query-statistics queries.safetensors
-expect 0 'a table' solve stored.h5 --metric ea:kvpress:stored=1 -o stored.safetensors --quiet
-expect 0 'and its worth' eval tiny.gguf stored.safetensors other.txt --query-statistics queries.safetensors -t 200 \
-    -n 8 -r 0.5 -m ea -m ea:stored=1 -a uniform --quiet
-says 'under its name' '^ea:kvpress:stored=1, 4 sinks'
-head -c 4000 tiny.gguf >binary.txt
-iconv -f UTF-8 -t UTF-16 other.txt >wide.txt
-fails 'statistics of a binary file' 'binary.txt: byte 5 is 0x00, expected UTF-8 text without NUL' \
-    statistics tiny.gguf binary.txt -o x.safetensors
-fails 'statistics of UTF-16' 'wide.txt: byte 0 is 0xff, expected UTF-8 text' \
-    statistics tiny.gguf wide.txt -o x.safetensors
-fails 'statistics of nothing' 'at least two' statistics tiny.gguf other.txt -o x.safetensors -n 1 -c 2
-misused 'no text' 'expected: kvbudget statistics' statistics tiny.gguf -o x.safetensors
 end

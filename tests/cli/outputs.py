@@ -27,7 +27,6 @@ LINES = {
     "tokenize": "tiny.gguf text0.txt",
     "logits": "tiny.gguf text0.txt --max-tokens 8 -o OUT",
     "task": "tiny.gguf -k niah_single_1 -t 700 -c 1 -q --answer",
-    "statistics": "tiny.gguf text0.txt -o OUT --quiet",
 }
 NAMES = ("eval --output", "task --results")  # of which names of files are made: tried by outputs.sh
 STRANGE = "\x1b[31m\u202e\x9b"

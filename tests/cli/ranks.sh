@@ -23,7 +23,7 @@ for n in 1 2 3 7; do # 5 questions: with 7 shards some are empty
 done
 says 'merge says what it made' '2 contexts, 5 questions from 7 files' err
 for i in 1 2 3; do kvb "${PROFILE[@]}" -o "s$i.h5" --force --shard "$i/3"; done
-fails 'a missing shard is named' 'merged2.h5: cannot be put together, missing: .*shard 2/3 is not among the files' \
+fails 'a missing shard is named' 'merged2.h5: cannot be merged, missing: .*shard 2/3 is not among the files' \
     merge merged2.h5 s1.h5 s3.h5
 fails 'an existing record stays' 'exists; replace it with --force' merge merged.h5 s1.h5 s2.h5 s3.h5
 kvb profile other.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet -o o2.h5 --shard 2/3

@@ -91,7 +91,7 @@ refine_stopped() {
 }
 refine_stopped four.safetensors 'round 4,'
 if [ $stopped = 143 ]; then ok 'a signal ends it'; else not_ok 'a signal ends it'; fi
-says 'and says what is left' 'nothing is written, and the same command goes on' err
+says 'and says what is left' 'nothing is written, and the same command continues' err
 if [ -e four.safetensors ]; then not_ok 'no table'; else ok 'no table'; fi
 exists 'but what was measured' four.safetensors.cells
 # A finished table stays as it is, however late a search for another is stopped.

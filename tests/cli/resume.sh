@@ -29,43 +29,27 @@ if [ "$lives" -gt 1 ]; then ok "killed $((lives - 1)) times, then finished"; els
 same 'the same bytes' whole.h5 killed.h5
 if [ -e killed.h5.parts ]; then not_ok 'nothing else is left'; else ok 'nothing else is left'; fi
 
-# A stop by Ctrl-C is clean and says how to go on.
-code=0
-timeout --foreground -s INT "0.$(printf %03d $((took / 3 > 999 ? 999 : took / 3)))" "$KVB" "${PROFILE[@]}" \
-    -o stopped.h5 2>err >out </dev/null || code=$?
-if [ -e stopped.h5 ]; then
-    skip 'Ctrl-C: the run was over before'
-else
-    says 'Ctrl-C says that --resume goes on' '--resume' err
-    fails 'without --resume the parts are not touched' 'resume' "${PROFILE[@]}" -o stopped.h5
-    fails 'an unfinished record is not a record' 'resume' solve stopped.h5 --metric keydiff -o t.safetensors
-    expect 0 'it goes on' "${PROFILE[@]}" -o stopped.h5 --resume
-    same 'to the same bytes' whole.h5 stopped.h5
-fi
-
-# What the stop keeps of the prefill is used, and is refused where it is not whole.
-kept=stopped.h5.parts/prefill-a.kept
-for tenth in 3 5 2 7 4 6 1; do
+# A stop by Ctrl-C or SIGTERM is clean and says how to go on.
+for stop in 'INT 3' 'TERM 1'; do
+    read -r signal tenth <<<"$stop"
     rm -rf stopped.h5 stopped.h5.parts
-    milliseconds=$((took * tenth / 10))
-    timeout --foreground -s TERM "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" \
-        "$KVB" "${PROFILE[@]}" -o stopped.h5 --keep-after 0 2>err >out </dev/null
-    kept=$(find stopped.h5.parts -name '*.kept' 2>/dev/null)
-    [ -n "$kept" ] && break
+    printf -v seconds '%d.%03d' $((took * tenth / 10000)) $((took * tenth / 10 % 1000))
+    code=0
+    timeout --foreground --preserve-status -s "$signal" "$seconds" "$KVB" "${PROFILE[@]}" -o stopped.h5 2>err >out \
+        </dev/null || code=$?
+    if [ -e stopped.h5 ]; then
+        skip "$signal: the run was over before"
+        continue
+    fi
+    expected=$((128 + $(kill -l "$signal")))
+    if [ "$code" = $expected ]; then ok "$signal ends it"; else not_ok "$signal ends it: status $code, not $expected"; fi
+    says "$signal says that --resume goes on" '--resume' err
+    fails "$signal: without --resume the parts are not touched" 'resume' "${PROFILE[@]}" -o stopped.h5
+    fails "$signal: an unfinished record is not a record" 'resume' solve stopped.h5 --metric keydiff -o t.safetensors
+    fails "$signal: another seed is refused" 'seed' "${PROFILE[@]}" -o stopped.h5 --resume --seed 7
+    fails "$signal: another precision is refused" 'compute' "${PROFILE[@]}" -o stopped.h5 --resume --compute bf16
+    expect 0 "$signal: it goes on" "${PROFILE[@]}" -o stopped.h5 --resume
+    same "$signal: to the same bytes" whole.h5 stopped.h5
+    if [ -e stopped.h5.parts ]; then not_ok "$signal: nothing is left"; else ok "$signal: nothing is left"; fi
 done
-if [ -n "$kept" ]; then ok 'a stop keeps the prefill'; else not_ok 'a stop keeps the prefill'; fi
-says 'and says so' 'layers of its prefill are kept \([0-9.]+ MB\)' err
-cp -r stopped.h5.parts saved.parts
-expect 0 'it goes on with it' "${PROFILE[@]}" -o stopped.h5 --resume
-if grep -q 'begins anew' err; then not_ok 'which is used'; else ok 'which is used'; fi
-same 'to the same bytes again' whole.h5 stopped.h5
-if [ -e stopped.h5.parts ]; then not_ok 'and nothing is left'; else ok 'and nothing is left'; fi
-rm -f stopped.h5
-mv saved.parts stopped.h5.parts
-printf x | dd of="$kept" bs=1 seek=$(($(stat -c %s "$kept") - 100)) conv=notrunc status=none
-fails 'another seed is refused' 'seed' "${PROFILE[@]}" -o stopped.h5 --resume --seed 7
-fails 'another precision is refused' 'compute' "${PROFILE[@]}" -o stopped.h5 --resume --compute bf16
-expect 0 'a damaged one is not used' "${PROFILE[@]}" -o stopped.h5 --resume
-says 'which is said' 'prefill-.*damaged.*begins anew' err
-same 'and changes nothing' whole.h5 stopped.h5
 end

@@ -66,7 +66,7 @@ json 'a perfect metric would lose less, and this one more than it' oracle.json '
     o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
     o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(
     list(zip(j["rows"], json.load(open("metric.json"))["rows"])))'
-misused 'tables and results' 'do not fit into one picture' plot oracle.safetensors text.json -o x.svg
+misused 'tables and results' 'cannot share one picture' plot oracle.safetensors text.json -o x.svg
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
 for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do

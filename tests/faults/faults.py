@@ -67,8 +67,6 @@ CASES = [
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),
     case("export duo", "export IN/keydiff.safetensors -f duo -r 0.5 -t 99 -o duo"),
     case("plot", "plot IN/keydiff.safetensors -o t.svg", before="old.svg:t.svg"),
-    case("statistics", "statistics IN/tiny.gguf IN/text.txt -o s.safetensors --quiet --threads 1",
-         before="old_statistics.safetensors:s.safetensors"),
     case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --repeat 2 --quiet",
          before="old.jsonl:c.jsonl"),
     case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),
@@ -131,7 +129,6 @@ class Bench:
         self.plain("solve run.h5 --metric keydiff -o keydiff.safetensors --quiet")
         self.plain("solve other.h5 --metric keydiff -o old.safetensors --quiet")
         self.plain("learn other.h5 -o old_rank.safetensors --quiet")
-        self.plain("statistics tiny.gguf texts.jsonl -o old_statistics.safetensors --quiet")
         self.plain(EVAL.replace("IN/", "") + " -o worth")
         self.plain("export keydiff.safetensors --format npy -o keydiff.npy")
         self.plain("export old.safetensors --format npy -o old.npy")

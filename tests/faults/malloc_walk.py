@@ -55,7 +55,6 @@ COMMANDS = {
     "inspect table": ("inspect table.safetensors --json", 10),
     "inspect npy": ("inspect table.npy", 8),
     "inspect jsonl": ("inspect calib.jsonl", 8),
-    "statistics": ("statistics tiny.gguf text.txt -o q.safetensors --quiet --threads 1", 15),
     "calib": ("calib tiny.gguf text.txt -o c.jsonl -t 300 --lines 2 --continue 1 --repeat 2 -n 4 --quiet", 20),
     "calib of jsonl": ("calib tiny.gguf texts.jsonl calib.jsonl -o c.jsonl -t 64 --repeat 1 -q 1 --quiet", 20),
     "tokenize": ("tokenize tiny.gguf text.txt", 15),

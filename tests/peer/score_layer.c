@@ -3,9 +3,8 @@
 //
 // usage: score_layer FOLDER [--keep N] METRIC...
 // Reads FOLDER/{q_raw,q}.npy [n,H,d], the queries of the last n of T tokens, {k,v}.npy [G,T,d], wo.npy [D,H*d] and
-// rope_frequency.npy [d/2]; writes FOLDER/score_<i>.npy [G,T] for the i-th metric; query_mean [H,d] and query_cov
-// [H,d,d] (.npy) beside them are the stored statistics. With --keep the scores are ranked for N tokens per head
-// (metric_rank), as budget-dependent metrics need it.
+// rope_frequency.npy [d/2]; writes FOLDER/score_<i>.npy [G,T] for the i-th metric. With --keep the scores are
+// ranked for N tokens per head (metric_rank), as budget-dependent metrics need it.
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/backend/backend.h"
@@ -70,20 +69,6 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
     return backend_cpu.check(on, err);
 }
 
-static kvb_status read_statistics(layer_view *view, const char *folder, kvb_error *err)
-{
-    tensor mean, covariance;
-    kvb_status status = read_tensor(&mean, folder, "query_mean", 2, err);
-    if (status == KVB_OK) status = read_tensor(&covariance, folder, "query_cov", 3, err);
-    if (status != KVB_OK) return status;
-    if (mean.shape[0] != view->n_heads || mean.shape[1] != view->head_dim || covariance.shape[0] != view->n_heads ||
-        covariance.shape[1] != view->head_dim || covariance.shape[2] != view->head_dim)
-        return kvb_fail(err, KVB_FORMAT, "%s: the statistics' shapes do not fit", folder);
-    view->query_mean = mean.values;
-    view->query_covariance = covariance.values;
-    return KVB_OK;
-}
-
 static kvb_status read_view(layer_view *view, const char *folder, kvb_error *err)
 {
     tensor q_raw, q, k, v, wo, frequency;
@@ -109,8 +94,6 @@ static kvb_status read_view(layer_view *view, const char *folder, kvb_error *err
                          .k = k.values,
                          .v = v.values,
                          .n_queries = (uint32_t)n};
-    status = read_statistics(view, folder, err);
-    if (status != KVB_OK) return status;
     return n == T ? make_extras(view, &wo, err) : KVB_OK; // column sums need all queries
 }
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from kvpress import (CriticalKVPress, ExpectedAttentionPress, ExpectedAttentionStatsPress, KeyDiffPress, KnormPress,
+from kvpress import (CriticalKVPress, ExpectedAttentionPress, KeyDiffPress, KnormPress,
                      LagKVPress, ObservedAttentionPress, SnapKVPress, StreamingLLMPress, TOVAPress)
 
 
@@ -92,9 +92,6 @@ def save(layer, folder):
     put("v", layer.v)
     put("wo", layer.module.o_proj.weight)
     put("rope_frequency", layer.module.rotary_emb.inv_freq)
-    mean, covariance = stored_statistics(layer)
-    put("query_mean", mean)
-    put("query_cov", covariance)
 
 
 def pad_tail(s, n, above):
@@ -196,29 +193,6 @@ def h2o_sum(layer):
 
 def ea_press(**kw):
     return ExpectedAttentionPress(**kw)
-
-
-def stored_statistics(layer):
-    """Mean [H, d] and covariance [H, d, d] (divisor n - 1) of the first half's queries before RoPE, as
-    ExpectedAttentionStats takes them."""
-    q = layer.q_raw[:, 4:layer.T // 2]
-    mean = q.mean(1)
-    centered = q - mean[:, None]
-    return mean, centered.transpose(1, 2) @ centered / (q.shape[1] - 1)
-
-
-def ea_stored(layer, **kw):
-    press = ExpectedAttentionStatsPress(**kw)
-    mean, covariance = stored_statistics(layer)
-    press.mu, press.cov = {layer.module.layer_idx: mean}, {layer.module.layer_idx: covariance}
-    return layer.press(press)
-
-
-def stored_scores():
-    """As scores(), of the metrics that need stored statistics."""
-    return [("ea:kvpress:stored=1", "kvpress 0.5.5 ExpectedAttentionStatsPress(epsilon=0.02)",
-             lambda a: ea_stored(a, epsilon=0.02), 4, 0, None),
-            ("ea:kvpress:epsilon=0:stored=1", "kvpress 0.5.5 ExpectedAttentionStatsPress()", ea_stored, 4, 0, None)]
 
 
 def scores(lag):

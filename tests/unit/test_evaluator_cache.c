@@ -116,7 +116,7 @@ static void bed_open(bed *b)
 {
     help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), NULL, err));
     help_ok(metric_parse(&b->snapkv, "snapkv:kvpress:window=8", err));
-    session_plan plan = {T, N, 3 * N, &b->snapkv, 1, NULL, true, false, 0};
+    session_plan plan = {T, N, 3 * N, &b->snapkv, 1, true, false, 0};
     help_ok(session_open(&b->s, b->m, &plan, err));
     for (int i = 0; i < T; i++) b->context[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
     for (int i = 0; i < N; i++) b->next[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);

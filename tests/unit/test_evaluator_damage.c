@@ -32,7 +32,7 @@ static void judge(const model *m, const metric *by, const int32_t *ids, damage_v
 {
     session *s;
     fidelity *f;
-    session_plan plan = {T, N, CUTS * N, by, 1, NULL, true, false, 0};
+    session_plan plan = {T, N, CUTS * N, by, 1, true, false, 0};
     help_ok(session_open(&s, m, &plan, err));
     help_ok(fidelity_open(&f, s, N, CUTS, err));
     help_ok(fidelity_begin(f, ids, T, NULL, NULL, err));
@@ -60,7 +60,7 @@ UNIT_TEST(damage_is_what_fidelity_measures)
     for (int t = 0; t < TEXTS; t++) judge(m, &by, ids[t], want[t]);
     damage *d;
     damage_text texts[TEXTS];
-    damage_plan plan = {T, N, 3, &by, 4, 1, NULL, 0};
+    damage_plan plan = {T, N, 3, &by, 4, 1, 0};
     help_ok(damage_open(&d, m, &plan, err));
     for (int t = 0; t < TEXTS; t++) texts[t] = damage_text_open(d);
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], ids[t], NULL, err));
@@ -106,7 +106,7 @@ UNIT_TEST(a_head_alone_is_one_cut)
     for (uint32_t batch = 1; batch <= 4; batch += 3) {
         damage *d;
         damage_text text;
-        damage_plan plan = {T, N, batch, &by, 4, 1, NULL, 0};
+        damage_plan plan = {T, N, batch, &by, 4, 1, 0};
         help_ok(damage_open(&d, m, &plan, err));
         text = damage_text_open(d);
         help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
@@ -147,7 +147,7 @@ UNIT_TEST(heads_alone_can_be_stopped)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    damage_plan plan = {T, N, 2, &by, 4, 1, NULL, 0};
+    damage_plan plan = {T, N, 2, &by, 4, 1, 0};
     help_ok(damage_open(&d, m, &plan, err));
     text = damage_text_open(d);
     help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
@@ -168,7 +168,7 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    session_plan plan = {T, N, N, &by, 1, NULL, false, false, 0};
+    session_plan plan = {T, N, N, &by, 1, false, false, 0};
     help_ok(session_open(&s, m, &plan, err));
     aside = session_context_open(s);
     help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));
@@ -249,10 +249,10 @@ UNIT_TEST(impossible_plans_are_refused)
     kvb_error err = {0};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
-    const damage_plan plans[] = {{T, 1, 3, &by, 4, 1, NULL, 0},
-                                 {0, N, 3, &by, 4, 1, NULL, 0},
-                                 {T, N, 0, &by, 4, 1, NULL, 0},
-                                 {m->config.context_length, N, 3, &by, 4, 1, NULL, 0}};
+    const damage_plan plans[] = {{T, 1, 3, &by, 4, 1, 0},
+                                 {0, N, 3, &by, 4, 1, 0},
+                                 {T, N, 0, &by, 4, 1, 0},
+                                 {m->config.context_length, N, 3, &by, 4, 1, 0}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
         ck_assert_ptr_null(d);

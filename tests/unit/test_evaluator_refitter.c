@@ -43,11 +43,11 @@ UNIT_TEST(refits_what_was_cut)
     int32_t ids[T];
     kept_set kept;
     help_ok(metric_parse(&keydiff, "keydiff", err));
-    session_plan plan = {T, 8, 16, &keydiff, 1, NULL, false, false, 64};
+    session_plan plan = {T, 8, 16, &keydiff, 1, false, false, 64};
     help_ok(session_open(&s, m, &plan, err));
     for (int i = 0; i < T; i++) ids[i] = 3 + i * i % 250;
     turned t = {m, 0};
-    layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q, NULL, NULL};
+    layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q};
     help_ok(session_prefill(s, ids, T, &turning, NULL, err));
     ck_assert_double_le(t.worst, 1e-5);
     help_ok(session_select(s, s->scores[0], KEEP, 4, 1, &kept, err));

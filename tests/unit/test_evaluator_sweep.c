@@ -19,7 +19,7 @@ static void bed_open(bed *b)
 {
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     help_ok(metric_parse(&b->keydiff, "keydiff", err));
-    session_plan plan = {T, N, 3 * N, &b->keydiff, 1, NULL, true, false, 0};
+    session_plan plan = {T, N, 3 * N, &b->keydiff, 1, true, false, 0};
     help_ok(session_open(&b->s, b->m, &plan, err));
     help_ok(fidelity_open(&b->f, b->s, N, 3, err));
     for (int i = 0; i < T + N; i++) b->ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
@@ -219,7 +219,7 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     double limit = 17;
     sweep_watch watch = {stop_after, &limit};
     field_open(&stopped, log);
-    help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "goes on");
+    help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "same command continues");
     field_close(&stopped);
     FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
     ck_assert_ptr_nonnull(f);

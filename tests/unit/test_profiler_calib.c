@@ -306,7 +306,7 @@ UNIT_TEST(mistakes)
     refuses(&r, "a.txt", "the\0key", 7, KVB_FORMAT, "a.txt: byte 3 is 0x00");
     refuses(&r, "a.txt", "the", 3, KVB_ARGUMENT, "expected 16 at least");
     refuses(&r, "..txt", story, strlen(story), KVB_ARGUMENT, "rename the file");
-    refuses(&r, "a.txt", story, 300, KVB_ARGUMENT, "tokens behind the context's");
+    refuses(&r, "a.txt", story, 300, KVB_ARGUMENT, "tokens after the context's");
     r.n_contexts = 40;
     refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "expected 40 x 309; give --contexts");
     r = recipe();

@@ -260,7 +260,7 @@ static void score_metric(scored *s, const char *spec, const char *path, const ba
     for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
     s->scores = case_alloc((size_t)m->config.n_layers * m->config.n_kv_heads * T, sizeof(float));
     help_ok(forward_open(&f, m, &plan, err));
-    layer_observer observer = {score_layer, s, metric_needs(&s->m), NULL, NULL};
+    layer_observer observer = {score_layer, s, metric_needs(&s->m)};
     help_ok(forward_prefill(f, ids, T, &observer, NULL, NULL, err));
     forward_close(f);
     model_free(m);

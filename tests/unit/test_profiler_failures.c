@@ -3,7 +3,6 @@
 // leaves numbers that look like results.
 #include "profiler/backend/backend.h"
 #include "profiler/backend/linalg.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 #include <dlfcn.h>
@@ -69,7 +68,7 @@ static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err
     int32_t ids[T];
     for (int i = 0; i < T; i++) ids[i] = i * 7 % 300;
     decode_row rows[QUESTIONS] = {{0, 0, true}, {1, 0, true}};
-    layer_observer observer = {score_layer, NULL, ~0u, NULL, NULL};
+    layer_observer observer = {score_layer, NULL, ~0u};
     kvb_status status = forward_open(&f, m, &plan, err);
     if (status == KVB_OK) status = forward_prefill(f, ids, T, &observer, NULL, NULL, err);
     if (status == KVB_OK) {

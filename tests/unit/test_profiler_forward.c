@@ -393,7 +393,7 @@ UNIT_TEST(test_extras_for_observers)
     seen s = {.q = {NULL}};
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
     unsigned needs = VIEW_Q | VIEW_K | VIEW_V | VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS;
-    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s, needs, NULL, NULL}, NULL, NULL, err));
+    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s, needs}, NULL, NULL, err));
     ck_assert_ptr_null(s.q_raw[0]);
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         char name[64];
@@ -434,8 +434,7 @@ UNIT_TEST(test_importance_against_dense_attention)
         memcpy(joined, b.context, b.T * sizeof *joined);
         memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
         forward *f = open_forward(m, n, 1, 1);
-        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS, NULL, NULL}, NULL,
-                                NULL, err));
+        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS}, NULL, NULL, err));
         ck_assert(!s.column_sums[0] && !s.norms[0]); // nobody asked for them
         for (uint32_t layer = 0; layer < c->n_layers; layer++) {
             char name[64];
@@ -486,7 +485,7 @@ UNIT_TEST(test_forward_errors)
     help_fails(forward_prefill(f, good, 10, NULL, &(forward_progress){stop_after_one, &done}, NULL, err),
                KVB_INTERRUPTED, "after layer 1 of 2");
     ck_assert_double_eq(done, 1);
-    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K, NULL, NULL}, NULL, NULL, err),
+    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K}, NULL, NULL, err),
                KVB_NUMERIC, "refused");
     help_ok(forward_prefill(f, good, 10, NULL, NULL, NULL, err));
     forward_begin_questions(f, 2);

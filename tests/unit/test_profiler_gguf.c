@@ -336,9 +336,9 @@ UNIT_TEST(test_refused_contents)
     } others[] = {{fault_array_count, KVB_FORMAT, "claims 4611686018427387903 elements of type u32"},
                   {fault_string_count, KVB_FORMAT, "claims 1000 elements of type string"},
                   {fault_array_type, KVB_FORMAT, "value type"},
-                  {fault_twice, KVB_FORMAT, "key k stands in the file twice"},
+                  {fault_twice, KVB_FORMAT, "key k is in the file twice"},
                   {fault_depth, KVB_UNSUPPORTED, "nested"},
-                  {fault_tensor_twice, KVB_FORMAT, "tensor t stands in the file twice"}};
+                  {fault_tensor_twice, KVB_FORMAT, "tensor t is in the file twice"}};
     enum { N_FAULTS = sizeof faults / sizeof *faults, N_OTHERS = sizeof others / sizeof *others };
     for (size_t i = 0; i < N_FAULTS + N_OTHERS; i++) {
         bool other = i >= N_FAULTS;

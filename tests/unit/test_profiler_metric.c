@@ -159,7 +159,7 @@ UNIT_TEST(test_metric_json)
          "\"protect_sink\":4,\"protect_window\":1,\"cost\":16,\"kin\":\"tova\",\"kvpress\":{}}"},
         {"ea:epsilon=0.30000000000000004",
          "{\"future\":512,\"sinks\":4,\"epsilon\":0.30000000000000004,\"covariance\":1,\"value_norm\":1,"
-         "\"sinks_in_softmax\":0,\"stored\":0,\"protect_sink\":4,\"protect_window\":1,\"cost\":2,\"kin\":\"ea\","
+         "\"sinks_in_softmax\":0,\"protect_sink\":4,\"protect_window\":1,\"cost\":2,\"kin\":\"ea\","
          "\"kvpress\":{"
          "\"press\":\"ExpectedAttentionPress\",\"arguments\":{\"n_future_positions\":512,\"n_sink\":4,"
          "\"use_covariance\":true,\"use_vnorm\":true,\"epsilon\":0.30000000000000004}}}"},

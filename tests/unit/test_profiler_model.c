@@ -1,5 +1,4 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
@@ -217,7 +216,6 @@ UNIT_TEST(test_options)
 {
     model *m = NULL;
     model_text text;
-    query_statistics *none;
     help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 1}, err));
     ck_assert_uint_eq(m->config.n_layers, 1);
     help_ok(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "qwen2"}, err));
@@ -226,7 +224,6 @@ UNIT_TEST(test_options)
     help_fails(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "none"}, err),
                KVB_UNSUPPORTED, "none");
     ck_assert_ptr_null(text.tokens);
-    help_fails(query_statistics_open(&none, "/none", m, err), KVB_IO, "/none");
     model_free(m);
     help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 3}, err), KVB_ARGUMENT,
                "has 2 layers, 3 were asked for");

@@ -206,7 +206,7 @@ UNIT_TEST(test_job_errors_of_length_and_names)
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
-               "other.jsonl: line 2: sample_id b stands in two files");
+               "other.jsonl: line 2: sample_id b is in two files");
     calib_free(&twice[1]);
     case_free(&c);
 
@@ -241,6 +241,54 @@ UNIT_TEST(test_same_bytes_for_threads_and_batches)
             snprintf(what, sizeof what, "%d threads, batches of %u", threads, batch);
             same_file(what, help_path("whole.h5"), help_path("other.h5"));
         }
+    case_free(&c);
+}
+
+// Stopped at every call of the progress, then resumed with other batches, so that a batch may find some of its
+// questions done; and a run that is stopped again and again.
+UNIT_TEST(test_same_bytes_after_a_stop)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    profile_times times;
+    watched whole = {0};
+    c.o.batch = 1;
+    c.o.new_tokens = 4;
+    prepare(&c);
+    omp_set_num_threads(1); // many small runs
+    ck_assert_int_eq(run(&c, help_path("undisturbed.h5"), RECORD_NEW, &whole, &times), KVB_OK);
+    ck_assert_int_ge(whole.calls, 2 * 2 + 5 * 4);
+    for (int stop = 1; stop <= whole.calls; stop++) {
+        char what[64];
+        watched first = {.stop_at = stop}, second = {0};
+        snprintf(what, sizeof what, "stopped at call %d of %d", stop, whole.calls);
+        c.o.batch = 1;
+        prepare(&c);
+        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_NEW, &first, &times), KVB_INTERRUPTED);
+        ck_assert_msg(!help_exists(help_path("stopped.h5")), "%s: a record is there", what);
+        if (stop <= (int)c.m->config.n_layers) // nothing of a prefill that was under way
+            ck_assert(strstr(first.problem.message, "in the prefill") &&
+                      !help_exists(help_path("stopped.h5.parts/context-a.h5")));
+        c.o.batch = (uint32_t)stop % 3 + 1;
+        prepare(&c);
+        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &second, &times), KVB_OK);
+        same_file(what, help_path("undisturbed.h5"), help_path("stopped.h5"));
+        ck_assert(!help_exists(help_path("stopped.h5.parts")));
+        ck_assert_double_eq_tol(second.done, second.total, 1e-9 * second.total);
+        help_remove(help_path("stopped.h5"));
+    }
+    kvb_status status = KVB_INTERRUPTED;
+    int lives = 0;
+    for (; status == KVB_INTERRUPTED && lives < 20; lives++) { // long enough for one batch each
+        watched w = {.stop_at = 8};
+        status = run(&c, help_path("stopped.h5"), lives ? RECORD_RESUME : RECORD_NEW, &w, &times);
+    }
+    ck_assert_int_eq(status, KVB_OK);
+    ck_assert_int_gt(lives, 2);
+    same_file("many lives", help_path("undisturbed.h5"), help_path("stopped.h5"));
+    watched again = {0}; // a finished record has nothing left to run
+    ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &again, &times), KVB_OK);
+    ck_assert_uint_eq(times.queries, 0);
+    same_file("resumed when finished", help_path("undisturbed.h5"), help_path("stopped.h5"));
     case_free(&c);
 }
 

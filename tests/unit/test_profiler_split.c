@@ -151,7 +151,7 @@ UNIT_TEST(a_tensor_that_stands_in_two_parts_is_refused)
     set_number(1, "split.no", 1);
     for (int i = 0; i < PARTS; i++) set_number(i, "split.tensors.count", 16);
     help_fails(model_open(&m, part_path(0), &backend_cpu, NULL, err), KVB_FORMAT,
-               "tensor blk.1.ffn_down.weight stands in it twice");
+               "tensor blk.1.ffn_down.weight is in it twice");
     free(bytes);
 }
 

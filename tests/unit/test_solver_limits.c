@@ -214,7 +214,7 @@ UNIT_TEST(metadata)
     refuse("{\"block\":0}", "whole number from 1");
     refuse("{\"block\":1.5}", "whole number from 1");
     refuse("{\"ranks\":3}", "divisor of the 4 KV heads");
-    refuse("{\"ranks\":2,\"levels\":2}", "cannot be had together");
+    refuse("{\"ranks\":2,\"levels\":2}", "cannot be combined");
     refuse("{\"least\":[0,0]}", "array of 8 shares");
     refuse("{\"least\":[0,0,0,0,0,0,0,2]}", "element 7");
     refuse("{\"least\":[0.5,0,0,0,0,0,0,0],\"most\":[0.25,1,1,1,1,1,1,1]}", "at least 0.5 and at most 0.25");

@@ -31,7 +31,7 @@ typedef struct budgets_command {
     size_t n_warnings;
 } budgets_command;
 
-static int check_options(budgets_command *b, int n_operands)
+static int check_budgets_options(budgets_command *b, int n_operands)
 {
     if (n_operands != 1) {
         return cli_usage_error(b->self, "expected one table, found %d: kvbudget %s", n_operands, b->self->synopsis);
@@ -76,7 +76,7 @@ static void word_warnings(budgets_command *b)
         warn(
             b,
             "%u of %zu heads keep fewer than the %u protected tokens (sink %u, window %u) and lose the newest of them; "
-            "--strict spares them",
+            "--strict keeps them",
             b->sum.heads_below_protected, b->n_heads, info->sink + info->window, info->sink, info->window);
     }
     if (b->sum.warnings & KVB_WARN_SATURATED) {
@@ -93,8 +93,8 @@ static void word_warnings(budgets_command *b)
         warn(b, "%u tokens are far from the table's calibration, %u to %u tokens", b->n_tokens, shortest, longest);
     }
     if (b->sum.warnings & KVB_WARN_CLAMPED) {
-        warn(b, "ratio %g lies outside of the table's rows, %g to %g %%; row %g %% was used", b->ratio,
-             percent_of(b, 1), percent_of(b, info->n_rows), percent_of(b, b->sum.row_above));
+        warn(b, "ratio %g is outside the table's rows, %g to %g %%; row %g %% was used", b->ratio, percent_of(b, 1),
+             percent_of(b, info->n_rows), percent_of(b, b->sum.row_above));
     }
     if (b->sum.warnings & KVB_WARN_EFFECTIVE) {
         warn(b, "these counts prune %.4f, not the %g that was asked for", b->sum.effective_ratio, b->ratio);
@@ -208,7 +208,7 @@ static void add_settings(cJSON *to, const budgets_command *b)
     }
 }
 
-static kvb_status report(const budgets_command *b, kvb_error *err)
+static kvb_status report_budgets(const budgets_command *b, kvb_error *err)
 {
     if (!b->json) print_text(b);
     if (!b->json && !b->csv) return KVB_OK;
@@ -240,10 +240,10 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
     kvb_error err = {0};
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
-    code = check_options(&b, argc - first);
+    code = check_budgets_options(&b, argc - first);
     if (code == EXIT_DONE) {
         b.path = argv[first];
-        if (compute(&b, &err) != KVB_OK || report(&b, &err) != KVB_OK) code = cli_failed(self, &err);
+        if (compute(&b, &err) != KVB_OK || report_budgets(&b, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     free(b.keep);
     kvb_table_close(b.table);
@@ -255,11 +255,11 @@ const cli_command cmd_budgets = {
     "budgets TABLE --ratio R --tokens T [OPTION]...",
     "show how many tokens each head keeps of a context, as an engine would get it",
     "Prints a layers x heads grid of token counts, totals, and what is really pruned. Warnings go to stderr:\n"
-    "protected tokens (sink + window) that do not fit, a saturated row, a context much shorter or longer than\n"
-    "the calibration, a ratio outside of the table, a total that misses the ratio by more than one per cent.\n"
+    "protected tokens (sink + window) that do not fit, a saturated row, a context much shorter or longer than in\n"
+    "the calibration, a ratio outside the table, a total that misses the ratio by more than one per cent.\n"
     "\n"
-    "With --json, and as CSV with --csv, one row per head: layer, kv_head, kept. The JSON has the counts also as\n"
-    "details[0].keep [layer][head], and what was asked for and is really pruned as `settings`.\n"
+    "--json and --csv print one row per head: layer, kv_head, kept. The JSON also has the counts as\n"
+    "details[0].keep [layer][head], and the requested and the effective ratio in `settings`.\n"
     "\n"
     "Examples:\n"
     "  kvbudget budgets snapkv.safetensors --ratio 80% --tokens 4096\n"

@@ -47,7 +47,7 @@ static kvb_status add_calibration(calib_command *c, const char *path, kvb_error 
     return status;
 }
 
-static kvb_status add_text(calib_command *c, const char *path, kvb_error *err)
+static kvb_status add_plain_text(calib_command *c, const char *path, kvb_error *err)
 {
     const calib_recipe *r = &c->recipe;
     file_view view;
@@ -95,7 +95,8 @@ static kvb_status run_calib(calib_command *c, char **operands, size_t n, kvb_err
 {
     kvb_status status = open_tokenizer(c, operands[0], err);
     for (size_t i = 1; status == KVB_OK && i < n; i++)
-        status = is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_text(c, operands[i], err);
+        status =
+            is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_plain_text(c, operands[i], err);
     if (status == KVB_OK) status = write_lines(c, err);
     if (status == KVB_OK && !c->quiet) print_summary(c);
     return status;
@@ -122,7 +123,7 @@ static int check(const calib_command *c, int n_operands)
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int calib_main(const cli_command *self, int argc, char **argv)
 {
     calib_command c = {.self = self,
                        .recipe = {.n_tokens = 2048, .n_contexts = 1, .n_own = UINT64_MAX, .n_answer = 64, .seed = 1}};
@@ -134,15 +135,16 @@ static int run(const cli_command *self, int argc, char **argv)
          "contexts to take from each plain text, one after the other (1); 0: as many as fit"},
         {"lines", 0, CLI_COUNT, &r->n_lines, "N", "ask for N lines of each context by their first words, drawn evenly"},
         {"continue", 0, CLI_COUNT, &r->n_continued, "N",
-         "add N pieces of what follows each context, as answers without a question"},
+         "add N pieces of the text that follows each context, as answers without a question"},
         {"repeat", 0, CLI_COUNT, &r->n_repeated, "N",
          "ask for N pieces of each context word for word, at equal distances"},
         {"answer-tokens", 'n', CLI_COUNT, &r->n_answer, "N",
-         "tokens of a piece, and at most of a line's rest (64); a profile records N - 1 queries"},
-        {"questions", 'q', CLI_COUNT, &r->n_own, "N", "keep only the first N questions of each context that has some; 0: none"},
+         "tokens of a piece, and the most of a line's rest (64); a profile records N - 1 queries"},
+        {"questions", 'q', CLI_COUNT, &r->n_own, "N",
+         "keep only the first N questions of each context that has some; 0: none"},
         {"ignore-answers", 0, CLI_FLAG, &r->ignore_answers, NULL,
          "drop the answers of those questions, so that `profile` samples them"},
-        {"seed", 's', CLI_COUNT, &r->seed, "N", "seed of the lines that are drawn (1)"},
+        {"seed", 's', CLI_COUNT, &r->seed, "N", "seed for drawing the lines (1)"},
         {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no summary"},
         {0},
     };
@@ -161,16 +163,16 @@ const cli_command cmd_calib = {
     .synopsis = "calib MODEL TEXT... -o CALIB.jsonl [OPTION]...",
     .summary = "make calibration data from plain texts: questions that the texts answer themselves",
     .details =
-        "Makes questions that a text itself answers, so that nobody has to write any. Of MODEL (a GGUF file, or a\n"
-        "folder of Hugging Face) only the tokenizer is read. TEXT is a plain text in UTF-8, or calibration data\n"
-        "(.jsonl), whose questions come first; where a question has no answer, `profile` samples one.\n"
+        "Makes questions that the text itself answers, so that nobody has to write any. Of MODEL (a GGUF file, or a\n"
+        "Hugging Face folder) only the tokenizer is read. TEXT is a plain text in UTF-8, or calibration data\n"
+        "(.jsonl), whose own questions come first; if a question has no answer, `profile` samples one.\n"
         "\n"
         "  --lines     \"The line of the text above that begins with \"...\" is: ...\", answered with the rest of the\n"
-        "              line: what single tokens are worth to whoever asks for them, which needles need\n"
-        "  --continue  the text's own next tokens, asked by nothing: what fidelity (kvbudget eval) is measured on\n"
+        "              line: shows what single tokens are worth to a question about them, as retrieval needs\n"
+        "  --continue  the text's own next tokens, without a question, as in kvbudget eval\n"
         "  --repeat    the context word for word, in pieces (as KVzip, arXiv 2505.23416)\n"
         "\n"
-        "A line to ask for has 30 to 220 letters (a longer one is taken as its sentences) and begins as no other of\n"
+        "Lines of 30 to 220 characters are used (longer ones sentence by sentence) that begin like no other line of\n"
         "the context. Contexts, questions and answers are written as tokens: a continuation begins exactly where its\n"
         "context ends, and `profile --chat` refuses them. The same seed and files give the same bytes.\n"
         "\n"
@@ -179,5 +181,5 @@ const cli_command cmd_calib = {
         "  kvbudget calib model.gguf book.txt -o calib.jsonl --contexts 0 --tokens 4096 --continue 2\n"
         "  kvbudget calib model.gguf logs.jsonl -o calib.jsonl --questions 15 --ignore-answers --lines 6\n"
         "  kvbudget profile model.gguf calib.jsonl -o run.h5\n",
-    .run = run,
+    .run = calib_main,
 };

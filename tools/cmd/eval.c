@@ -16,7 +16,7 @@ static bool show_progress(void *bar, double done, double total)
     return !cli_stop_requested;
 }
 
-static int check_options(eval_command *e)
+static int check_eval_options(eval_command *e)
 {
     if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
@@ -45,7 +45,7 @@ static void print_rate(const sweep *s)
 }
 
 // Prints and writes what is wanted.
-static kvb_status report(const eval_command *e, const eval_report *r, kvb_error *err)
+static kvb_status report_results(const eval_command *e, const eval_report *r, kvb_error *err)
 {
     const char *name = e->out.name;
     if (!e->out.json) eval_report_print(r);
@@ -81,7 +81,6 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 {
     char *log = e->out.name ? need_text("%s.cells", e->out.name) : NULL;
     sweep s = {.m = e->in.m,
-               .statistics = e->in.opened.statistics,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
                      e->out.kept, methods_refit(&e->with)},
                .texts = e->in.texts,
@@ -91,7 +90,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = measure(e, &s, err);
     if (status == KVB_OK) r.rows = rows = sweep_summarize(&s, &r.n_rows);
-    if (status == KVB_OK) status = report(e, &r, err);
+    if (status == KVB_OK) status = report_results(e, &r, err);
     free(rows);
     sweep_close(&s);
     free(log);
@@ -115,10 +114,9 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &e.in.special, NULL,
-         "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
+         "read \"<|im_start|>\" and the like in texts as control tokens (default: as the tables)"},
         {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
-        QUERY_STATISTICS_OPTION(e.in.statistics),
         {"backend", 'b', CLI_TEXT, &e.in.backend_name, "NAME",
          "cpu or ref; attention over cut caches runs on the host"},
         {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
@@ -131,7 +129,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE && argc - first < 2)
         code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE) code = check_options(&e);
+    if (code == EXIT_DONE) code = check_eval_options(&e);
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
@@ -146,28 +144,27 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 const cli_command cmd_eval = {
     "eval",
     "eval MODEL [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
-    "evict for real and decode on: how much each way to split the cache changes predictions",
+    "really evict, and measure how much each way to split the cache changes predictions",
     "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the\n"
     "allocator says how many tokens each KV head keeps, the metric picks them, all others are thrown away, the\n"
-    "cache is compacted, and the next tokens of the text are teacher-forced over what is left. As in kvpress,\n"
-    "what follows plays no part in the choice.\n"
+    "cache is compacted, and the next tokens of the text are teacher-forced over the rest. As in kvpress, the\n"
+    "choice does not depend on what follows the context.\n"
     "\n"
     "It prints, over all texts and positions:\n"
     "  KL          divergence of the next-token distributions from those of the full cache, nats\n"
     "  to uniform  that KL divided by the uniform allocator's, position by position\n"
     "  top-1       share of positions where the likeliest token is still the same\n"
     "  NLL         of the text's true next token\n"
-    "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
-    "  looks       share of the context that a policy looks at per step\n"
+    "  lost        share of the oracle importance, measured on these same tokens, that was evicted\n"
+    "  looks       share of the context that a policy attends to per step\n"
     "  MiB         what the compacted cache takes, as the allocator counts it\n"
-    "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
-    "AdaKV and the published form where these are run.\n"
+    "A text is one observation; intervals need five. Tables are compared text by text with uniform,\n"
+    "AdaKV and published budgets, if these are run.\n"
     "\n"
     "A table is used with the metric that it was solved for, and refused for another model. All allocators of a\n"
     "metric keep the same sinks and window. With few tokens a table may give a head less than these, as kvpress\n"
     "does, and the newest are lost; TABLE.safetensors:strict takes the missing tokens from other heads. Texts:\n"
-    "any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has\n"
-    "seen.\n"
+    "any text file, .jsonl with contexts, or .npy with token ids; use texts that were not used for any table.\n"
     "\n"
     "Examples:\n"
     "  kvbudget eval model.gguf snapkv.safetensors keydiff.safetensors paper.txt manual.txt -o worth\n"

@@ -6,7 +6,7 @@
 
 // Who runs on which texts.
 typedef struct eval_inputs {
-    const char *backend_name, *compute, *bos, *pre, *statistics;
+    const char *backend_name, *compute, *bos, *pre;
     bool chat, special;
     uint64_t n_tokens, n_next; // context and continuation of every text
     // Opened:
@@ -32,7 +32,6 @@ typedef struct eval_inputs {
         {"special",     0,    CLI_FLAG,                                                                          \
          &(in).special, NULL, "find control tokens in texts (default: as the table was calibrated)"},            \
         {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
-        QUERY_STATISTICS_OPTION((in).statistics),                                                                \
         {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                    \
     {                                                                                                            \
         "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                       \

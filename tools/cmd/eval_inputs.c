@@ -79,7 +79,7 @@ static kvb_status read_calibration(eval_inputs *e, const char *path, kvb_error *
     return status;
 }
 
-static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
+static kvb_status read_eval_text(eval_inputs *e, const char *path, kvb_error *err)
 {
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     if (kvb_ends_with(path, ".jsonl")) return read_calibration(e, path, err);
@@ -129,7 +129,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     size_t n_texts = 0;
     for (size_t i = 1; i < n; i++) n_texts += !methods_is_table(operands[i]);
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
-    opened_wishes wishes = {.text = {.without_tokenizer = true, .pre = e->in.pre}, .statistics = e->in.statistics};
+    opened_wishes wishes = {.text = {.without_tokenizer = true, .pre = e->in.pre}};
     for (size_t i = 1; i < n; i++)
         wishes.text.without_tokenizer &= methods_is_table(operands[i]) || kvb_ends_with(operands[i], ".npy");
     progress bar;
@@ -144,7 +144,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
     for (size_t i = 1; i < n && status == KVB_OK; i++) {
         e->in.reading = i;
-        if (!methods_is_table(operands[i])) status = read_text(&e->in, operands[i], &err);
+        if (!methods_is_table(operands[i])) status = read_eval_text(&e->in, operands[i], &err);
     }
     if (status == KVB_OK) status = check_texts(&e->in, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(e->self, &err);

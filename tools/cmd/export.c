@@ -97,7 +97,7 @@ static int find_format(const export_command *x)
     return i;
 }
 
-static int check_options(const cli_command *self, export_command *x, bool budgets, const char *format)
+static int check_export_options(const cli_command *self, export_command *x, bool budgets, const char *format)
 {
     if (!budgets && (x->ratio_text || x->n_tokens || x->block || x->strict))
         return cli_usage_error(self, "--ratio, --tokens, --block and --strict have no meaning with --format %s",
@@ -113,7 +113,7 @@ static int check_options(const cli_command *self, export_command *x, bool budget
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int export_main(const cli_command *self, int argc, char **argv)
 {
     export_command x = {0};
     const cli_option options[] = {
@@ -136,7 +136,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (i == N_FORMATS)
         return cli_usage_error(self, "--format: expected one of " FORMAT_NAMES ", found '%s'",
                                x.format ? x.format : "");
-    code = check_options(self, &x, formats[i].write, formats[i].name);
+    code = check_export_options(self, &x, formats[i].write, formats[i].name);
     if (code != EXIT_DONE) return code;
     kvb_error err;
     kvb_status status = named_output(x.output, "--output", formats[i].kind, &err);
@@ -152,13 +152,13 @@ const cli_command cmd_export = {
     .details =
         "Of a table, all ratios:\n"
         "npy           For kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and OUT.json\n"
-        "              beside it everything that the array cannot say, with the lines of Python that load it.\n"
+        "              everything that the array cannot hold, including the Python lines that load it.\n"
         "\n"
         "Of a table, one --ratio and --tokens (with --block: pages):\n"
         "varlen        For kernels of flash-attn, FlashInfer and PyTorch, and paged engines: a folder of int32 "
         "arrays,\n"
         "              lengths.npy [layers, KV heads], cu_seqlens.npy [layers, KV heads + 1] and, with --block,\n"
-        "              page_indptr.npy and block_table.npy [layers, KV heads, pages], -1 behind a head's last page.\n"
+        "              page_indptr.npy and block_table.npy [layers, KV heads, pages], -1 after a head's last page.\n"
         "per-layer     For kvpress's PerLayerCompressionPress (\"compression_ratios\") and mlx-lm (\"tokens\":\n"
         "              [RotatingKVCache(max_size=n, keep=sink) for n in tokens]): JSON, a layer's heads averaged.\n"
         "duo           For DuoAttention and kvpress's DuoAttentionPress: a folder with full_attention_heads.tsv, the\n"
@@ -178,5 +178,5 @@ const cli_command cmd_export = {
         "  kvbudget export keydiff.safetensors -o keydiff.npy\n"
         "  kvbudget export keydiff.safetensors --format varlen --ratio 80% --tokens 4096 --block 16 -o arrays\n"
         "  kvbudget export run.h5 --format lukv-steps -o steps\n",
-    .run = run,
+    .run = export_main,
 };

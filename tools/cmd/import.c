@@ -65,7 +65,7 @@ static kvb_status import_record(const settings *s, kvb_error *err)
     return status;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int import_main(const cli_command *self, int argc, char **argv)
 {
     settings s = {0};
     const cli_option options[] = {
@@ -103,17 +103,17 @@ const cli_command cmd_import = {
     .synopsis = "import CURVES|FOLDER -o OUT",
     .summary = "make a record of measured loss curves, or of the published LU-KV pipeline's arrays",
     .details =
-        "CURVES is a safetensors file of what any method loses, head by head and budget by budget: loss [contexts,\n"
-        "layers, KV heads, budgets], kept [budgets] in tokens, and as metadata method, n_tokens and, where tokens\n"
-        "stay in any case, sink and window. docs/add-a-metric.md shows how to write one. `kvbudget solve` takes the\n"
+        "CURVES is a safetensors file with any method's loss for every head and budget: loss [contexts,\n"
+        "layers, KV heads, budgets], kept [budgets] in tokens, and as metadata method, n_tokens and, if tokens\n"
+        "are always kept, sink and window. docs/add-a-metric.md shows how to write one. `kvbudget solve` takes the\n"
         "record with --metric METHOD.\n"
         "\n"
-        "A folder context_<id>/{<metric>,question_<i>}.npy becomes a record that `kvbudget solve` takes. snapkv.npy\n"
-        "and ea.npy become the metrics snapkv:lukv and ea:lukv. What `kvbudget export` wrote comes back without\n"
+        "From FOLDER, context_<id>/{<metric>,question_<i>}.npy become a record for `kvbudget solve`. snapkv.npy\n"
+        "and ea.npy become the metrics snapkv:lukv and ea:lukv. Files that `kvbudget export` wrote are read without\n"
         "loss.\n"
         "\n"
         "Examples:\n"
         "  kvbudget import curves.safetensors -o run.h5 --model-heads 9 --head-dim 64\n"
         "  kvbudget import steps -o run.h5 --model-heads 9 --head-dim 64 --attribute model_id=SmolLM2\n",
-    .run = run,
+    .run = import_main,
 };

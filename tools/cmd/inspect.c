@@ -278,11 +278,11 @@ static int run_inspect(const cli_command *self, int argc, char **argv)
 const cli_command cmd_inspect = {
     .name = "inspect",
     .synopsis = "inspect FILE [--answers MODEL] [--json]",
-    .summary = "show what is in a record, a table, a ranking, a model or a calibration file",
+    .summary = "show the contents of a record, a table, a ranking, a model or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
-        "metrics, questions, and where it has curves the gain and predicted loss of each layer;\n"
+        "metrics, questions, and, if it has curves, the gain and predicted loss of each layer;\n"
         "for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
         "keeps); for a learned ranking its features and how much they weigh;\n"

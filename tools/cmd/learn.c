@@ -74,7 +74,7 @@ static int check(learn_command *c, int n_operands)
     return EXIT_DONE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int learn_main(const cli_command *self, int argc, char **argv)
 {
     learn_command c = {.self = self,
                        .target = "max",
@@ -97,7 +97,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"exponent", 0, CLI_REAL, &c.options.exponent, "E",
          "weight of a token: its importance to this power (default: chosen by held-out loss)"},
         {"sink", 0, CLI_COUNT, &c.sink, "N", "first tokens that are always kept and not fitted (4)"},
-        {"contexts", 'c', CLI_TEXT, &c.wanted.contexts, "IDS", "use only these contexts, commas between"},
+        {"contexts", 'c', CLI_TEXT, &c.wanted.contexts, "IDS", "use only these contexts, separated by commas"},
         {"questions", 'q', CLI_COUNT, &c.wanted.max_questions, "N",
          "use only the first N questions of every context; 0: all"},
         {"json", 0, CLI_FLAG, &c.json, NULL, "print all trials as JSON instead of the table"},
@@ -120,9 +120,9 @@ const cli_command cmd_learn = {
     .synopsis = "learn RUN.h5 -o RANK.safetensors [OPTION]...",
     .summary = "fit a ranking of tokens to a record, from its metrics, for each head",
     .details =
-        "Budgets say how many tokens a head keeps. Which ones, the metric says, and most of what is lost is lost\n"
-        "there. For every KV head this fits a ridge regression of the oracle importance on the recorded metrics'\n"
-        "scores of a token (z and z|z| over the head's tokens, and the mean of z over the layer's KV heads, which\n"
+        "Budgets say how many tokens a head keeps; the metric says which ones, and most of the loss comes from\n"
+        "that choice. For every KV head it fits a ridge regression of the oracle importance on the recorded metrics'\n"
+        "scores (z and z|z| over the head's tokens, and the mean of z over the layer's KV heads, which\n"
         "finds rare tokens that one head overlooks) and on recency. It takes seconds.\n"
         "\n"
         "Every set of metrics is judged on texts left out in turn, and the cheapest set within 5 % of the best is\n"
@@ -139,5 +139,5 @@ const cli_command cmd_learn = {
         "  kvbudget solve run.h5 --metric learned=rank.safetensors -o learned.safetensors\n"
         "  kvbudget eval model.gguf learned.safetensors text.txt -o worth\n"
         "  kvbudget inspect rank.safetensors\n",
-    .run = run,
+    .run = learn_main,
 };

@@ -109,7 +109,7 @@ const cli_command cmd_logits = {
     "logits MODEL TEXT|IDS.npy -o LOGITS.npy [OPTION]...",
     "write the next-token logits of every position, to compare with other engines",
     "Runs the text (or token ids, from a .npy file of integers) through the model and writes the logits of\n"
-    "all positions. tests/peer/compare_logits.py holds them against transformers.\n"
+    "all positions. tests/peer/compare_logits.py compares them with transformers.\n"
     "\n"
     "Example:\n"
     "  kvbudget logits model.gguf story.txt -o logits.npy --max-tokens 1500\n",

@@ -15,7 +15,7 @@ static void allow_many_files(void)
     setrlimit(RLIMIT_NOFILE, &limit); // where it is refused, opening the files says so
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int merge_main(const cli_command *self, int argc, char **argv)
 {
     bool force = false, quiet = false;
     const cli_option options[] = {{"force", 0, CLI_FLAG, &force, NULL, "replace OUT.h5 when it exists"},
@@ -37,7 +37,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (record_open(&merged, argv[first], &why) != KVB_OK) {
         kvb_fail(&err, why.status,
                  "%s is written, but reading it back failed, so do not rely on it: %s; the files that were merged are "
-                 "as they were: look at the disk, and merge them again with --force",
+                 "unchanged: check the disk, and merge them again with --force",
                  argv[first], why.message);
         return cli_failed(self, &err);
     }
@@ -53,16 +53,16 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_merge = {
     "merge", "merge OUT.h5 RECORD.h5... [--force]", "join the shards of a profile, or records of one model",
-    "Shards: the elements of a job array profile one share of the work each (`kvbudget profile --shard I/N -o\n"
+    "Shards: each element of a job array profiles one share of the work (`kvbudget profile --shard I/N -o\n"
     "run.I.h5`); merge makes the record of the whole run, with the same bytes as one process would have written.\n"
-    "What is missing is named; profile that shard again (--resume when it was stopped) and merge once more.\n"
+    "It names what is missing; profile that shard again (--resume if it was stopped) and repeat the merge.\n"
     "\n"
     "Records of one model: of different texts, of the same texts with different metrics, or both. The result has\n"
     "the bytes of one profile over all texts with all metrics, in the order given. To add to a record in place,\n"
     "see `kvbudget help profile`, --add.\n"
     "\n"
-    "Refused, with names: another model, another seed or other options; texts of one name from different files;\n"
-    "different numbers for the same thing; a metric that only some of the texts have.\n"
+    "It refuses different models, seeds or options; texts of one name from different files;\n"
+    "different numbers for the same thing; a metric that only some texts have. The message says which.\n"
     "\n"
     "Examples:\n"
     "  kvbudget merge run.h5 run.*.h5\n"
@@ -70,4 +70,4 @@ const cli_command cmd_merge = {
     "  # Slurm: sbatch --array=1-8 with this line in the script, then merge\n"
     "  kvbudget profile model.gguf calib.jsonl -o run.$SLURM_ARRAY_TASK_ID.h5 --resume \\\n"
     "      --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT\n",
-    run};
+    merge_main};

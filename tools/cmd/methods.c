@@ -99,8 +99,8 @@ static kvb_status agreed(const methods *e, const char *key, const char *option, 
         bool has = kvb_table_metadata(a->table, key) != NULL;
         if (first && has != all)
             return kvb_fail(err, KVB_MISMATCH,
-                            "one of the tables %s and %s was calibrated with %s, the other was not; give %s to treat "
-                            "texts so for all",
+                            "one of the tables %s and %s was calibrated with %s, the other was not; give %s to use it "
+                            "for all texts",
                             first->label, a->label, option, option);
         first = a;
         all = has;

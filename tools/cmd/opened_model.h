@@ -1,18 +1,15 @@
-// What commands that run a model open of it: the model, its text side, and stored statistics of its queries.
+// What commands that run a model open of it: the model and its text side.
 #pragma once
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/model.h"
 #include "profiler/text/model_text.h"
 
 typedef struct opened_model {
     model *m;
     model_text text;
-    query_statistics *statistics; // NULL where none are given
 } opened_model;
 
 typedef struct opened_wishes {
     model_text_options text;
-    const char *statistics; // --query-statistics: a file, or NULL
     const weights_watch *watch;
 } opened_wishes;
 

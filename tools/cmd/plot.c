@@ -66,9 +66,9 @@ static kvb_status find_row(const kvb_table *table, const char *path, double rati
             used += (size_t)snprintf(list + used, sizeof list - used, "%s%.6g", r ? ", " : "", 100 * out->ratio);
     }
     if (has_every_per_cent(table))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it has whole per cents from 1 to 99",
-                        path, 100 * ratio);
-    return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it was solved for %s%s %%", path, 100 * ratio,
+        return kvb_fail(err, KVB_ARGUMENT, "%s: no row for %.6g %% pruned; it has whole per cents from 1 to 99", path,
+                        100 * ratio);
+    return kvb_fail(err, KVB_ARGUMENT, "%s: no row for %.6g %% pruned; it was solved for %s%s %%", path, 100 * ratio,
                     list, n > LISTED ? ", ..." : "");
 }
 
@@ -90,7 +90,7 @@ static kvb_status open_tables(plot *p, kvb_error *err)
         kvb_table_close(p->tables[p->n_tables]);
         return kvb_fail(
             err, KVB_MISMATCH,
-            "%s: expected %u layers x %u KV heads as in %s, found %u x %u; plot tables of different models one by one",
+            "%s: expected %u layers x %u KV heads as in %s, found %u x %u; plot tables of different models separately",
             path, first->n_layers, first->n_kv_heads, paths[0], info->n_layers, info->n_kv_heads);
     }
     return KVB_OK;
@@ -315,7 +315,7 @@ static int check_words(plot *p, const char *ratios, size_t documents, bool of_re
         return cli_usage_error(p->self, "expected at most %zu tables or %d results, found %zu", (size_t)TABLES_MAX,
                                DOCUMENTS_MAX, p->n_paths);
     if (documents > 0 && documents < p->n_paths)
-        return cli_usage_error(p->self, "tables and results do not fit into one picture; plot them one by one");
+        return cli_usage_error(p->self, "tables and results cannot share one picture; plot them separately");
     if (of_record && (p->n_paths > 1 || !p->output))
         return cli_usage_error(p->self, "a record is drawn alone, and into a file: kvbudget plot RUN.h5 -o FILE.svg");
     if (documents > 0 && !p->output)
@@ -363,11 +363,11 @@ const cli_command cmd_plot = {
     "draw budgets and results, in the terminal or for a paper",
     "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
     "its\n"
-    "tokens that the head keeps (on a square-root scale, so that small shares can be told apart). In the terminal\n"
-    "they are per cents; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off.\n"
+    "tokens that the head keeps (on a square-root scale, to distinguish small shares). In the terminal\n"
+    "shares are per cents; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off.\n"
     "\n"
     "Results are what eval, task, solve --holdout and solve --ablation write as JSON. Lines have one colour, mark and\n"
-    "dash per allocator, the same in every picture, and can be told apart in grey too. For a PDF:\n"
+    "dash per allocator, the same in every picture, and can be distinguished in grey. For a PDF:\n"
     "rsvg-convert -f pdf x.svg -o x.pdf\n"
     "\n"
     "Of a record with curves (profile --curves) it draws which layers matter: the gain of each, what each is "

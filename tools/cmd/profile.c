@@ -3,7 +3,6 @@
 #include "formats/need.h"
 #include "formats/record.h"
 #include "profiler/metric/learned.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
@@ -25,11 +24,11 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *weights, *oracle;
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
     bool curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
-    double temperature, keep_after;
+    double temperature;
     bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet;
     weight_form form;               // --weights
@@ -46,7 +45,6 @@ typedef struct profile_command {
     size_t n_files;
     model *m;
     model_text text;
-    query_statistics *stored;
     profile_job job;
     ranks ranks;
     bool peer_failed; // another rank has failed, and says why itself
@@ -141,7 +139,7 @@ static int share_cores(const profile_command *p)
     return code == EXIT_DONE && !all ? EXIT_FAILED : code;
 }
 
-static int check_options(profile_command *p)
+static int check_profile_options(profile_command *p)
 {
     profile_options *o = &p->options;
     if (!p->output && !p->plan) return cli_usage_error(p->self, "-o RUN.h5 is missing: where should the record go?");
@@ -181,7 +179,6 @@ static int check_options(profile_command *p)
     o->max_questions = (uint32_t)p->max_questions;
     o->batch = (uint32_t)p->batch;
     o->beyond_trained = p->beyond_trained;
-    o->keep_after = p->keep_after;
     o->grows = p->base;
     o->loss_queries = p->curves ? (uint32_t)p->curve_queries : 0;
     o->gain_rows = (uint32_t)p->gain_rows;
@@ -263,11 +260,8 @@ static int check_base(const profile_command *p)
     if (!p->curves && !p->quiet && record_context(p->base, 0) && record_has_curves(p->base, 0, 0, NULL))
         fprintf(stderr,
                 "warning: %s has curves, and what is added gets none: give --curves too, or solve --loss output will "
-                "refuse its metrics (they get curves later only along with a metric that is new)\n",
+                "refuse its metrics (they get curves later only together with a new metric)\n",
                 p->output);
-    if (cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "query_statistics_sha256") && !p->statistics)
-        return cli_usage_error(p->self, "%s was made with stored query statistics: give them with --query-statistics",
-                               p->output);
     return EXIT_DONE;
 }
 
@@ -378,8 +372,6 @@ static kvb_status open_model(profile_command *p, const char *path, bool ids_alon
     if (status == KVB_OK && p->chat && (p->text.tokens || !p->plan)) status = model_text_use_chat(&p->text, err);
     p->text.parse_special = p->special;
     if (status == KVB_OK && !p->plan) status = identify_model(p, err);
-    if (status == KVB_OK) status = query_statistics_open(&p->stored, p->statistics, p->m, err);
-    p->options.statistics = p->stored;
     return status;
 }
 
@@ -416,7 +408,7 @@ static kvb_status print_time(const profile_command *p, double record_bytes, kvb_
     double seconds = times.prefill + times.decode + times.writing;
     printf(
         "time       about %.*f s on backend %s: prefill %.1f, decoding %.1f, writing %.1f, at the rate that a product "
-        "of\n           this model's shape reaches now, beside reading the model's files; %.2f TFLOP in %s\n",
+        "of\n           this model's shape reaches now, besides reading the model's files; %.2f TFLOP in %s\n",
         seconds < 20 ? 1 : 0, seconds, p->device->name, times.prefill, times.decode, times.writing,
         profile_flops(p->m, &p->job) / 1e12, p->device->compute);
     return KVB_OK;
@@ -504,7 +496,7 @@ static kvb_status agree(profile_command *p, kvb_status mine, kvb_error *err)
     if (mine != KVB_OK || status == KVB_OK) return mine;
     p->peer_failed = true;
     return kvb_fail(err, status,
-                    "rank %d of %d %s; what is finished stays on disk, and --resume goes on with any number of ranks",
+                    "rank %d of %d %s; finished parts stay on disk, and --resume continues with any number of ranks",
                     who, p->ranks.size, status == KVB_INTERRUPTED ? "was stopped" : "failed (its message says why)");
 }
 
@@ -604,7 +596,7 @@ static void end_progress(profile_command *p, kvb_status status, const profile_ti
     const profile_job *job = &p->job;
     unsigned long long tokens = job->n_context_tokens, questions = job->n_pairs, queries = times->queries;
     const char *asked = plural(questions, "question", "questions");
-    const char *stopped = p->add ? "stopped; the same command goes on" : "stopped; --resume goes on";
+    const char *stopped = p->add ? "stopped; the same command continues" : "stopped; --resume continues";
     if (status != KVB_OK) progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? stopped : "failed");
     else if (p->n_shards)
         progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1, p->n_shards,
@@ -705,7 +697,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
 }
 
 #define WEIGHTS_HELP                                                                                                   \
-    "how weights stand in memory: keep (as few bits as the file has, where products can\ntake them so; default), f32 " \
+    "how weights are held in memory: keep (with the file's bits, where products can use\nthem; default), f32 "         \
     "(as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file has no " \
     "more). Layers that do not fit are\nread from the file each time"
 #define HELD_HELP                                                                                                     \
@@ -772,18 +764,14 @@ static size_t list_running(profile_command *p, cli_option *out)
         {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
         {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
         {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure time and memory"},
-        {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the reference)"},
         {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
-        QUERY_STATISTICS_OPTION(p->statistics),
         {"threads", 0, CLI_COUNT, &p->threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p->shard, "I/N",
          "run only the I-th of N shares of the work, as one element of a job array; `kvbudget\nmerge` joins the "
          "shards"},
         {"resume", 0, CLI_FLAG, &p->resume, NULL,
          "continue a run that was stopped; the record has the same bytes as that of one that was\nnot"},
-        {"keep-after", 0, CLI_REAL, &p->keep_after, "S",
-         "after Ctrl-C or SIGTERM, keep the finished layers of a prefill that has run for S\nseconds (10), so that "
-         "--resume continues with the next layer"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: "
          "throw "
@@ -833,7 +821,6 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .sink = UINT64_MAX,
                          .window = UINT64_MAX,
                          .temperature = 0.7,
-                         .keep_after = 10,
                          .seed = 1};
     int first, code = read_command_line(&p, argc, argv, &first);
     kvb_error err = {0};
@@ -845,14 +832,13 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first < 2 - p.add)
         code =
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE) code = check_options(&p);
+    if (code == EXIT_DONE) code = check_profile_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
     if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);
     model_text_close(&p.text);
-    query_statistics_free(p.stored);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);
@@ -871,7 +857,7 @@ const cli_command cmd_profile = {
     "Prefills each context once and decodes all its questions over the shared keys and values. For every KV\n"
     "head it records each context token's oracle importance (how much any decoded query would lose without it)\n"
     "and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
-    "MODEL is a GGUF file or a folder of Hugging Face; with --plan its config.json is enough.\n"
+    "MODEL is a GGUF file or a Hugging Face folder; with --plan its config.json is enough.\n"
     "\n"
     "Calibration files have one JSON object per line:\n"
     "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "
@@ -886,9 +872,9 @@ const cli_command cmd_profile = {
     "--add that was stopped.\n"
     "\n"
     "Results are in RUN.h5.parts/ until the end; --resume continues a run that was stopped. Under `mpirun -n N`\n"
-    "the ranks divide contexts and questions among themselves and write to one RUN.h5.parts/ on a common file\n"
-    "system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
-    "--shard I/N runs one share, and `kvbudget merge` does the rest.\n"
+    "the ranks divide contexts and questions among themselves and write to one RUN.h5.parts/ on a shared file\n"
+    "system; the record has the same bytes as one process would write. Without MPI or a common file system,\n"
+    "--shard I/N runs one share, and `kvbudget merge` joins them.\n"
     "\n"
     "Examples:\n"
     "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"

@@ -111,7 +111,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     size_t heads = (size_t)m->config.n_layers * m->config.n_kv_heads, n = c->e.with.n_ratios;
     const damage_plan plan = {
         (uint32_t)c->e.in.n_tokens, (uint32_t)c->e.in.n_next, (uint32_t)c->e.batch, &by->m, by->sink, by->window,
-        c->e.in.opened.statistics,  methods_refit(&c->e.with)};
+        methods_refit(&c->e.with)};
     damage *d = NULL;
     damage_text text = {0};
     uint32_t *keep = need(n * heads, sizeof *keep, "budgets");
@@ -134,7 +134,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
 // ---- The command ----
 
 // The document of --json and --csv.
-static kvb_status give_results(const recommend_command *c, const promise_report *r, kvb_error *err)
+static kvb_status give_recommend_results(const recommend_command *c, const promise_report *r, kvb_error *err)
 {
     results found = results_begin("recommend");
     const eval_inputs *in = &c->e.in;
@@ -164,14 +164,14 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
     if (status == KVB_OK) status = measure(c, err);
     r.rows = need((size_t)PROMISE_LIMITS * c->task.n_ratios, sizeof *r.rows, "results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
-    if (status == KVB_OK) status = give_results(c, &r, err);
+    if (status == KVB_OK) status = give_recommend_results(c, &r, err);
     if (status == KVB_OK && !c->e.out.json) status = promise_report_print(&r, err);
     if (status == KVB_OK && r.n_passed == 0) status = promise_report_refusal(&r, err);
     free(r.rows);
     return status;
 }
 
-static int check_options(recommend_command *c)
+static int check_recommend_options(recommend_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
@@ -224,7 +224,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
-    if (code == EXIT_DONE) code = check_options(&c);
+    if (code == EXIT_DONE) code = check_recommend_options(&c);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first), FIVES);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
@@ -241,17 +241,17 @@ const cli_command cmd_recommend = {
     "find the highest ratio whose damage stays below a limit, with a guarantee",
     "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio\n"
     "that can be promised: with probability P over the draw of these texts, the mean damage on texts like them\n"
-    "is below the limit at that ratio. Nothing is assumed about distributions, only that the given texts and\n"
-    "those to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high\n"
+    "is below the limit at that ratio. It assumes nothing about distributions, only that the given texts and\n"
+    "future ones are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high\n"
     "ratios).\n"
     "\n"
-    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap\n"
+    "KL and NLL are unbounded, so the promise is about a text's damage clipped at --cap. A smaller cap\n"
     "needs fewer texts and promises less. A text counts once, however long it is. Several limits hold at once.\n"
-    "When there are too few texts to promise anything, the command says how many it takes and ends with status\n"
+    "If there are too few texts to promise anything, the command says how many are needed and ends with status\n"
     "1.\n"
     "\n"
-    "Texts: any text file, .jsonl with contexts (each is a text), or .npy with token ids; use texts that no table\n"
-    "has seen.\n"
+    "Texts: any text file, .jsonl with contexts (each is a text), or .npy with token ids; use texts that were not\n"
+    "used for any table.\n"
     "\n"
     "Examples:\n"
     "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-kl 0.05\n"

@@ -95,7 +95,6 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
-                                       .statistics = in->opened.statistics,
                                        .refit = methods_refit(&c->e.with)},
                               .stop = &STOP,
                               .heads_told = c->e.out.quiet ? NULL : show_heads};
@@ -262,7 +261,7 @@ static void print_result(const refine_command *c)
         printf("\n");
     }
     if (isfinite(share_left(c, SET_TEST, 0).low))
-        printf("behind the last ratio: its 95 %% interval over the %u test texts\n", c->bench.n_members[SET_TEST]);
+        printf("after the last ratio: its 95 %% interval over the %u test texts\n", c->bench.n_members[SET_TEST]);
 }
 
 // One row per set and ratio, and the KLs of single texts.
@@ -284,7 +283,7 @@ static void add_rows(const refine_command *c, results *to)
         }
 }
 
-static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
+static kvb_status give_refine_results(const refine_command *c, const cJSON *about, kvb_error *err)
 {
     results found = results_begin("refine");
     const eval_inputs *in = &c->e.in;
@@ -321,7 +320,7 @@ static kvb_status write_result(const refine_command *c, kvb_error *err)
     const refine_bench *b = &c->bench;
     cJSON *about = describe_search(c);
     kvb_status status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
-    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK) status = give_refine_results(c, about, err);
     if (status == KVB_OK && !c->e.out.json) print_result(c);
     if (status == KVB_OK && !c->e.out.quiet) say_work(c);
     cJSON_Delete(about);
@@ -336,12 +335,12 @@ static kvb_status refine(refine_command *c, kvb_error *err)
         status = refine_bench_judge(&c->bench, (refine_set)s, c->best.shift, &c->kl[s], err);
     if (status == KVB_OK) return write_result(c, err);
     if (status != KVB_INTERRUPTED) return status;
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing is written, and the same command goes on");
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing is written, and the same command continues");
 }
 
 // ---- The command line ----
 
-static int check_options(refine_command *c)
+static int check_refine_options(refine_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
@@ -393,7 +392,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
-        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among the tables found, repeatable"},
+        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text to choose among the tables found, repeatable"},
         {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
@@ -413,7 +412,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
-    if (code == EXIT_DONE) code = check_options(&c);
+    if (code == EXIT_DONE) code = check_refine_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands, "50%,70%,80%,90%,95%");
     if (code == EXIT_DONE) {
@@ -431,18 +430,18 @@ const cli_command cmd_refine = {
     "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets by the damage that they really do",
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
-    "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
+    "constraints are kept. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
-    "each head loses when it alone is cut, solved as tables are from importance, which takes up to three quarters of\n"
-    "the evaluations. Then all heads of a layer move together, then each by itself; every ratio counts relative to\n"
-    "what the table loses there. The search ends after six rounds without a gain on the second set of texts.\n"
+    "each head loses when it alone is cut, solved like a table; this takes up to three quarters of\n"
+    "the evaluations. Then all heads of a layer move together, then each by itself; losses are relative to\n"
+    "the table's at each ratio. The search ends after six rounds without a gain on the second set of texts.\n"
     "\n"
     "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
     "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
-    "first two, and its share of the table's loss. Ctrl-C writes nothing, and\n"
-    "the same command goes on. The same seed gives the same table, with any number of threads and after any stop.\n"
+    "first two, and its share of the table's loss. After Ctrl-C nothing is written, and the same command\n"
+    "resumes. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
-    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen.\n"
+    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that were not used for any table.\n"
     "\n"
     "Examples:\n"
     "  kvbudget refine model.gguf keydiff.safetensors texts.jsonl -o refined.safetensors\n"

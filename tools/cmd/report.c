@@ -46,13 +46,13 @@ static int run_report(const cli_command *self, int argc, char **argv)
 const cli_command cmd_report = {
     "report", "report TABLE... [--record RUN.h5]... [--results FILE.json]... -o FILE.html",
     "make a page of tables and results, to read, print and pass on",
-    "One HTML file that needs no network and stays below 2 MB: whether a table is worth anything, in words; KL,\n"
-    "agreement and tasks beside other ways to share the cache out, with intervals; head maps at 50, 80 and 90 %;\n"
-    "losses with their bound; heads that are not certain and what to do about them; memory at several lengths; what\n"
-    "it was made from; how to load it; and how to repeat it.\n"
+    "Writes one HTML file that needs no network and stays below 2 MB: whether the table helps, in words; KL,\n"
+    "agreement and tasks next to other ways to split the cache, with intervals; head maps at 50, 80 and 90 %;\n"
+    "losses with their bound; uncertain heads and what to do about them; memory at several lengths; what\n"
+    "the table was made from; how to load it; and how to make it again.\n"
     "\n"
     "A table alone gives a page too, which says what was not measured. Results belong to a table when they are\n"
-    "of its metric and, from eval and task, of this very file.\n"
+    "of its metric and, from eval and task, of this exact file.\n"
     "\n"
     "Examples:\n"
     "  kvbudget report keydiff.safetensors -o keydiff.html\n"

@@ -218,8 +218,8 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     return status;
 }
 
-static kvb_status give_results(const solve_line *l, const study_words *study, const selection *from, results *found,
-                               kvb_error *err)
+static kvb_status give_solve_results(const solve_line *l, const study_words *study, const selection *from,
+                                     results *found, kvb_error *err)
 {
     if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
     if (study_given(study)) cJSON_AddStringToObject(found->settings, "study", study->holdout ? "holdout" : "ablation");
@@ -237,7 +237,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, const char 
         status = study->holdout    ? run_holdout(l, &from, from.metrics[i], &found, err)
                  : study->ablation ? run_ablation(l, &from, from.metrics[i], &found, err)
                                    : solve_metric(l, &from, from.metrics[i], &found, err);
-    if (status == KVB_OK) status = give_results(l, study, &from, &found, err);
+    if (status == KVB_OK) status = give_solve_results(l, study, &from, &found, err);
     results_free(&found);
     selection_close(&from);
     if (status == KVB_OK && !out->table && !out->npy && !out->budgets && !study_given(study) && !out->quiet)
@@ -321,25 +321,25 @@ const cli_command cmd_solve = {
     "solve RUN.h5 --metric M -o M.safetensors [OPTION]...",
     "turn a record into a table: the best split of the cache over all heads",
     "For every question and every ratio from 1 % to 99 % pruned it finds how many tokens each KV head should\n"
-    "keep so that, with this metric choosing which, the least oracle importance is lost, on average over the\n"
-    "questions, each loss taken as a share of what that question could lose.\n"
+    "keep to lose the least oracle importance if this metric chooses the tokens, on average over the\n"
+    "questions, each loss being a share of what that question could lose.\n"
     "\n"
     "It prints, each as a share of all importance that can be lost, averaged over the questions:\n"
     "  table       loss of the table itself, rounded to whole tokens, on these questions\n"
     "  bound       no budgets that all questions share can lose less (mean_loss), or no question's own can\n"
     "              (mean_ratio): proved by multipliers\n"
-    "  gap         how much of the table's loss the best possible budgets could save at most\n"
+    "  gap         the largest share of the table's loss that better budgets could save\n"
     "  uniform     the loss when all heads keep equally many\n"
     "  solved for  what was minimised: the mean loss, after --shrink; that of every question's own best budgets\n"
     "              (mean_ratio); the mean of the texts that lose most (worst, cvar)\n"
-    "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
-    "than they say.\n"
+    "Rows in which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
+    "than their ratio.\n"
     "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
     "question with mean_ratio, of the average with mean_loss), which need not be nested.\n"
     "\n"
-    "--holdout says what tables are worth: their loss on texts that they were not made from, with intervals.\n"
+    "--holdout measures the loss of tables on texts that they were not made from, with intervals.\n"
     "--ablation compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
@@ -347,11 +347,11 @@ const cli_command cmd_solve = {
     "when the\n"
     "metric ranks.\n"
     "\n"
-    "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"
+    "Constraints hold in the table and in the runtime's budgets at any length: whole pages (--block),\n"
     "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors\n"
     "and ceilings of heads, heads that keep everything (--pin). All can be combined except --levels with\n"
     "--ranks. Constraints that contradict each other, and ratios from --ratios or --bytes that they do not\n"
-    "allow, are refused with the numbers; a table for every per cent ends at the last one that floors and pins\n"
+    "allow, are refused with the numbers; a table for every per cent ends at the last ratio that floors and pins\n"
     "allow.\n"
     "\n"
     "Examples:\n"

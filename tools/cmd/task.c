@@ -19,7 +19,7 @@ typedef struct task_command {
     // What is asked, and who answers:
     cli_list tasks;
     methods with;
-    const char *haystack_path, *texts_path, *backend_name, *compute, *statistics;
+    const char *haystack_path, *texts_path, *backend_name, *compute;
     uint64_t tokens, count, seed;
     // How:
     uint64_t threads;
@@ -81,7 +81,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
             status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %u samples%s", i + 1,
-                              study->log ? "; the same command goes on" : "");
+                              study->log ? "; the same command continues" : "");
     }
     if (status != KVB_OK) progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
     else if (study->n_resumed)
@@ -99,7 +99,6 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
     task_study study = {.m = c->opened.m,
                         .text = &c->opened.text,
-                        .statistics = c->opened.statistics,
                         .t = &t,
                         .seed = c->seed,
                         .n_samples = (uint32_t)count,
@@ -140,8 +139,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     // Only the full cache answers, unless somebody asks for less.
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
-    const opened_wishes wishes = {.statistics = c->statistics};
-    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, &wishes, err);
+    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, NULL, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->opened.m, operands + 1, n - 1, bare, err);
@@ -209,7 +207,7 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     return c->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int task_main(const cli_command *self, int argc, char **argv)
 {
     task_command c = {.with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                       .backend_name = "cpu",
@@ -242,8 +240,7 @@ static int run(const cli_command *self, int argc, char **argv)
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &c.special, NULL,
          "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
-        QUERY_STATISTICS_OPTION(c.statistics),
-        {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
+        {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the reference)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
         RESULTS_OPTIONS(c.out),
@@ -273,16 +270,16 @@ const cli_command cmd_task = {
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
     .summary = "ask for what long contexts hold: needles, variables, word counts, key-value pairs, questions",
     .details =
-        "Makes RULER's tasks (arXiv 2404.06654) at any length from a seed, worded and laid out as NVIDIA's generator\n"
-        "does it, with draws of their own: the same seed gives the same bytes. The model answers them greedily with\n"
+        "Makes RULER's tasks (arXiv 2404.06654) at any length from a seed, in words and layout as NVIDIA's generator,\n"
+        "but with its own draws: the same seed gives the same bytes. The model answers them greedily with\n"
         "its full cache; the score (0 to 100, as kvpress scores) says whether the task can measure eviction at all.\n"
         "--output writes them as calibration data for `profile`.\n"
         "\n"
-        "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
-        "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"
-        "policies that act at every step, whose capacity per head an allocator or any table gives. A policy's\n"
-        "questions go token by token. Scores come with 95 % intervals, by bootstrap over samples and their\n"
-        "questions, and with the difference to the uniform allocator, of which both are drawn together.\n"
+        "With tables, --metric, --policy, --allocator or --ratio it also answers with less cache: tokens are evicted\n"
+        "before any question is seen, by every metric and allocator (tables are for their own metric), or under\n"
+        "policies that act at every step, with a capacity per head from an allocator or any table. A policy's\n"
+        "questions are processed token by token. Scores have 95 % intervals, by bootstrap over samples and their\n"
+        "questions, and a paired difference to the uniform allocator.\n"
         "`kept` is the share of the context's entries in the cache, `looked` what a policy attends to per step.\n"
         "\n"
         "Examples:\n"
@@ -296,5 +293,5 @@ const cli_command cmd_task = {
         "  kvbudget task model.gguf --task niah_multikey_1:keys=8:questions=4 --tokens 4096 \\\n"
         "    --haystack book.txt --output needles.jsonl\n"
         "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
-    .run = run,
+    .run = task_main,
 };

@@ -21,7 +21,7 @@ typedef struct settings {
 } settings;
 
 // The whole of a file or of standard input; unlike a mapping it may be empty or a pipe. *out is malloc'd.
-static kvb_status read_text(const char *path, char **out, size_t *size, kvb_error *err)
+static kvb_status read_text_or_stdin(const char *path, char **out, size_t *size, kvb_error *err)
 {
     enum { PIECE = 1 << 16 };
     bool standard = strcmp(path, "-") == 0;
@@ -55,7 +55,7 @@ static kvb_status encode_text(const tokenizer *t, const char *path, const settin
     char *text = NULL;
     size_t size = 0, begin = 0;
     chat_frame frame = {0};
-    kvb_status status = read_text(path, &text, &size, err);
+    kvb_status status = read_text_or_stdin(path, &text, &size, err);
     if (status == KVB_OK && s->chat) status = chat_frame_of(&frame, t, "--chat", err);
     if (frame.trim) {
         begin = utf8_spaces_before(text, size);
@@ -136,7 +136,7 @@ static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error 
     return status;
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int tokenize_main(const cli_command *self, int argc, char **argv)
 {
     settings s = {.bos = "auto"};
     const cli_option options[] = {
@@ -150,7 +150,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"npy", 0, CLI_WRITES(FILE_ARRAY), &s.npy, "FILE",
          "write the ids to FILE as NumPy int32 instead of printing them"},
         {"json", 0, CLI_FLAG, &s.json, NULL, "print one JSON object with the ids and the tokenizer's hash"},
-        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they stand for"},
+        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print their text"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -188,5 +188,5 @@ const cli_command cmd_tokenize = {
         "  kvbudget tokenize model.gguf text.txt\n"
         "  echo 'Hello' | kvbudget tokenize model.gguf - --bos yes\n"
         "  kvbudget tokenize model.gguf text.txt --npy context_ids.npy\n",
-    .run = run,
+    .run = tokenize_main,
 };

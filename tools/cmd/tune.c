@@ -501,9 +501,9 @@ static kvb_status leave_best(const tune_command *c, kvb_error *err)
     for (int i = 0; i < 2; i++)
         if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
             return kvb_fail(err, KVB_INTERRUPTED,
-                            "stopped; %s.safetensors is the best table so far%s; the same command goes on", c->output,
+                            "stopped; %s.safetensors is the best table so far%s; the same command continues", c->output,
                             i == 0 ? "" : ", not yet measured");
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a table; the same command goes on");
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a table; the same command continues");
 }
 
 // ---- Command line ----
@@ -551,12 +551,12 @@ static int tell_outputs(const tune_command *c)
     return status == KVB_OK ? EXIT_DONE : cli_failed(c->self, &err);
 }
 
-static int run(const cli_command *self, int argc, char **argv)
+static int tune_main(const cli_command *self, int argc, char **argv)
 {
     tune_command c = {.self = self, .goal_name = "text", .n_tokens = 2048};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
-         "the table NAME.safetensors and its report NAME.html; steps lie in NAME.tune/"},
+         "the table NAME.safetensors and its report NAME.html; steps are in NAME.tune/"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
          "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
          "amount "
@@ -566,7 +566,7 @@ static int run(const cli_command *self, int argc, char **argv)
          "about twice the KL"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
-        {"plan", 0, CLI_FLAG, &c.plan, NULL, "say what the first of two passes over the texts would take, and stop"},
+        {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
         {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress; only the verdict"},
         {0},
     };
@@ -596,27 +596,27 @@ const cli_command cmd_tune = {
     .synopsis = "tune MODEL [TEXT...] -o NAME [OPTION]...",
     .summary = "from a model to its best table and a report, by one command",
     .details =
-        "Does all that the other commands can do for a table, with the settings that served best on four models:\n"
+        "Makes the best table that the other commands can make, with the settings that worked best on four models:\n"
         "\n"
         "  profile   the model reads texts with its full cache; what every token was worth is recorded\n"
         "  learn     a ranking of tokens is fitted for each head; it needs no queries, so any engine can use it\n"
         "  profile   the texts again: what evicting by this ranking does to the model's output\n"
         "  solve     budgets that lose the least importance, and budgets that change the output least\n"
-        "  refine    both, and what lies between them, are measured on other texts; each ratio takes the best\n"
+        "  refine    both, and budgets between them, are measured on other texts; each ratio takes the best\n"
         "  eval      tokens are evicted for real, on texts that nothing was fitted to\n"
         "  report    NAME.html\n"
         "\n"
-        "Texts come with the program (KVBUDGET_DATA names another folder of them). Yours are added: of every four,\n"
-        "two calibrate, one chooses and one judges. From a text that calibrates up to four contexts are taken.\n"
+        "The program comes with texts (KVBUDGET_DATA names another folder). Yours are added: of every four,\n"
+        "two calibrate, one chooses and one judges. Up to four contexts are taken from a calibration text.\n"
         "Large models read fewer of the program's texts. The same model and texts give the same table, with any\n"
         "number of threads, unless --time says how long it may take.\n"
         "\n"
-        "Ctrl-C leaves the best table so far, and the same command goes on. NAME.tune/ holds the record, all tables\n"
-        "and what the steps printed; it may be removed when the table is good.\n"
+        "Ctrl-C keeps the best table so far, and the same command continues. NAME.tune/ holds the record, all tables\n"
+        "and the output of the steps; remove it when you are done.\n"
         "\n"
         "Examples:\n"
         "  kvbudget tune model.gguf -o tuned\n"
         "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n"
         "  kvbudget tune model.gguf -o facts --for lookup\n",
-    .run = run,
+    .run = tune_main,
 };

@@ -51,7 +51,7 @@ static int is_text_name(const struct dirent *d)
 }
 
 // The text of a file: of calibration data, its first context.
-static kvb_status read_text(char **text, size_t *size, const char *path, kvb_error *err)
+static kvb_status read_tune_text(char **text, size_t *size, const char *path, kvb_error *err)
 {
     if (kvb_ends_with(path, ".jsonl")) {
         calib_file from;
@@ -74,14 +74,14 @@ static kvb_status read_text(char **text, size_t *size, const char *path, kvb_err
 }
 
 // Takes the path, which is malloc'd.
-static kvb_status add_text(tune_texts *t, char *path, text_part part, bool own, const tokenizer *tokens, size_t least,
-                           kvb_error *err)
+static kvb_status add_tune_text(tune_texts *t, char *path, text_part part, bool own, const tokenizer *tokens,
+                                size_t least, kvb_error *err)
 {
     tune_text one = {path, part, own, 0, ""};
     char *text = NULL;
     size_t size = 0;
     int32_t *ids = NULL;
-    kvb_status status = read_text(&text, &size, path, err);
+    kvb_status status = read_tune_text(&text, &size, path, err);
     if (status == KVB_OK) status = tokenizer_encode(tokens, text, size, false, &ids, &one.n_tokens, err);
     if (status == KVB_OK) status = sha256_hex(text, size, one.sha256, err);
     free(text);
@@ -112,7 +112,7 @@ static kvb_status add_folder(tune_texts *t, const char *data, const char *folder
     for (int i = 0; i < n; i++) {
         text_part its = select_every && i % (int)select_every == 0 ? PART_SELECT : part;
         if (status == KVB_OK)
-            status = add_text(t, need_text("%s/%s", where, names[i]->d_name), its, false, tokens, least, err);
+            status = add_tune_text(t, need_text("%s/%s", where, names[i]->d_name), its, false, tokens, least, err);
         free(names[i]);
     }
     if (n >= 0) free(names);
@@ -129,7 +129,7 @@ kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const 
     *t = (tune_texts){0};
     kvb_status status = find_data(&data, err);
     for (size_t i = 0; i < n_own && status == KVB_OK; i++)
-        status = add_text(t, need_text("%s", own[i]), turns[i % 4], true, tokens, least, err);
+        status = add_tune_text(t, need_text("%s", own[i]), turns[i % 4], true, tokens, least, err);
     if (status == KVB_OK) status = add_folder(t, data, "", PART_CALIBRATE, 0, tokens, least, err);
     if (status == KVB_OK) status = add_folder(t, data, "/plain", PART_CALIBRATE, SELECT_EVERY, tokens, least, err);
     if (status == KVB_OK) status = add_folder(t, data, "/eval", PART_JUDGE, 0, tokens, least, err);
@@ -176,7 +176,7 @@ static kvb_status make_contexts(calib_file *made, const tune_text *text, calib_r
     char *bytes = NULL;
     size_t size = 0, fits = text->n_tokens / (recipe.n_tokens + recipe.n_answer);
     recipe.n_contexts = text->own && fits > 1 ? (fits < OWN_CONTEXTS ? fits : OWN_CONTEXTS) : 1;
-    kvb_status status = read_text(&bytes, &size, text->path, err);
+    kvb_status status = read_tune_text(&bytes, &size, text->path, err);
     if (status == KVB_OK && recipe.n_lines) { // a text may lack lines to ask for
         calib_file trial = {0};
         if (calib_make_of_text(&trial, &recipe, tokens, text->path, bytes, size, NULL) != KVB_OK) recipe.n_lines = 0;

@@ -68,8 +68,8 @@ static kvb_status open_record(solve_line *l, selection *from, const char *path, 
 }
 
 // table_path: NULL, or the table that was compared.
-static kvb_status give_results(const solve_line *l, const selection *from, const char *table_path, results *found,
-                               kvb_error *err)
+static kvb_status give_validate_results(const solve_line *l, const selection *from, const char *table_path,
+                                        results *found, kvb_error *err)
 {
     if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
     kvb_status status = results_record(found, from, err);
@@ -87,7 +87,7 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
         table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
-    if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
+    if (status == KVB_OK) status = give_validate_results(l, &from, table_path, &found, err);
     results_free(&found);
     selection_close(&from);
     kvb_table_close(table);
@@ -116,7 +116,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
     kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
-    if (status == KVB_OK) status = give_results(l, &k->from, table, &found, err);
+    if (status == KVB_OK) status = give_validate_results(l, &k->from, table, &found, err);
     results_free(&found);
     if (status == KVB_OK && faults)
         status = kvb_fail(err, KVB_MISMATCH, "%s: the certificate does not hold; solve the record again", table);
@@ -195,14 +195,14 @@ const cli_command cmd_validate = {
     "  optimum-bound            how far the proved bound is below the optimum, as a share of it\n"
     "Constraints (--block and so on, as for solve) hold for greedy, optimum and bound alike.\n"
     "\n"
-    "With a TABLE the problem is that of the best table on these questions under the table's own constraints, scope,\n"
-    "protected tokens and ratios: the least mean loss, whatever the table was solved for. Two columns tell what\n"
-    "the table's whole tokens lose, and how much that is above the optimum. The record may be another one of the\n"
-    "same model: then they tell how far the table is from the best there.\n"
+    "With a TABLE it solves for the best table on these questions under the table's own constraints, scope,\n"
+    "protected tokens and ratios: the least mean loss, whatever the table was solved for. Two columns show what\n"
+    "the table's whole tokens lose, and by how much that exceeds the optimum. The record may be another one of the\n"
+    "same model: then they show how far the table is from the best there.\n"
     "\n"
-    "With --certificate it checks a table against the record that it was made from, by code that shares nothing\n"
-    "with the solver's hulls and sweeps: for every row that some multiplier proves the stored bound, that the\n"
-    "bound is not above the loss, and that the table itself loses what it says. Exit status 1 if anything fails.\n"
+    "With --certificate it checks a table against the record that it was made from, with code independent of\n"
+    "the solver's hulls and sweeps: for every row that some multiplier proves the stored bound, that the\n"
+    "bound is not above the loss, and that the table's own loss is as stored. Exit status 1 if anything fails.\n"
     "\n"
     "Examples:\n"
     "  kvbudget validate run.h5 --metric keydiff\n"

@@ -12,20 +12,20 @@ static const char INTRODUCTION[] =
     "\n"
     "A metric is written  name[:variant][:parameter=value]...  as in  snapkv:kvpress:window=32  or  "
     "keydiff:anchor=raw;\n"
-    "parameters that are not given have their defaults. A bare name means the plain form, or :kvpress where there is\n"
-    "none. CriticalKV wraps another metric, behind a plus sign: critical:share=0+snapkv:kvpress. Quote it in a shell.\n"
+    "parameters that are not given have their defaults. A bare name means the plain form, or :kvpress if there is\n"
+    "none. CriticalKV wraps another metric, after a plus sign: critical:share=0+snapkv:kvpress. Quote it in a shell.\n"
     "learned=RANK.safetensors is a ranking that `kvbudget learn` has fitted to such metrics, per KV head.\n"
     "\n"
     "Symbols: T tokens; query head h belongs to the group of KV head g; A[h,i,j] softmax attention of query i on key "
     "j;\n"
     "k_j keys after RoPE, v_j values, as cached; W_O^(h) the part of the output projection that reads head h.\n"
-    "Protected: so many first tokens (sinks) and last ones (window) are kept whatever their score, unless\n"
+    "Protected: this many first tokens (sinks) and last tokens (window) are kept whatever their score, unless\n"
     "`kvbudget solve --sink N --window N` says otherwise.\n";
 
 static const char FOOTER[] = "\n"
                              "All profiled metrics can be recorded in one pass: kvbudget profile ... --metric A "
                              "--metric B; it prints the seconds\n"
-                             "of each. Column sums and output norms are made once for all that need them.\n";
+                             "of each. Column sums and output norms are computed once for all that need them.\n";
 
 static void print_needs(const scorer *s)
 {

@@ -346,8 +346,8 @@ static void put_untried(page_writer *w, const page_table *t)
                 "tokens looked at",
                 100 * row.ratio, 100 * row.table_loss);
         if (!isnan(even)) fprintf(w->out, ", an even split %.3g&nbsp;%%", 100 * even);
-        fputs(". What that means for the model's answers nobody has measured.</p>\n", w->out);
-    } else fputs("<p>Nothing is known about its losses, and nobody has measured what it does.</p>\n", w->out);
+        fputs(". What that means for the model's answers was not measured.</p>\n", w->out);
+    } else fputs("<p>Its losses are not known, and what it does was not measured.</p>\n", w->out);
     fputs(
         "<p>To see what it is worth on texts that it has not seen, and then again this report:</p>\n<pre>kvbudget eval "
         "MODEL ",
@@ -865,7 +865,7 @@ static void put_origin(page_writer *w, const page_table *t)
             info->n_layers, info->n_kv_heads, info->n_heads, info->head_dim);
     put_fact(w->out, "metric", info->metric);
     fprintf(w->out,
-            "<dt>protected</dt><dd>sink %u, window %u: so many of the first and the last tokens stay in every head "
+            "<dt>protected</dt><dd>sink %u, window %u: this many of the first and the last tokens stay in every head "
             "whose budget has room for them</dd>\n",
             info->sink, info->window);
     put_lengths(w->out, info);

@@ -44,7 +44,7 @@ void results_free(results *r)
 }
 
 // An empty object at the end of a list.
-static cJSON *append(cJSON *list)
+static cJSON *append_object(cJSON *list)
 {
     cJSON *item = cJSON_CreateObject();
     cJSON_AddItemToArray(list, item);
@@ -53,7 +53,7 @@ static cJSON *append(cJSON *list)
 
 void results_input(results *r, const char *kind, const char *name, const char *sha256)
 {
-    cJSON *item = append(r->inputs);
+    cJSON *item = append_object(r->inputs);
     json_put(item, "kind %s name %s sha256 %s", kind, name, sha256);
 }
 
@@ -75,12 +75,12 @@ kvb_status results_record(results *r, const selection *from, kvb_error *err)
 
 cJSON *results_row(results *r)
 {
-    return append(r->rows);
+    return append_object(r->rows);
 }
 
 cJSON *results_detail(results *r)
 {
-    return append(r->details);
+    return append_object(r->details);
 }
 
 void results_interval(cJSON *row, const char *name, interval x)
@@ -244,7 +244,7 @@ static kvb_status check_head(const results_document *r, kvb_error *err)
     return KVB_OK;
 }
 
-static kvb_status check_rows(const results_document *r, kvb_error *err)
+static kvb_status check_result_rows(const results_document *r, kvb_error *err)
 {
     const cJSON *row, *cell;
     size_t n = 0;
@@ -282,7 +282,7 @@ kvb_status results_parse(results_document *out, const char *text, size_t size, c
     }
     out->command = results_text(out->document, "command");
     status = check_head(out, err);
-    if (status == KVB_OK) status = check_rows(out, err);
+    if (status == KVB_OK) status = check_result_rows(out, err);
     if (status != KVB_OK) results_close(out);
     return status;
 }

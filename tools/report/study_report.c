@@ -89,10 +89,10 @@ static void print_what_is_proved(const study_options *o)
         printf("  Proved: no budgets that all questions share lose less than the bound. Solved for: the mean loss%s.\n",
                o->shrink > 0 ? ", each head's curve pulled towards the average head's (--shrink)" : "");
     else if (o->aggregate == AGGREGATE_MEAN_RATIO && o->shrink == 0)
-        printf("  Proved: every question by itself loses at least the bound; what a shared table loses at least is not "
+        printf("  Proved: every question by itself loses at least the bound; a bound for a shared table is not "
                "known.\n  Solved for: every question's own best budgets.\n");
     else
-        printf("  Solved for: %s%s; a bound on the table's mean loss is not known, one on what was solved stands in "
+        printf("  Solved for: %s%s; a bound on the table's mean loss is not known, that of what was solved is in "
                "--json.\n",
                o->aggregate == AGGREGATE_TAIL ? "the texts that lose most" : "every question's own best budgets",
                o->shrink > 0 ? ", curves pulled together" : "");
@@ -319,7 +319,7 @@ void print_validation(const validation *v)
                "where "
                "heads are at their floor.\n");
     if (unproved)
-        printf("  %d rows are not proved: a problem was too large, and greedy's loss stands for the optimum.\n",
+        printf("  %d rows are not proved: a problem was too large, and greedy's loss is shown as the optimum.\n",
                unproved);
 }
 
