@@ -107,7 +107,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 .DELETE_ON_ERROR:
 .PHONY: all help deps deps-base quickstart lint format golden showconfig install install-runtime uninstall clean FORCE
 
-##: make quickstart   install what is missing, build, get the default model, make its best table, show budgets
+##: make quickstart   install what is missing, build, get the default model, tune a table for it, show budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz
 ##:
 ##: make all          build/kvbudget and the runtime library (static and shared)

@@ -4,7 +4,7 @@
 #include "evaluator/cache.h"
 #include "profiler/model/forward.h"
 
-enum { REFITTER_QUERIES = 1600 }; // usual for a KV head, over its group (docs/refit.md)
+enum { REFITTER_PER_HEAD = 256 }; // reference queries of a query head that are usual (docs/refit.md)
 
 typedef struct refitter {
     const model *m;

@@ -482,9 +482,9 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
 //     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
 //     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)
-// (the bias by Attention Matching, arXiv 2602.16284). What is given is the best, on the left-out queries, of all
-// combinations of changed keys, changed values and four lambdas; where nothing helps, or more than half of the tokens
-// are kept, the head stays bare.
+// (the bias by Attention Matching, arXiv 2602.16284). The left-out queries judge: first whether changed keys alone
+// help, then, with or without these, lambda, which grows from the least that helps for as long as that helps more.
+// Where nothing helps, or more than half of the tokens are kept, the head stays bare.
 //   work    work_bytes bytes of working memory, with any alignment
 //   k, v    [t, d], the results; must not overlap the head's arrays
 //   bias    NULL, or [t]: the result is an additive bias of the attention scores instead of shifted keys, for engines

@@ -15,7 +15,7 @@ enum {
     TILE_ROWS = 6,
     TILE_COLUMNS = 16,
     TILE_TERMS = 512,
-    SCORE_ROWS = 48,
+    SCORE_ROWS = 96,
     PIVOTS = 8,
     LANES = 16,
     WEIGHT_STEPS = 120,
@@ -57,11 +57,14 @@ typedef struct refit_work {
 
 // ---- Products ----
 
-static void pack_panel(float *panel, strided b, size_t terms, size_t n)
+REFIT_CLONES static void pack_panel(float *panel, strided b, size_t terms, size_t n)
 {
     for (size_t k = 0; k < terms; k++)
-        for (size_t j = 0; j < TILE_COLUMNS; j++)
-            panel[k * TILE_COLUMNS + j] = j < n ? b.at[k * b.row + j * b.column] : 0;
+        if (b.column == 1 && n == TILE_COLUMNS)
+            memcpy(panel + k * TILE_COLUMNS, b.at + k * b.row, TILE_COLUMNS * sizeof *panel);
+        else
+            for (size_t j = 0; j < TILE_COLUMNS; j++)
+                panel[k * TILE_COLUMNS + j] = j < n ? b.at[k * b.row + j * b.column] : 0;
 }
 
 typedef float vector __attribute__((vector_size(32))); // GCC's and Clang's, on every processor
@@ -84,7 +87,8 @@ REFIT_CLONES static void multiply_tile(float sums[TILE_ROWS][TILE_COLUMNS], stri
     memcpy(sums, s, sizeof s);
 }
 
-static void add_tile(float *c, size_t ldc, float sums[TILE_ROWS][TILE_COLUMNS], size_t rows, size_t columns, int first)
+REFIT_CLONES static void add_tile(float *c, size_t ldc, float sums[TILE_ROWS][TILE_COLUMNS], size_t rows,
+                                  size_t columns, int first)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j < columns; j++) c[i * ldc + j] = first ? sums[i][j] : c[i * ldc + j] + sums[i][j];
@@ -136,15 +140,53 @@ REFIT_CLONES static float dot(const float *a, const float *b, size_t n)
     return sum;
 }
 
-// x = exp(x) for -87 <= x <= 87, to about 1e-7; below that 0, and above it exp(87).
-REFIT_CLONES static void exp_row(float *x, size_t n)
+// Sum of a row, which it is divided by. The sum is made in lanes of doubles.
+REFIT_CLONES static double share_row(float *x, size_t n)
+{
+    double lanes[LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t j = 0; j < LANES; j++) lanes[j] += x[i + j];
+    for (; i < n; i++) sum += x[i];
+    for (size_t j = 0; j < LANES; j++) sum += lanes[j];
+    float by = (float)(1 / sum);
+    for (i = 0; i < n; i++) x[i] *= by;
+    return sum;
+}
+
+REFIT_CLONES static float largest_of(const float *x, size_t n)
+{
+    float lanes[LANES], top = -INFINITY;
+    size_t i = 0;
+    for (size_t j = 0; j < LANES; j++) lanes[j] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t j = 0; j < LANES; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (size_t j = 0; j < LANES; j++) top = lanes[j] > top ? lanes[j] : top;
+    return top;
+}
+
+// A product with 0 is NaN for infinities and NaN alone.
+REFIT_CLONES static int all_finite(const float *x, size_t n)
+{
+    float lanes[LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (size_t j = 0; j < LANES; j++) lanes[j] += x[i + j] * 0;
+    for (; i < n; i++) sum += x[i] * 0;
+    for (size_t j = 0; j < LANES; j++) sum += lanes[j];
+    return sum == 0;
+}
+
+// x = exp(x + off) for -87 <= x <= 87, to about 1e-7; below that 0, and above it exp(87).
+REFIT_CLONES static void exp_row(float *x, float off, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         union {
             float f;
             uint32_t u;
         } power;
-        float c = x[i] > -87 ? x[i] : -87;
+        float y = x[i] + off, c = y > -87 ? y : -87;
         c = c < 87 ? c : 87;
         float whole = c * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to an integer
         power.f = whole;
@@ -158,7 +200,7 @@ REFIT_CLONES static void exp_row(float *x, size_t n)
         p = p * r + 5.0000001201e-1f;
         p = p * r * r + r + 1.0f;
         power.u = (power.u + 127u) << 23;
-        x[i] = x[i] >= -87 ? p * power.f : 0;
+        x[i] = y >= -87 ? p * power.f : 0;
     }
 }
 
@@ -238,18 +280,12 @@ static void split_row(refit_work *w, float *row, uint32_t i)
 {
     const uint32_t *kept = w->h->positions;
     uint32_t T = w->h->n_tokens;
-    float top = -INFINITY, kept_top = -INFINITY, *weights = w->weights + (size_t)i * w->t;
-    double mass = 0;
-    for (uint32_t j = 0; j < T; j++) top = row[j] > top ? row[j] : top;
-    for (uint32_t j = 0; j < w->t; j++) kept_top = row[kept[j]] > kept_top ? row[kept[j]] : kept_top;
-    for (uint32_t j = 0; j < w->t; j++) weights[j] = row[kept[j]] - kept_top;
-    for (uint32_t j = 0; j < T; j++) row[j] -= top;
-    exp_row(weights, w->t);
-    exp_row(row, T);
-    for (uint32_t j = 0; j < T; j++) mass += row[j];
-    float by = (float)(1 / mass);
-    for (uint32_t j = 0; j < T; j++) row[j] *= by;
-    w->whole[i] = expf(kept_top - top) * by;
+    float top = largest_of(row, T), kept_top, *weights = w->weights + (size_t)i * w->t;
+    for (uint32_t j = 0; j < w->t; j++) weights[j] = row[kept[j]];
+    kept_top = largest_of(weights, w->t);
+    exp_row(weights, -kept_top, w->t);
+    exp_row(row, -top, T);
+    w->whole[i] = (float)(expf(kept_top - top) / share_row(row, T));
 }
 
 static void attend_fully(refit_work *w)
@@ -292,15 +328,10 @@ static void attend_kept(refit_work *w, const float *bias)
     for (uint32_t i = 0; i < w->n; i++) {
         float *row = w->shares + (size_t)i * w->t;
         const float *weights = w->weights + (size_t)i * w->t;
-        double mass = 0;
         for (uint32_t j = 0; j < w->t; j++) row[j] = bias ? bias[j] * w->turn[i] : 0;
-        if (bias) exp_row(row, w->t);
-        for (uint32_t j = 0; j < w->t; j++) {
-            row[j] = bias ? row[j] * weights[j] : weights[j];
-            mass += row[j];
-        }
-        float by = (float)(1 / mass);
-        for (uint32_t j = 0; j < w->t; j++) row[j] *= by;
+        if (bias) exp_row(row, 0, w->t);
+        for (uint32_t j = 0; j < w->t; j++) row[j] = bias ? row[j] * weights[j] : weights[j];
+        (void)share_row(row, w->t);
     }
     strided shares = {w->shares, w->t, 1}, values = {w->values, w->d, 1};
     multiply(w->missing, w->d, shares, values, w->n, w->d, w->t, 0, w->panel);
@@ -448,18 +479,21 @@ static void take_better(kvb_refit_result *out, double error, int changed, double
     out->lambda = lambda;
 }
 
-// Judges the present attention with the kept values and with refitted ones.
-static void try_values(refit_work *w, int changed, kvb_refit_result *out)
+// Judges the present attention, whose error with the kept values is in *out, with refitted ones. The least lambda is
+// nearly always the best, so larger ones are tried only for as long as they help.
+static void try_values(refit_work *w, kvb_refit_result *out)
 {
-    double error = left_out_error(w, NULL), mean;
-    if (error < out->error_after) take_better(out, error, changed, 0);
-    mean = make_gram(w);
+    double mean = make_gram(w);
+    int keys = out->changed;
     for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS && mean > 0; l++) {
         if (!fit_values(w, LAMBDAS[l] * mean)) continue;
-        error = left_out_error(w, w->change);
-        if (!(error < out->error_after)) continue;
-        take_better(out, error, changed | KVB_REFIT_VALUES, LAMBDAS[l]);
-        for (size_t i = 0; i < (size_t)w->t * w->d; i++) w->best[i] = w->values[i] + w->change[i];
+        double error = left_out_error(w, w->change);
+        if (error < out->error_after) {
+            take_better(out, error, keys | KVB_REFIT_VALUES, LAMBDAS[l]);
+            for (size_t i = 0; i < (size_t)w->t * w->d; i++) w->best[i] = w->values[i] + w->change[i];
+        } else if (out->lambda > 0) {
+            break;
+        }
     }
 }
 
@@ -545,6 +579,7 @@ kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_error *er
 
 static kvb_status check_numbers(const float *x, size_t rows, size_t d, const char *name, kvb_error *err)
 {
+    if (all_finite(x, rows * d)) return KVB_OK;
     for (size_t i = 0; i < rows * d; i++)
         if (!isfinite(x[i]))
             return kvb_fail(err, KVB_NUMERIC,
@@ -571,13 +606,6 @@ static kvb_status check_arguments(const kvb_refit_head *h, const void *work, siz
     return KVB_OK;
 }
 
-static int all_finite(const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i])) return 0;
-    return 1;
-}
-
 static void give_bare(const kvb_refit_head *h, float *k, float *v, float *bias)
 {
     size_t d = h->head_dim;
@@ -600,7 +628,7 @@ static int give(const refit_work *w, int changed, float *k, float *v, float *bia
     return all_finite(k, w->t * d) && all_finite(v, w->t * d);
 }
 
-// All candidates; the best is in *out and w. 0: the head's numbers are beyond float32.
+// The candidates, keys first; the best is in *out and w. 0: the head's numbers are beyond float32.
 static int try_all(refit_work *w, int explicit_bias, kvb_refit_result *out)
 {
     order_queries(w);
@@ -609,12 +637,14 @@ static int try_all(refit_work *w, int explicit_bias, kvb_refit_result *out)
     double before = left_out_error(w, NULL), scale = outputs_variance(w);
     if (!isfinite(before) || !isfinite(scale)) return 0;
     out->error_after = before;
-    try_values(w, 0, out);
     for (uint32_t i = 0; explicit_bias && i < w->n; i++) w->turn[i] = 1;
     if (w->t > 1 && (explicit_bias || fit_direction(w)) && fit_bias(w)) {
         attend_kept(w, w->bias);
-        try_values(w, KVB_REFIT_KEYS, out);
+        double shifted = left_out_error(w, NULL);
+        if (shifted < before) take_better(out, shifted, KVB_REFIT_KEYS, 0);
+        else attend_kept(w, NULL);
     }
+    try_values(w, out);
     out->judged = 1;
     out->error_before = before / scale;
     out->error_after /= scale;

@@ -51,7 +51,7 @@ kvb_status child_run(char *const *argv, const char *output, kvb_error *err)
     kvb_status status = KVB_OK;
     if (child < 0) status = kvb_fail(err, KVB_IO, "%s: kvbudget %s: %s", output, argv[0], strerror(errno));
     int ended = child > 0 ? wait_for(child) : 0;
-    if (to >= 0) close(to);
+    if (to >= 0) (void)close(to); // the child has written
     free(words);
     if (ended == 0) return status;
     if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; the same command continues");

@@ -12,12 +12,14 @@ from .selection import cu_seqlens, reselect, select
 from .table import Budgets, ModelShape, Ranking, Row, Table, TableInfo
 
 if TYPE_CHECKING:
+    from .cache import Cache
     from .eviction import Run, compress
     from .presses import BudgetPress
     from .recorder import record
     from .report import Report, cache_bytes
 
 _LATER = {
+    "Cache": "cache",
     "Report": "report",
     "Run": "eviction",
     "cache_bytes": "report",
@@ -29,6 +31,7 @@ _LATER = {
 __all__ = [
     "Budgets",
     "BudgetPress",
+    "Cache",
     "KVBudgetError",
     "MismatchError",
     "ModelShape",

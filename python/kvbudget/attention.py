@@ -12,6 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -215,7 +216,9 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
                 )
             return ragged_attention(layer, query, mask, scaling, *(kwargs.get(name) for name in may_have)), None
 
-        watch = WATCH.get()
+        watch, cache = WATCH.get(), getattr(key, "kvb_cache", None)
+        if watch is None and cache is not None:
+            watch = partial(cache.attend, module)
         if watch is None:
             return attend(query, key, value, attention_mask)
         return watch(attend, query, key, value, attention_mask, scaling, kwargs)

@@ -99,6 +99,14 @@ def use_registered_attention(layers: Sequence[AttentionLayer]) -> None:
         layer.config._attn_implementation = attention.REPLACES[name]
 
 
+def refuse_presses(module: Any) -> None:
+    """A press of kvpress around the model would cut the same cache, and not by the same rules."""
+    for hook in module._forward_hooks.values():
+        press = type(getattr(hook, "__self__", None))
+        if any(base.__module__.startswith("kvpress.") for base in press.__mro__):
+            raise KVBudgetError(f"{press.__name__} of kvpress would cut the same cache; leave its block first")
+
+
 def padding_of(mask: Tensor | None, n_sequences: int, n: int) -> list[int]:
     """How many positions before each sequence's first token; the last query's row of the mask shows them."""
     if mask is None:

@@ -80,6 +80,7 @@ class Metric:
     protect_sink: int
     protect_window: int
     constant: float = 0.0  # of the variant, as the program's row has it
+    needs_hidden: ClassVar[bool] = False  # does it look at what goes into a layer?
     whole: ClassVar[bool] = False  # does it score whole contexts only, watched in one pass?
 
     @property
@@ -245,6 +246,8 @@ class ExpectedAttention(Metric):
     With epsilon tokens of one value score almost the same, and rounding decides which of them goes. So operations and
     their order are kvpress's: of one prefill both give the same bits, and masks and cuts agree token by token.
     """
+
+    needs_hidden: ClassVar[bool] = True
 
     @property
     def needs_queries(self) -> bool:

@@ -181,11 +181,11 @@ def has_window(layer: AttentionLayer) -> bool:
     return isinstance(window, int) and window < getattr(config, "max_position_embeddings", window + 1)
 
 
-def only_windows(model: nn.Module) -> KVBudgetError:
+def only_windows(name: str, config: Any) -> KVBudgetError:
     """What is to be said of a model in which every layer has a window."""
     return KVBudgetError(
-        f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
-        f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
+        f"every layer of {name} has a sliding window (config.sliding_window = "
+        f"{getattr(config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
         "if the contexts are shorter than the window",
         "UNSUPPORTED",
     )

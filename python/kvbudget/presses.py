@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
-from . import metrics
 from ._library import KVBudgetError, one_of
 from .eviction import Run
 from .models import AttentionLayer
@@ -30,11 +28,7 @@ class BudgetPress(BasePress):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        table: Table | str,
-        compression_ratio: float,
-        mode: Literal["compact", "mask"] = "compact",
-        **options: Any,
+        self, table: Table | str, compression_ratio: float, mode: Literal["compact", "mask"] = "compact", **options: Any
     ):
         one_of("mode", mode, ("compact", "mask"))
         self.table = table if isinstance(table, Table) else Table(table)
@@ -51,11 +45,12 @@ class BudgetPress(BasePress):  # type: ignore[misc]
 class _MaskingRun(Run):
     """Leaves the cache as it is, and tells kvpress's patched attention which keys to hide."""
 
-    def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> Size:
+    def _put(self, cache: Any, layer: AttentionLayer, kept: list[Tensor]) -> Size:
         if len(self._busy) > 1:
             raise KVBudgetError('mode="mask" hides tokens of a module, which threads cannot share', "UNSUPPORTED")
-        full: Any = cache.layers[layer.index]
-        keys, values = full.keys, full.values
+        full = cache.layers[layer.index]
+        keys, values, seen = full.keys, full.values, full.observed
+        full.observed = []
         hidden = torch.ones(keys.shape[:3], dtype=torch.bool)
         for s, places in enumerate(kept):
             b, h = divmod(s, keys.shape[1])

@@ -1,7 +1,8 @@
-"""A cache layer whose heads keep different numbers of tokens, and really only those.
+"""Cache layers that are watched, and those of them that are cut: their heads keep different numbers of tokens.
 
-All segments, one per sequence and KV head, lie behind one another in two flat tensors [rows, d], each with some free
-rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each segment is a view.
+All segments of a cut layer, one per sequence and KV head, lie behind one another in two flat tensors [rows, d], each
+with some free rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each
+segment is a view.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +41,56 @@ class Size:
         return self.allocated * (self.row_bytes + self.place_bytes)
 
 
-class RaggedLayer(DynamicLayer):
+class WatchedLayer(DynamicLayer):
+    """A layer of a DynamicCache that may be cut later.
+
+    observed  by sequence: its padding, and what was seen of its queries (metrics.Seen); empty: not watched any more
+    cut_at    how many tokens it held when it was to be cut last, and all of them stayed
+    """
+
+    keys: Any
+    values: Any
+
+    def __init__(self, layer: Any = None):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.__dict__.update(layer.__dict__ if layer else {})
+        self.observed: list[Any] = []
+        self.cut_at = 0
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """What attention is given, as update() gives it; the tensors are the caller's to mark."""
+        return self.keys.view_as(self.keys), self.values
+
+    def newest(self, n: int) -> tuple[Tensor, Tensor]:
+        """The last n keys and values of every head, [B, H, n, d]."""
+        return self.keys[:, :, -n:], self.values[:, :, -n:]
+
+    def crop(self, count: int) -> None:
+        super().crop(count)
+        self.cut_at = min(self.cut_at, self.get_seq_length())
+        for seen in self.observed:
+            seen.crop(self.get_seq_length() - seen.padding)
+
+    def _take_sequences(self, rows: Sequence[int]) -> None:
+        index = torch.tensor(rows, device=self.device)
+        self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
+        self.observed = [self.observed[b].copy() for b in rows] if self.observed else []
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.get_seq_length():
+            self._take_sequences(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.get_seq_length():
+            self._take_sequences([b for b in range(self.keys.shape[0]) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        index = torch.as_tensor(indices)
+        if self.get_seq_length():
+            self._take_sequences((index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist())
+
+
+class RaggedLayer(WatchedLayer):
     """A layer of a DynamicCache after eviction.
 
     keys, values  [B, H, T, d], the full layer
@@ -53,15 +103,10 @@ class RaggedLayer(DynamicLayer):
     """
 
     def __init__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        kept: Sequence[Tensor],
-        slack: int,
-        kernel: str = "auto",
+        self, keys: Tensor, values: Tensor, kept: Sequence[Tensor], slack: int, kernel: str = "auto",
         observed: Sequence[Any] = (),
-    ):
-        super().__init__()  # type: ignore[no-untyped-call]
+    ):  # fmt: skip
+        super().__init__()
         self.n_sequences, self.n_heads, n_tokens, _ = keys.shape
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.kernel, self.slack, self.observed = kernel, slack, list(observed)
@@ -196,16 +241,6 @@ class RaggedLayer(DynamicLayer):
         self.observed = [self.observed[b].copy() for b in rows] if self.observed else []
         self.hidden = None if self.hidden is None else self.hidden[list(rows)]
         self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._take_sequences(beam_idx.tolist())
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._take_sequences([b for b in range(self.n_sequences) for _ in range(repeats)])
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        index = torch.as_tensor(indices)
-        self._take_sequences((index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist())
 
     def reset(self) -> None:
         raise KVBudgetError("a cut cache cannot be filled again: make a new DynamicCache")

@@ -323,7 +323,7 @@ def record(
         )
     layers = [layer for layer in layers if not has_window(layer)]  # the others' cache does not grow with the text
     if not layers:
-        raise only_windows(model)
+        raise only_windows(type(model).__name__, model.config)
     contexts, calib_sha256 = calibration.read(calib)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     frame = Frame.of(tokenizer) if o.chat else None

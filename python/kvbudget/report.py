@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from .metrics import Seen
 from .ragged import RaggedLayer, Size
 
 
@@ -21,7 +20,7 @@ class Report:
     bytes_with_slack: int  # the same with the free rows for new tokens
     bytes_now: int  # the same with positions: what is really taken
     saved: float  # 1 - now / full
-    requested_ratio: float
+    requested_ratio: float  # with a target size, the one that gives it, of the latest cut
     effective_ratio: float  # share of the tokens that had gone after the latest cut
     tokens: tuple[int, ...]  # length of each sequence at the latest cut
     layers_cut: int
@@ -35,17 +34,16 @@ class State:
     """What is known of one cache; it goes with the cache, as its attribute ``kvb_state``, also into copies."""
 
     metric: str = ""
-    observed: dict[int, list[Seen]] = field(default_factory=dict)  # by layer that is not cut, then by sequence
-    tried: dict[int, int] = field(default_factory=dict)  # layer whose tokens were all protected: how many those were
     cut: tuple[Any, ...] = ()  # what tells the latest cut of all layers from another one
     keep: dict[int, Any] = field(default_factory=dict)  # of that cut, by tokens: [L, G]
     tokens: tuple[int, ...] = ()
+    requested: float = 0.0
     sizes: dict[int, Size] = field(default_factory=dict)  # by layer that is cut
     left: set[int] = field(default_factory=set)
     refitted: dict[int, int] = field(default_factory=dict)  # by layer: heads
     warnings: dict[str, None] = field(default_factory=dict)  # an ordered set
 
-    def report(self, requested_ratio: float) -> Report:
+    def report(self, requested_ratio: float | None) -> Report:
         sizes = self.sizes.values()
         full, now = (sum(s.tokens * s.row_bytes for s in sizes), sum(s.bytes_now for s in sizes))
         stayed, of = (sum(s.at_cut[i] for s in sizes) for i in range(2))
@@ -56,7 +54,7 @@ class State:
             bytes_with_slack=sum(s.allocated * s.row_bytes for s in sizes),
             bytes_now=now,
             saved=1 - now / full if full else 0.0,
-            requested_ratio=requested_ratio,
+            requested_ratio=self.requested if requested_ratio is None else requested_ratio,
             effective_ratio=1 - stayed / of if of else 0.0,
             tokens=self.tokens,
             layers_cut=len(sizes),

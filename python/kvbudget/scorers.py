@@ -32,6 +32,7 @@ class Press(Metric):
     """A ScorerPress of kvpress; it sees one whole prefill, so neither chunks nor second cuts."""
 
     press: Any = None
+    needs_hidden: ClassVar[bool] = True
     whole: ClassVar[bool] = True
 
     @property

@@ -25,12 +25,14 @@ def write_table(
     sink: int = 2,
     window: int = 1,
     seed: int = 0,
+    spread: float = 1,
     **more: str,
 ) -> Path:
-    """A table of random prune ratios whose mean is the row's ratio, in the format of formats/README.md."""
+    """A table of random prune ratios whose mean is the row's ratio, in the format of formats/README.md; with spread=0
+    all heads are alike."""
     rng = np.random.default_rng(seed)
     rho = np.arange(1, ROWS + 1) / 100
-    spread = np.minimum(rho, 1 - rho)[:, None, None] * rng.uniform(-1, 1, (1, n_layers, n_kv_heads))
+    spread = spread * np.minimum(rho, 1 - rho)[:, None, None] * rng.uniform(-1, 1, (1, n_layers, n_kv_heads))
     prune = rho[:, None, None] + spread - spread.mean((1, 2), keepdims=True)
     prune = np.clip(prune, 0, 0.99)
     rows = {"ratio": rho, "effective_ratio": prune.mean((1, 2))}

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -197,10 +198,10 @@ def test_chunks(model: Any, make_table: Any, metric: str) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric: str) -> None:
-    """With a cap the cache does not grow; protected tokens stay, and rows are the tokens that they claim."""
+    """With a target size the cache does not grow; protected tokens stay, and rows are the tokens that they claim."""
     table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
     info, cache = table.info, DynamicCache(config=model.config)
-    with kvbudget.compress(model, table, 0.6, recut_every=10, recut_cap=T) as run:
+    with kvbudget.compress(model, table, target_size=16, interval=10) as run:
         out = model.generate(ids, past_key_values=cache, max_new_tokens=31, do_sample=False, pad_token_id=0,
                              attention_mask=torch.ones_like(ids))  # fmt: skip
     with torch.no_grad():
@@ -208,11 +209,13 @@ def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric
     total = T + 30
     assert cache.get_seq_length() == total
     for i, layer in enumerate(cache.layers):
-        keep = table.keep(0.6, T, strict=True)[i]
         assert layer.cut_at == total  # 10, 20 and 30 tokens after the first cut
+        keep = run.budgets(T).keep[i]
+        for n in (T + 10, T + 20, T + 30):
+            keep = np.minimum(keep + 10, run.budgets(n).keep[i])
         for h in range(2):
             k, _, places = layer.segment(h)
-            assert len(k) == keep[h]  # capped: the cache has not grown
+            assert len(k) == keep[h]
             assert places.tolist() == sorted(set(places.tolist()))
             protected = [*range(info.sink), *range(total - info.window, total)][: len(k)]
             assert set(protected) <= set(places.tolist())
@@ -222,13 +225,13 @@ def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric
 
 
 def test_recut_by_hand(model: Any, table: kvbudget.Table) -> None:
-    """run.recut() gives every head what the table says for all tokens seen so far."""
+    """run.cut() gives every head what the table says for all tokens seen so far."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
         for part in prompt(1, 20, seed=4).split(1, 1):
             model(part, past_key_values=cache)
-        run.recut(cache)
+        run.cut(cache)
     for layer, keep in zip(cache.layers, table.keep(0.6, T + 20)):
         assert layer.lengths == [min(int(k), n) for k, n in zip(keep, layer.lengths)] and layer.seen == T + 20
 
@@ -238,10 +241,10 @@ def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
     table, cache = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
-        run.recut(cache)  # what it has seen is still the last there is
+        run.cut(cache)  # what it has seen is still the last there is
         model(prompt(1, 1), past_key_values=cache)
-        with pytest.raises(kvbudget.KVBudgetError, match="give track=True"):
-            run.recut(cache)
+        with pytest.raises(kvbudget.KVBudgetError, match='only when="call"'):
+            run.cut(cache)
 
 
 def test_the_report(model: Any, table: kvbudget.Table) -> None:
@@ -306,7 +309,7 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
     ids = prompt()
 
     def refused(
-        words: str, ratio: float = 0.7, on: Any = model, of: Any = table, cache: Any = None, **how: Any
+        words: str, ratio: float | None = 0.7, on: Any = model, of: Any = table, cache: Any = None, **how: Any
     ) -> None:
         with pytest.raises(kvbudget.KVBudgetError, match=words):
             with torch.no_grad(), kvbudget.compress(on, of, ratio, **how):
@@ -318,9 +321,12 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
     refused("ratio", ratio=1.0)
     refused("kernel: expected", kernel="fast")
     refused("when: expected", when="never")
-    refused("recut_every", recut_every=0)
-    refused("recut_cap: expected", recut_every=4, recut_cap=0)
-    refused("recut_cap: needs", recut_cap=4)
+    refused("interval: expected at least 1", interval=0)
+    refused("buffer: expected at least 4", interval=4, buffer=3)
+    refused("buffer: needs", buffer=4)
+    refused("interval: with when", interval=4, when="call")
+    refused("one of the two", target_size=9)
+    refused("target_size: expected at least 4", ratio=None, target_size=3)
     refused("rounding: expected", rounding="up")
     refused("expected 4, the table says 5", of=make_table(5, 4, 2, 16))
     refused("has no scorer in Python", of=make_table(4, 4, 2, 16, metric="h2o"))

@@ -12,7 +12,7 @@ from test_eviction import METRICS, T, prefill, prompt
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
-from kvbudget import eviction, scorers
+from kvbudget import controller, scorers
 from kvbudget.models import attention_layers
 
 kvpress = pytest.importorskip("kvpress")
@@ -74,8 +74,8 @@ def test_scores_are_kvpress_to_the_bit(model: Any, make_table: Any, metric: str,
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
     ids = torch.randint(2, 90, (1, 250), generator=torch.Generator().manual_seed(4))
     seen: list[Any] = []
-    select = eviction.select
-    monkeypatch.setattr(eviction, "select", lambda scores, *how: (seen.append(scores.copy()), select(scores, *how))[1])
+    select = controller.reselect
+    monkeypatch.setattr(controller, "reselect", lambda scores, *how: (seen.append(scores.copy()), select(scores, *how))[1])
     for scorer in (None, PRESSES[metric]()):
         with kvbudget.compress(model, table, 0.5, scorer=scorer):
             prefill(model, ids)

@@ -200,7 +200,7 @@ def test_batches_chunks_turns_and_threads(model: Any, table: kvbudget.Table) -> 
             assert torch.equal(a[2] - offset, b[2])
             assert torch.allclose(a[0], b[0], atol=2e-3) and torch.allclose(a[1], b[1], atol=2e-3)
     cache = DynamicCache(config=model.config)
-    with kvbudget.compress(model, table, 0.8, refit=True, recut_every=5) as run:
+    with kvbudget.compress(model, table, 0.8, refit=True, interval=5) as run:
         model.generate(ids[:1], past_key_values=cache, max_new_tokens=12, do_sample=True, pad_token_id=0,
                        attention_mask=mask[:1])  # fmt: skip
     assert run.report().heads_refitted and any("do not refit again" in w for w in run.report().warnings)
@@ -219,7 +219,7 @@ class CResult(c.Structure):
 
 @pytest.mark.parametrize("shape", [(90, 20, 64, 16), (300, 60, 40, 32), (64, 1, 32, 8), (50, 9, 9, 8)])
 def test_equals_the_library(shape: tuple[int, ...]) -> None:
-    """kvb_refit() of random heads: the same errors and the same rows."""
+    """kvb_refit() of random heads: the same errors, and the same rows where both choose alike."""
     (tokens, kept, queries, d), lib = shape, library()
     if not hasattr(lib, "kvb_refit"):
         pytest.skip("this library does not refit")
@@ -238,6 +238,9 @@ def test_equals_the_library(shape: tuple[int, ...]) -> None:
         ours = refit.Head(*map(torch.from_numpy, (k, v, q)))
         found = ours.fit(torch.from_numpy(at.astype(np.int64)))
         assert ours.error_before == pytest.approx(result.before, rel=1e-4)
-        assert ours.error_after == pytest.approx(result.after, rel=1e-3)
+        # The library stops where more lambda no longer helps; here all combinations are judged, which is never worse.
+        assert ours.error_after <= result.after * (1 + 1e-3)
+        if ours.error_after < result.after * (1 - 1e-3):
+            continue
         rows = (k[at], v[at]) if found is None else tuple(x.numpy() for x in found)
         assert all(np.allclose(a, b, atol=2e-4, rtol=2e-3) for a, b in zip(rows, (new_k, new_v)))

@@ -312,7 +312,7 @@ def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
         assert [a.segment(s)[2].tolist() for s in range(2)] == [b.segment(s)[2].tolist() for s in range(2)]
     how = dict(max_new_tokens=21, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
     grown = type(whole)(config=model.config)
-    with kvbudget.compress(model, learned, 0.5, recut_every=10) as run:
+    with kvbudget.compress(model, learned, 0.5, interval=10) as run:
         model.generate(ids, past_key_values=grown, **how)
     keep = learned.keep(0.5, 70)
     for i, layer in enumerate(grown.layers):
@@ -340,9 +340,9 @@ def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Pa
     with pytest.raises(kvbudget.KVBudgetError, match="expected 2 KV heads, found 1"):
         learned_layers.rank_layer(0, np.ones((len(FEATURES), 1, 9), np.float32))
     with pytest.raises(kvbudget.KVBudgetError, match="learn --own"):
-        kvbudget.compress(build("llama"), learned_layers, 0.5, recut_every=5)
+        kvbudget.compress(build("llama"), learned_layers, 0.5, interval=5)
     with pytest.raises(kvbudget.KVBudgetError, match="learn --own"):
-        run.recut(cut)
+        run.cut(cut)
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ line_of 'cut, with their questions' short.jsonl 1 'len(j["context_ids"]) == 100 
 
 # ---- refusals
 echo '{"old": 1}' >old.jsonl
-fails 'a text that is too short' 'has 0 tokens behind.*expected 65' calib tiny.gguf other.txt -o old.jsonl --continue 1
+fails 'a text that is too short' 'has 0 tokens after.*expected 65' calib tiny.gguf other.txt -o old.jsonl --continue 1
 fails 'too few contexts' 'expected 50 x 100' calib tiny.gguf story.txt -o old.jsonl --contexts 50 -t 100 --lines 1
 fails 'too few lines' 'expected 99; give --lines' calib tiny.gguf story.txt -o old.jsonl --lines 99
 fails 'nothing to ask' 'a text without questions' calib tiny.gguf story.txt -o old.jsonl

@@ -18,7 +18,10 @@ for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 
 done
 if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 'the link for linking'; else not_ok \
     'the link for linking'; fi
-if [ "$(find "$T/root" ! -type d | wc -l)" = 8 ]; then ok 'and nothing else'; else
+for f in code-c.jsonl plain/math-en.txt eval/story-en.txt; do
+    exists "installs the text $f" "$prefix/share/kvbudget/calib-data/$f"
+done
+if [ "$(find "$T/root" ! -type d ! -path '*/calib-data/*' | wc -l)" = 8 ]; then ok 'and nothing else'; else
     not_ok 'and nothing else'
     find "$T/root" ! -type d
 fi

@@ -12,6 +12,7 @@ LINES = {
     "calib": "tiny.gguf calib.jsonl -o OUT",
     "profile": "tiny.gguf calib.jsonl -o OUT --new-tokens 2 --ignore-eos --metric keydiff --quiet --force",
     "merge": "OUT run.h5 --force",
+    "tune": "tiny.gguf -o OUT --tokens 100 --quiet",
     "learn": "run.h5 -o OUT --quiet",
     "solve": "run.h5 --metric keydiff -o OUT --quiet",
     "validate": "run.h5 --metric keydiff --quiet",
@@ -28,7 +29,7 @@ LINES = {
     "logits": "tiny.gguf text0.txt --max-tokens 8 -o OUT",
     "task": "tiny.gguf -k niah_single_1 -t 700 -c 1 -q --answer",
 }
-NAMES = ("eval --output", "task --results")  # of which names of files are made: tried by outputs.sh
+NAMES = ("eval --output", "task --results", "tune --output")  # of which names of files are made: tried by outputs.sh
 STRANGE = "\x1b[31m\u202e\x9b"
 failed = 0
 

@@ -16,7 +16,7 @@ for k in range(4):
 "$PYTHON" "$KVB_ROOT/tests/cli/outputs.py" "$KVB" || FAILED=$((FAILED + $?))
 
 # What only some commands can do.
-fails 'a file inside the model folder' 'stands in model, which is read' profile model -o model/config.json calib.jsonl \
+fails 'a file inside the model folder' 'is inside model, which is read' profile model -o model/config.json calib.jsonl \
     --force < <(mkdir model; echo '{}' >model/config.json)
 fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gguf calib.jsonl \
     --metric learned=rank.safetensors -o rank.safetensors --force

@@ -38,7 +38,7 @@ told_by_eval() {
     expect 0 "eval of $1" eval tiny.gguf table.safetensors "$1.safetensors" text1.txt text3.txt text5.txt -a none \
         --tokens 150 --next 12 -r 0.5,0.8 --quiet --json "${@:2}"
     cp out worth.json
-    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval finds the same of $1"; else not_ok "eval finds the same of $1"; fi
+    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval: same $1"; else not_ok "eval: same $1"; fi
 import json, sys
 told = json.load(open(sys.argv[1]))["settings"]["refined"]
 found = json.load(open("worth.json"))["rows"]

@@ -46,7 +46,7 @@ cp out bare.json
 json 'compares three metrics under three allocators, and prints JSON' bare.json \
     '(len(j["rows"]) == 10 and
     {r["metric"] for r in j["rows"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
-ONE=(-k niah_single_1 -t 900 -c 1 -m keydiff -a uniform -r 0.5,0.8 -o one -q)
+ONE=(-k niah_single_1 -t 900 -c 1 -m keydiff -a uniform -r '0.5,0.8' -o one -q)
 expect 0 'one metric' task tiny.gguf "${ONE[@]}"
 cp one.json plain.json
 expect 0 'refitted, from the log of it' task tiny.gguf "${ONE[@]/-q/-v}" --refit
@@ -56,7 +56,8 @@ json 'the rows say so' one.json \
     all(a["refit"] == 0 and a["kept"] == b["kept"] for a, b in zip(json.load(open("plain.json"))["rows"], j["rows"])))'
 mv out refitted.out
 expect 0 'cut ones, answered alone' task tiny.gguf "${ONE[@]/-q/-v}" -o other
-if diff <(grep ' keydiff ' out) <(grep ' keydiff ' refitted.out) >/dev/null; then not_ok 'refitted caches answer otherwise'
+if diff <(grep ' keydiff ' out) <(grep ' keydiff ' refitted.out) >/dev/null; then
+    not_ok 'refitted caches answer otherwise'
 else ok 'refitted caches answer otherwise'; fi
 misused 'policies are not refitted' 'leave no time to refit' task tiny.gguf -k vt -t 600 -p tova --refit
 expect 0 'another precision' task tiny.gguf -k niah_single_1 -t 900 -c 1 -m none \

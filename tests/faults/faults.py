@@ -80,7 +80,7 @@ CASES = [
          before="old.html:page.html"),
     case("eval", EVAL + " -o worth --dump-kept kept.jsonl", before="old.svg:worth.svg"),
     case("task", TASK + " -o worth"),
-    case("task --output", "task IN/tiny.gguf --task niah_single_1 --tokens 700 -c 2 --output s.jsonl --quiet --threads 1",
+    case("task --output", "task IN/tiny.gguf -k niah_single_1 --tokens 700 -c 2 --output s.jsonl --quiet --threads 1",
          before="old.jsonl:s.jsonl"),
     case("budgets >", "budgets IN/keydiff.safetensors --ratio 0.5 --tokens 1000", stdout="out.txt"),
     case("inspect >", "inspect IN/run.h5 --json", stdout="out.txt"),

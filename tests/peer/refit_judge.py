@@ -35,7 +35,7 @@ def library_refit(lib, K, V, Q, kept):
 
 
 def torch_refit(K, V, Q, kept):
-    """The least left-out error, and that of the bare head, both over the outputs' variance."""
+    """What is left as the library chooses, and the bare head's left-out error, both over the outputs' variance."""
     K, V, Q = (torch.from_numpy(x).double() for x in (K, V, Q))
     full = (Q @ K.T).softmax(-1)
     O, S = full @ V, torch.from_numpy(kept.astype("int64"))
@@ -55,8 +55,14 @@ def torch_refit(K, V, Q, kept):
         X, R = P[~out].T @ P[~out], P[~out].T @ (O - P @ V[S])[~out]
         values = [V[S]] + [V[S] + torch.linalg.solve(X + lam * X.diagonal().mean() * torch.eye(len(X)), R)
                            for lam in (0.01, 0.1, 1, 10)]
-        errors += [float((P @ v - O)[out].pow(2).mean() / variance) for v in values]
-    return errors[0], min(errors), (Q, O, out, variance)
+        errors.append([float((P @ v - O)[out].pow(2).mean() / variance) for v in values])
+    bare = errors[0][0]
+    least, *ridges = errors[errors[1][0] < bare]  # keys first, then lambda for as long as more of it helps
+    helped = False
+    for error in ridges:
+        if helped and error >= least: break
+        helped, least = helped or error < least, min(error, least)
+    return bare, least, (Q, O, out, variance)
 
 
 def main():

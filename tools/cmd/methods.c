@@ -258,7 +258,7 @@ method_list methods_list(const methods *e)
 
 uint32_t methods_refit(const methods *e)
 {
-    return e->refit ? REFITTER_QUERIES : 0;
+    return e->refit ? REFITTER_PER_HEAD * (e->m->config.n_heads / e->m->config.n_kv_heads) : 0;
 }
 
 compared methods_compared(const methods *e)

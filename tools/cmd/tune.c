@@ -107,7 +107,7 @@ static double read_mark(const tune_command *c, const char *name)
     FILE *from = fopen(path, "re");
     double seconds = -1;
     if (from && fscanf(from, "%lf", &seconds) != 1) seconds = 0;
-    if (from) fclose(from);
+    if (from) (void)fclose(from);
     free(path);
     return seconds;
 }
@@ -428,7 +428,7 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
     return status;
 }
 
-// What a folder of steps is for. Steps of other texts or settings are not gone on with.
+// Records what the folder's steps are for. Steps of other texts or settings are not continued.
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");

@@ -1,0 +1,266 @@
+"""When a cache is cut, to how many rows, which of them, and what stays in any case: one controller, for blocks of
+compress (eviction.py) and for a cache that cuts itself (cache.py). What is known of a cache goes with it: in its
+``kvb_state`` (report.py), and what was seen of a layer's queries in the layer (ragged.py).
+"""
+
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import metrics, refit, scorers
+from ._library import KVBudgetError, count, one_of
+from .hooks import padding_of, refuse_presses
+from .models import AttentionLayer
+from .ragged import RaggedLayer, Size, WatchedLayer
+from .report import Report, State
+from .selection import reselect
+from .table import Budgets, Table
+
+INTERVAL = 128  # of a cache that is not to grow
+MOST_SLACK = 512  # free rows per head that an interval may ask for
+
+
+@dataclass
+class Pass:
+    """One attention module while it runs."""
+
+    layer: AttentionLayer
+    cache: Any
+    hidden: Tensor | None = None  # [B, n, D], what goes into the module; None: not seen, as are the angles
+    rope: Any = None
+    call: Any = None  # what the pass is part of, for end_of_turn
+    attended: bool = False
+    start: int = 0  # tokens that the layer of the cache held before
+    end: int | None = None  # where the turn ends that its tokens are part of
+
+
+class Controller:
+    """The rules by which caches are cut; ``compress`` says what the arguments mean."""
+
+    def __init__(
+        self, table: Table | str, ratio: float | None = None, *, target_size: int | None = None,
+        interval: int | None = None, buffer: int | None = None, scorer: Any = None, slack: int | None = None,
+        kernel: str = "auto", refit: bool = False, **options: Any,
+    ):  # fmt: skip
+        self.table = table = table if isinstance(table, Table) else Table(table)
+        self.metric = metric = scorers.of_table(table) if scorer is None else scorers.of_press(scorer)
+        table.check(metric=metric.name)
+        if (ratio is None) == (target_size is None):
+            raise KVBudgetError(f"expected one of the two, ratio or target_size, found {ratio} and {target_size}")
+        self._least = max(table.info.sink + table.info.window, metric.least)
+        interval = INTERVAL if interval is None and target_size is not None else interval
+        given = dict(target_size=target_size, interval=interval, buffer=buffer, slack=slack)
+        for (name, value), least in zip(given.items(), (self._least + 1, 1, interval or 0, 0)):
+            if value is not None and count(value, name) < least:
+                raise KVBudgetError(f"{name}: expected at least {least}, found {value}")
+        if buffer is not None and interval is None:
+            raise KVBudgetError("buffer: needs an interval, after which it is full")
+        if interval is not None and metric.once:
+            raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
+        one_of("kernel", kernel, ("auto", "segments", "flex", "varlen"))
+        self.ratio, self.target_size, self.interval, self._options = ratio, target_size, interval, options
+        self._hold = 0 if buffer is None or interval is None else buffer - interval
+        self._kernel, self._refit, self._track = kernel, refit, interval is not None
+        self._slack = min(interval or 32, MOST_SLACK) if slack is None else slack
+        self._n_heads = table.info.n_budgeted * table.info.n_kv_heads
+        self.budgets(1)  # a wrong ratio or option is refused here, not in the middle of a prefill
+        self.cuts = ratio is None or ratio > 0
+        self._last, self._has_cut = State(), False
+
+    def budgets(self, n: int, again: bool = False) -> Budgets:
+        """The table's for a sequence of n tokens. With a target_size N they are those of the ratio 1 - N / n; where the
+        table has no row that gives up so much, its last one shares out as much as makes N on average."""
+        strict = {"strict": True} if again or self.interval or self.target_size else {}
+        if self.ratio is not None:
+            return self.table.budgets(self.ratio, n, **(strict | self._options))
+        assert self.target_size is not None
+        ratio, options = max(1 - self.target_size / n, 0.0), {"lookup": "linear"} | strict | self._options
+        found, wanted = self.table.budgets(ratio, n, **options), self.target_size * self._n_heads
+        return self.table.budgets(ratio, n * wanted // found.total, **options) if found.total > wanted else found
+
+    def report(self, cache: Any = None) -> Report:
+        """What became of a cache, by default the one that was cut last."""
+        state: State = self._last if cache is None else getattr(cache, "kvb_state", State())
+        return state.report(self.ratio)
+
+    def end_of_turn(self, now: Pass, n: int) -> int | None:
+        """Where the turn ends of which the next n tokens are a part; None where they are none."""
+        return now.start + n if now.start == 0 or n > 1 else None
+
+    # ---- Watching ----
+
+    def attend(
+        self, now: Pass, attend: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: Any
+    ) -> Any:
+        """The attention of one layer, which is cut where its turn ends; guesses behind that see the cut layer."""
+        n, index, place = query.shape[2], now.layer.index, now.cache.layers[now.layer.index]
+        now.start = start = place.get_seq_length() - n
+        now.end = end = self.end_of_turn(now, n)
+        if start == 0:
+            place = self._begin(now, padding_of(mask, query.shape[0], n), end == n)
+        elif not isinstance(place, WatchedLayer):
+            raise KVBudgetError(
+                f"{now.layer.name}: the cache held {start} tokens before, whose queries were not seen, so it cannot be "
+                "cut; fill it inside of the block from the start"
+            )
+        state = self.state_of(now.cache)
+        if not place.observed:  # only hidden, not cut
+            return attend(query, key, value, mask)
+        guesses = max(start + n - end, 0) if end is not None and start < end else 0
+        own, m, guessed = mask, n - guesses, None
+        if guesses:
+            guessed = place.newest(guesses)
+            place.crop(-guesses)
+            key, value = place.flat()
+            own = None if mask is None else mask[:, :, :m, :-guesses]
+        out, weights = attend(query[:, :, :m], key, value, own)
+        with torch.no_grad():
+            self._look(now, state, place, metrics.in_units(query[:, :, :m], scaling))
+        if guessed is None:
+            return out, weights
+        key, value = now.cache.layers[index].update(*guessed)
+        if mask is None and not hasattr(key, "kvb_layer"):
+            mask = torch.ones(1, 1, n, start + n, dtype=torch.bool, device=query.device).tril(start)
+        rest, _ = attend(query[:, :, m:], key, value, None if mask is None else mask[:, :, m:])
+        return torch.cat([out, rest], 1), None
+
+    def _begin(self, now: Pass, padding: list[int], whole: bool) -> WatchedLayer:
+        """The first pass over a fresh cache, of a whole prompt or of its first chunk."""
+        if not whole and any(padding):
+            raise KVBudgetError("padded batches cannot be prefilled in chunks; give them one by one", "UNSUPPORTED")
+        refuse_presses(now.layer.module)
+        place = now.cache.layers[now.layer.index]
+        if not isinstance(place, WatchedLayer):
+            place = now.cache.layers[now.layer.index] = WatchedLayer(place)
+        place.observed = [metrics.Seen(padding=p) for p in padding]
+        return place
+
+    def state_of(self, cache: Any) -> State:
+        if getattr(cache, "kvb_state", None) is None:
+            cache.kvb_state = State(self.metric.name)
+        state: State = cache.kvb_state
+        if state.metric != self.metric.name:
+            raise KVBudgetError(f"the cache was watched for {state.metric}, this block ranks by {self.metric.name}")
+        return state
+
+    def _look(self, now: Pass, state: State, place: WatchedLayer, query: Tensor) -> None:
+        """After the attention of n tokens: watches them, and cuts where a turn ends or enough tokens are new."""
+        total, turn = now.start + query.shape[2], now.end is not None and now.start < now.end
+        if turn or self._track:
+            self._observe(now, place, query)
+        if total - place.cut_at < self.interval if self.interval else not turn or total != now.end:
+            return
+        if now.start and (self.metric.once if isinstance(place, RaggedLayer) else self.metric.whole):
+            said = f"tokens of later turns all stay: {self.metric.name} {self.metric.once}"
+            self._warn(state, said)
+        else:
+            self.cut_layer(now.cache, now.layer)
+
+    def _observe(self, now: Pass, place: WatchedLayer, query: Tensor) -> None:
+        start, n = now.start, query.shape[2]
+        for b, seen in enumerate(place.observed):
+            skip = min(max(seen.padding - start, 0), n)
+            turned = None
+            if now.rope is not None:
+                turned = tuple(x[min(b, x.shape[0] - 1), skip:n] if x.dim() == 3 else x[skip:n] for x in now.rope)
+            if skip < n:
+                seen.skip(start + skip - seen.padding)
+                hidden = query.new_empty(n - skip, 0) if now.hidden is None else now.hidden[b, skip:n]
+                step = metrics.Step(query[b, :, skip:], hidden, turned)
+                if self._refit and not isinstance(place, RaggedLayer):
+                    seen.references = refit.gather(seen.references, now.layer, step, seen.n_tokens)
+                self.metric.observe(seen, now.layer, step)
+
+    # ---- Cutting ----
+
+    @torch.no_grad()
+    def cut_layer(self, cache: Any, layer: AttentionLayer) -> None:
+        """Cuts a layer to the budgets of all tokens that it has seen; tokens that are gone stay gone."""
+        place, state = cache.layers[layer.index], self.state_of(cache)
+        total, ragged = place.get_seq_length(), isinstance(place, RaggedLayer)
+        if ragged and self.metric.once:
+            raise KVBudgetError(f"cut: {self.metric.name} {self.metric.once}", "UNSUPPORTED")
+        tokens, again = tuple(total - s.padding for s in place.observed), place.cut_at > 0
+        self._last, self._has_cut = state, True
+        if state.cut != (tokens, again):  # every layer says which cut it is of; the first of another one begins anew
+            state.cut, state.tokens = (tokens, again), tokens
+            state.keep.clear()
+            state.warnings.clear()
+        if ragged:
+            if self._refit:
+                state.warnings["later cuts do not refit again; what was refitted at the first one stays so"] = None
+            place.recut(partial(self._choose_again, place, layer, state))
+        elif not self._all_stay(state, place):
+            self._first_cut(cache, layer, state)
+        place.cut_at = total
+
+    def _warn(self, state: State, said: str, aloud: bool = True) -> None:
+        if aloud and said not in state.warnings:
+            warnings.warn(f"kvbudget: {said}", stacklevel=2)
+        state.warnings[said] = None
+
+    def _stays(self, n: int) -> bool:
+        """Does all of a context so short stay: is every token of it protected or within the target, or can the metric
+        not rank it?"""
+        return n - self._hold <= max(self._least, self.target_size or 0)
+
+    def _all_stay(self, state: State, place: WatchedLayer) -> bool:
+        found = all(map(self._stays, state.tokens))
+        for n in filter(self._stays, () if self.target_size else state.tokens):
+            said = f"a context of {n} tokens is no longer than what is protected or {self.metric.name} needs"
+            self._warn(state, f"{said}, so nothing was evicted", found and place.cut_at == 0)
+        return found
+
+    def _first_cut(self, cache: Any, layer: AttentionLayer, state: State) -> None:
+        full = cache.layers[layer.index]
+        keys, values, kept = full.keys, full.values, []
+        for b, seen in enumerate(full.observed):
+            k, v = keys[b, :, seen.padding :], values[b, :, seen.padding :]
+            n_heads, n, _ = k.shape
+            places = torch.arange(n, device=keys.device)
+            chosen = self._choose(layer, state, seen, n, (k, v, places), slice(0, n_heads))
+            kept += [places + seen.padding for places in chosen]
+        state.sizes[layer.index] = self._put(cache, layer, kept)  # the full layer is freed: the peak is one layer
+        if self._refit:
+            state.refitted[layer.index] = refit.refit(layer, keys, values, cache.layers[layer.index])
+
+    def _put(self, cache: Any, layer: AttentionLayer, kept: list[Tensor]) -> Size:
+        full = cache.layers[layer.index]
+        new = RaggedLayer(full.keys, full.values, kept, self._slack, self._kernel, full.observed)
+        cache.layers[layer.index] = new
+        return new.size
+
+    def _choose_again(self, ragged: RaggedLayer, layer: AttentionLayer, state: State, s: int) -> Tensor:
+        """Which rows of segment s stay."""
+        b, h = divmod(s, ragged.n_heads)
+        (k, v, places), seen = ragged.segment(s), ragged.observed[b]
+        rows, n = (k[None], v[None], places - seen.padding), ragged.seen - seen.padding
+        return self._choose(layer, state, seen, n, rows, slice(h, h + 1))[0]
+
+    def _choose(
+        self, layer: AttentionLayer, state: State, seen: metrics.Seen, n: int, rows: tuple[Tensor, ...], heads: slice
+    ) -> list[Tensor]:
+        """What stays, ascending, of some heads' keys and values [G, m, d] at places [m], of n tokens that were seen."""
+        keys, values, places = rows
+        keep = [len(places)] * len(keys) if self._stays(n) else self._keep(state, n)[layer.index, heads].tolist()
+        if min(keep) >= len(places):
+            return [torch.arange(len(places))] * len(keys)
+        if self.metric.needs_queries and seen.n_tokens != n:
+            raise KVBudgetError(f'cut: {self.metric.name} ranks by queries, which only when="call" goes on watching')
+        seen.n_tokens = n
+        scores = self.metric.score(layer, keys, values, seen, places, heads).float().cpu().numpy()
+        info, at = self.table.info, places.cpu().numpy()
+        found = (reselect(s, at, n, k, info.sink, info.window + self._hold) for s, k in zip(scores, keep))
+        return [torch.from_numpy(chosen.astype("int64")) for chosen in found]
+
+    def _keep(self, state: State, n: int) -> Any:
+        """[L, G]: the table's budgets for a sequence of n tokens, and the newest ones that stay beyond them."""
+        if n not in state.keep:
+            budgets = self.budgets(n - self._hold, state.cut[1])
+            state.keep[n], state.requested = budgets.keep + self._hold, budgets.requested_ratio
+            state.warnings.update(dict.fromkeys(budgets.warnings))
+        return state.keep[n]
