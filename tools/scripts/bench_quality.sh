@@ -37,8 +37,8 @@ done
 first=yes
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
     for kind in plain refit; do
-        awk -v name="$name" -v head="$first" 'NR > 1 { print name "," $0 } NR == 1 && head == "yes" { print "model," $0 }' \
-            "$OUT/$name-$kind.csv"
+        [ "$first" = no ] || sed -n '1s/^/model,/p' "$OUT/$name-$kind.csv"
+        sed "1d; s/^/$name,/" "$OUT/$name-$kind.csv"
         first=no
     done
 done

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes a wheel of the Python package with all libraries that its binaries need.
 # make-wheel.sh program|library BUILD VERSION TARGET METRICS: with the program and the runtime library of BUILD, or with
-# the library alone, which is then called kvbudget-library; the wheel comes to lie in the folder TARGET. The tag tells the
-# oldest glibc that the wheel runs with, as auditwheel finds it.
+# the library alone, which is then called kvbudget-library; the wheel is written into the folder TARGET. The tag tells
+# the oldest glibc that the wheel runs with, as auditwheel finds it.
 set -eu
 
 KIND=$1 BUILD=$2 VERSION=$3 TARGET=$4 METRICS=$5 # what `kvbudget help metrics --json` prints
