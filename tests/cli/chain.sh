@@ -67,10 +67,6 @@ WAYS
 expect 0 'gains and losses of layers' inspect nats.h5 --json
 json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"
-expect 0 'their picture' plot nats.h5 -o layers.svg
-check 'has gains, losses of layers and of all' charts layers.svg 3
-fails 'a picture without curves' 'profile with --curves' plot run.h5 -o no.svg
-misused 'a picture of two records' 'a record is drawn alone' plot run.h5 nats.h5 -o no.svg
 expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
 if grep -q 'id="layers"' nats.html && grep -q 'predicts a KL of' nats.html; then ok 'shows which layers matter'; else
     not_ok 'shows which layers matter'

@@ -1,5 +1,6 @@
 #include "tools/report/page.h"
 #include "formats/atomic_file.h"
+#include "formats/file_io.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -209,12 +210,6 @@ static double find_uniform_loss(const page *p, const page_table *t, double ratio
     return NAN;
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 // "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
 static void put_name(const page_writer *w, const page_table *t)
 {
@@ -223,7 +218,7 @@ static void put_name(const page_writer *w, const page_table *t)
     for (size_t i = 0; i < w->p->n_tables; i++)
         same += strcmp(kvb_table_info(w->p->tables[i].file)->metric, metric) == 0;
     html_put(w->out, metric);
-    if (same > 1) html_putf(w->out, " (%s)", base_name(t->path));
+    if (same > 1) html_putf(w->out, " (%s)", file_base(t->path));
 }
 
 // A heading of a table's own part.
