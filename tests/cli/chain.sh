@@ -107,7 +107,7 @@ fails 'a table needs its query heads' 'or write --npy only' solve bare.h5 --metr
 expect 0 'kvpress does not' solve bare.h5 --metric keydiff --npy bare.npy
 
 # ---- inspect
-for f in tiny.gguf run.h5 imported.h5 keydiff.safetensors keydiff.npy calib.jsonl; do
+for f in run.h5 imported.h5 keydiff.safetensors calib.jsonl; do
     expect 0 "inspect $f" inspect "$f"
     expect 0 "inspect --json $f" inspect --json "$f"
     cp out inspect.json
