@@ -3,8 +3,8 @@
 //
 // You may copy this folder into your own tree. It needs libc, libm and cJSON, compiles as C99 or later, and this header
 // can be included from C++. No function prints anything or keeps global state. Only the functions that open a table or
-// a ranking allocate memory, and only those that close one free it. A kvb_table never changes once it is open, so any
-// number of threads may use one table at the same time without locks.
+// a ranking allocate memory, and only those that close one free it; kvb_table_find() frees what it has allocated. A
+// kvb_table never changes once it is open, so any number of threads may use one table at the same time without locks.
 //
 // Words used below. T, or n_tokens, is the length of the context after prefill, including the sinks (the first tokens)
 // and the window (the last ones). A prune ratio is the share of a head's T tokens that is evicted. A "keep" count is
@@ -213,6 +213,28 @@ typedef struct kvb_weights {
 // Fails with KVB_MISMATCH if something differs or the table does not say it, and with KVB_ARGUMENT if a pointer is
 // NULL.
 KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
+
+// Finds the table of your model among the files *.safetensors of a folder: the ready tables that come with kvbudget
+// (share/kvbudget/tables), or your own. A table is for your model if it passes kvb_table_check() with all of `mine` but
+// model_sha256, and its weights are yours by one of these, the first before the second:
+//   - a hash: model_sha256 of `mine`, or all hashes of `weights`
+//   - a name: weights->hf_id is the table's hf_id or in its metadata model_names (with commas between). Letters may be
+//     large or small. A name without '/', as of a folder or a GGUF file, is compared with what follows the '/' of
+//     theirs; of the name of a GGUF file, ".gguf" and before it "-Q8_0", ".q4_k_m" or the like are left out
+// Of several tables that fit equally well, the first by strcmp() of their names is taken. Files that are not tables are
+// passed over. hf_revision is not compared.
+//   path     [cap] bytes, the result: the file's path, for kvb_table_open()
+//   mine     n_layers, n_heads, n_kv_heads and head_dim are needed
+//   weights  may be NULL
+// Opens every table in the folder, and needs 20 KiB of stack. On failure `path` is left alone. Fails with
+//   KVB_MISMATCH  if there is no such table; the message says what was looked for, and which table comes near and
+//                 which names it accepts, as a fine-tuned model has the shape of its base model
+//   KVB_IO        if the folder cannot be read
+//   KVB_CAPACITY  if the path is longer than cap - 1 bytes
+//   KVB_ARGUMENT  if a pointer is NULL, or a number of the shape 0
+//   KVB_MEMORY    if there is not enough memory
+KVB_API kvb_status kvb_table_find(char *path, size_t cap, const char *folder, const kvb_expectation *mine,
+                                  const kvb_weights *weights, kvb_error *err);
 
 // ---- Budgets ------------------------------------------------------------------------------------
 

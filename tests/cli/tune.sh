@@ -42,6 +42,16 @@ expect 0 'what is done is not done again' tune tiny.gguf -o one $SIZE
 says 'it says so' 'the model reads texts with its full cache .done before.' err
 same 'and the table is the same' one.safetensors two.safetensors
 
+# shellcheck disable=SC2086
+expect 0 'for caches that are refitted' tune tiny.gguf -o two $SIZE --refit
+says 'one profile serves both' 'the model reads texts with its full cache .done before.' err
+says 'the choice is made once more' 'each ratio takes the best$' err
+says 'it judges refitted caches' 'every cache refitted' out
+says 'and says how Python does that' '0.8, refit=True' out
+expect 0 'the table says so' inspect two.safetensors --json
+says 'by its references' 'refit[^0-9a-z]*[1-9]' out
+cp one.safetensors two.safetensors
+
 # A stop in the middle: the best so far is left, and the same command goes on to the same table.
 stop_at() {
     # shellcheck disable=SC2086

@@ -1,6 +1,8 @@
 // Which weights a table was made with: kvb_table_check_weights against hashes, names and commits, and damaged entries.
+// And kvb_table_find: which table in a folder is a model's, and what it says where none is.
 #include "runtime/kvbudget.h"
 #include "test_runtime_cases.h"
+#include <unistd.h>
 
 // Two files in a table, "a" to "f" 64 times each.
 #define HASH(c)                                                                                                       \
@@ -66,6 +68,136 @@ UNIT_TEST(test_damaged_files)
         ck_assert_msg(strstr(err.message, damages[i][1]), "%s", err.message);
         free(bytes);
     }
+}
+
+// ---- Finding ----
+
+#define NAMES(names) "\"model_names\":\"" names "\",\"note\""
+
+static char found_folder[32];
+
+static void put_file(const char *name, const void *bytes, size_t size)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", found_folder, name);
+    FILE *f = fopen(path, "wb");
+    ck_assert(f && fwrite(bytes, 1, size, f) == size && fclose(f) == 0);
+}
+
+static void put_table(const char *name, uint32_t n_layers, const char *edit)
+{
+    table_case c = case_default();
+    size_t size;
+    c.n_layers = n_layers, c.edit_from = "\"note\"", c.edit_to = edit;
+    unsigned char *bytes = case_bytes(&c, &size, NULL);
+    put_file(name, bytes, size);
+    free(bytes);
+}
+
+static void make_found_folder(void)
+{
+    strcpy(found_folder, "/tmp/kvbudget-find.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(found_folder));
+    put_table("b-base.safetensors", 3, NAMES("Org/Base-1B,Org/Base-1B-GGUF"));
+    put_table("c-files.safetensors", 3, TWO_FILES);
+    put_table("d-other.safetensors", 5, NAMES("Org/Deep"));
+    put_table("e-base.safetensors", 3, NAMES("Org/Base-1B"));
+    put_file("a-broken.safetensors", "{}", 2);
+    put_file("notes.txt", "x", 1);
+}
+
+static void remove_found_folder(void)
+{
+    static const char *const names[] = {"a-broken.safetensors", "b-base.safetensors", "c-files.safetensors",
+                                        "d-other.safetensors",  "e-base.safetensors", "notes.txt"};
+    char path[128];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", found_folder, names[i]);
+        unlink(path);
+    }
+    rmdir(found_folder);
+}
+
+// What is known of a model, and the table that is found, or what the refusal says.
+static const struct {
+    const char *name, *found;
+    uint32_t n_layers;
+    const char *says[2];
+} looked[] = {
+    {"Org/Base-1B", "b-base", 3, {0}},
+    {"org/base-1b-gguf", "b-base", 3, {0}},
+    {"Base-1B", "b-base", 3, {0}},
+    {"base-1b.Q4_K_M.gguf", "b-base", 3, {0}},
+    {"Base-1B-IQ3_XS.gguf", "b-base", 3, {0}},
+    {"Base-1B-BF16.GGUF", "b-base", 3, {0}},
+    {"Base-1B.gguf", "b-base", 3, {0}},
+    {"org/name", "c-files", 3, {0}},
+    {"Deep", "d-other", 5, {0}},
+    {"Org/Base-1B-Tuned",
+     NULL,
+     3,
+     {"\"Org/Base-1B-Tuned\"", "b-base.safetensors has this shape and is for Org/Base-1B,"}},
+    {"Else/Base-1B", NULL, 3, {"if your weights are those, give its path"}},
+    {"Base-1B-chat.gguf", NULL, 3, {"has this shape"}},
+    {"Base-1B-Quick.gguf", NULL, 3, {"has this shape"}},
+    {"Base-1", NULL, 3, {"has this shape"}},
+    {"", NULL, 3, {"has this shape"}},
+    {"Org/Base-1B", NULL, 4, {"n_layers: expected 4, the table says 3"}},
+    {"Org/New",
+     NULL,
+     4,
+     {"none of the 4 in /tmp/", "4 layers with 6 query and 2 KV heads of 64 numbers; `kvbudget tune`"}},
+};
+
+UNIT_TEST(test_find)
+{
+    char path[128], wanted[128];
+    kvb_error err;
+    make_found_folder();
+    for (size_t i = 0; i < sizeof looked / sizeof *looked; i++) {
+        kvb_expectation mine = {looked[i].n_layers, 6, 2, 64, .metric = "snapkv:kvpress"};
+        kvb_weights weights = {.hf_id = looked[i].name};
+        strcpy(path, "unchanged");
+        kvb_status status = kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err);
+        ck_assert_msg(status == (looked[i].found ? KVB_OK : KVB_MISMATCH), "%s: %s", looked[i].name, err.message);
+        snprintf(wanted, sizeof wanted, "%s/%s.safetensors", found_folder, looked[i].found);
+        ck_assert_str_eq(path, looked[i].found ? wanted : "unchanged");
+        for (int k = 0; k < 2 && looked[i].says[k]; k++)
+            ck_assert_msg(strstr(err.message, looked[i].says[k]), "%s: %s", looked[i].name, err.message);
+    }
+    remove_found_folder();
+}
+
+// A hash goes before a name; what the engine ranks by must agree too.
+UNIT_TEST(test_find_by_hash)
+{
+    static const char *const same[] = {HASH("B"), HASH("a")}, *const other[] = {HASH("a"), HASH("c")};
+    const kvb_expectation mine = {3, 6, 2, 64, .metric = NULL};
+    char path[128];
+    kvb_error err;
+    make_found_folder();
+    kvb_weights weights = {same, 2, "Org/Base-1B", NULL};
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err), KVB_OK);
+    ck_assert_msg(strstr(path, "/c-files.safetensors"), "%s", path);
+    ck_assert_int_eq(kvb_table_find(path, 20, found_folder, &mine, &weights, &err), KVB_CAPACITY);
+    weights.file_sha256 = other;
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err), KVB_OK);
+    ck_assert_msg(strstr(path, "/b-base.safetensors"), "%s", path);
+    kvb_expectation hashed = mine;
+    hashed.model_sha256 = "0000000000000000000000000000000000000000000000000000000000000007";
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &hashed, NULL, &err), KVB_OK);
+    ck_assert_msg(strstr(path, "/b-base.safetensors"), "%s", path);
+    hashed.metric = "keydiff";
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &hashed, NULL, &err), KVB_MISMATCH);
+    ck_assert_msg(strstr(err.message, "metric: expected keydiff"), "%s", err.message);
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, NULL, &err), KVB_MISMATCH);
+    ck_assert_int_eq(kvb_table_find(path, sizeof path, "/tmp/no such folder", &mine, NULL, &err), KVB_IO);
+    ck_assert_msg(strstr(err.message, "no such folder"), "%s", err.message);
+    ck_assert_int_eq(kvb_table_find(path, 0, found_folder, &mine, NULL, NULL), KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &(kvb_expectation){.n_layers = 3}, NULL, NULL),
+                     KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &mine, &(kvb_weights){.n_files = 1}, NULL), KVB_ARGUMENT);
+    remove_found_folder();
 }
 
 UNIT_MAIN("runtime_origin")

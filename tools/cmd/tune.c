@@ -53,7 +53,7 @@ typedef struct tune_command {
     const cli_command *self;
     const char *model, *output, *time, *goal_name;
     uint64_t n_tokens, threads;
-    bool plan, quiet, force;
+    bool refit, plan, quiet;
     const tune_goal *goal;
     double seconds; // of --time; 0: none
     char *const *own;
@@ -283,6 +283,17 @@ static uint64_t evaluations_in_time(const tune_command *c)
     return left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
 }
 
+// The steps that --refit changes have names of their own: both kinds can be made from one profile.
+static const char *chosen(const tune_command *c)
+{
+    return c->refit ? "tuned-refit" : "tuned";
+}
+
+static const char *judged(const tune_command *c)
+{
+    return c->refit ? "worth-refit" : "worth";
+}
+
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
@@ -301,9 +312,10 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     add_word(&w, "%" PRIu64, c->n_tokens);
     add_word(&w, "--evaluations");
     add_word(&w, "%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
+    if (c->refit) add_word(&w, "--refit");
     add_word(&w, "-o");
-    add_word(&w, "%s/tuned.safetensors", c->folder);
-    return run_step(c, "tuned", "both, and what lies between, are measured: each ratio takes the best", &w, err);
+    add_word(&w, "%s/%s.safetensors", c->folder, chosen(c));
+    return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
 }
 
 // ---- Judging ----
@@ -317,20 +329,21 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     add_texts(&w, c, PART_JUDGE, NULL);
     add_words(&w, (const char *[]){"--allocator", "uniform", "--ratio", "0.5,0.8,0.9,0.95", "--tokens", NULL});
     add_word(&w, "%" PRIu64, c->n_tokens);
+    if (c->refit) add_word(&w, "--refit");
     add_word(&w, "-o");
-    add_word(&w, "%s/worth", c->folder);
+    add_word(&w, "%s/%s", c->folder, judged(c));
     kvb_status status =
-        run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
+        run_step(c, judged(c), "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
     if (status != KVB_OK) return status;
     add_word(&w, "report");
     add_word(&w, "%s.safetensors", c->output);
     add_words(&w, (const char *[]){"--force", "--record", NULL});
     add_word(&w, "%s/run.h5", c->folder);
     add_word(&w, "--results");
-    add_word(&w, "%s/worth.json", c->folder);
+    add_word(&w, "%s/%s.json", c->folder, judged(c));
     add_word(&w, "-o");
     add_word(&w, "%s.html", c->output);
-    return run_step(c, "report", "the report", &w, err);
+    return run_step(c, c->refit ? "report-refit" : "report", "the report", &w, err);
 }
 
 // The best table so far becomes NAME.safetensors.
@@ -367,8 +380,8 @@ static void print_worth(const tune_command *c, const results_document *d)
 {
     static const double ratios[] = {0.5, 0.8, 0.9, 0.95};
     double gentle = 0, better[3] = {0};
-    printf("KL to the full cache over the next %d tokens, mean over %zu texts that nothing was fitted to\n", NEXT,
-           tune_texts_count(&c->texts, PART_JUDGE));
+    printf("KL to the full cache over the next %d tokens, mean over %zu texts that nothing was fitted to%s\n", NEXT,
+           tune_texts_count(&c->texts, PART_JUDGE), c->refit ? "; every cache refitted" : "");
     printf("  pruned   this table   same ranking, equal budgets   SnapKV as published   same next token\n");
     for (int i = 0; i < 4; i++) {
         const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
@@ -392,15 +405,15 @@ static void print_worth(const tune_command *c, const results_document *d)
 static kvb_status print_verdict(const tune_command *c, kvb_error *err)
 {
     results_document found;
-    char *path = in_folder(c, "worth.json");
+    char *path = need_text("%s/%s.json", c->folder, judged(c));
     kvb_status status = results_open(&found, path, err);
     if (status == KVB_OK) {
         print_worth(c, &found);
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
-               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8): model.generate(...)\n"
+               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8%s): model.generate(...)\n"
                "%.0f s, %zu texts. ",
-               c->output, c->output, c->output, c->spent, c->texts.count);
+               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
@@ -489,7 +502,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     status = learn_ranking(c, err);
     if (status == KVB_OK) status = solve_tables(c, err);
     if (status == KVB_OK) status = choose_budgets(c, err);
-    if (status == KVB_OK) status = take_table(c, "tuned", err);
+    if (status == KVB_OK) status = take_table(c, chosen(c), err);
     if (status == KVB_OK) status = judge_table(c, err);
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
@@ -497,7 +510,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
 // After a stop: whatever table there is.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
-    static const char *const order[] = {"tuned", "importance"};
+    const char *const order[] = {chosen(c), "importance"};
     for (int i = 0; i < 2; i++)
         if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
             return kvb_fail(err, KVB_INTERRUPTED,
@@ -564,6 +577,8 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {"for", 0, CLI_TEXT, &c.goal_name, "USE",
          "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
          "about twice the KL"},
+        {"refit", 0, CLI_FLAG, &c.refit, NULL,
+         "for caches whose kept keys and values are refitted after the prefill: choose and judge\nby such caches"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
