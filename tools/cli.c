@@ -254,13 +254,6 @@ void cli_print_manual(const cli_command *command, const cli_option *options)
     }
 }
 
-bool cli_colour_wanted(int fd)
-{
-    const char *no_colour = getenv("NO_COLOR"), *term = getenv("TERM");
-    if (no_colour && *no_colour) return false;
-    return isatty(fd) && term && strcmp(term, "dumb") != 0;
-}
-
 int cli_terminal_width(int fd, int otherwise)
 {
     struct winsize size;

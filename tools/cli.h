@@ -109,9 +109,6 @@ void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
 void cli_end_by_signal(void);
 
-// True when escape sequences may be written to this file descriptor: a terminal that is not dumb, and NO_COLOR is not
-// set.
-bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);
 

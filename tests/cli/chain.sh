@@ -103,8 +103,8 @@ for m in keydiff snapkv:lukv ea:lukv; do
 done
 cp -r steps bare && rm bare/kvbudget.json
 expect 0 'import arrays that say nothing of the model' import bare -o bare.h5
-fails 'a table needs its query heads' 'or write --npy only' solve bare.h5 --metric keydiff -o none.safetensors
-expect 0 'kvpress does not' solve bare.h5 --metric keydiff --npy bare.npy
+fails 'a table needs its query heads' 'import it again with --model-heads' solve bare.h5 --metric keydiff \
+    -o none.safetensors
 
 # ---- inspect
 for f in run.h5 imported.h5 keydiff.safetensors calib.jsonl; do
@@ -117,10 +117,10 @@ done
 # ---- plot
 expect 0 'plot' plot keydiff.safetensors ea.safetensors -o two.svg
 check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
-expect 0 'plot in the terminal' plot keydiff.safetensors --ratios 20,0.5
-says 'a pipe gets percentages' '^ +0( +[0-9.]+)+$'
-says 'and no colours' 'each number: percent'
+misused 'plot without a picture' '--output is needed' plot keydiff.safetensors
+expect 0 'ratios as per cents and shares' plot keydiff.safetensors --ratios 20,0.5 -o some.svg
 fails 'plot with a ratio that no row has' 'no row for 50.5 % pruned; it has whole per cents' plot \
-    keydiff.safetensors --ratios 50.5
-misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80
+    keydiff.safetensors --ratios 50.5 -o no.svg
+misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80 \
+    -o no.svg
 end

@@ -172,7 +172,6 @@ damage tiny.gguf gguf
 damage calib.jsonl jsonl
 damage run.h5 h5
 damage table.safetensors safetensors
-damage table.npy npy
 
 # Numbers that cannot be: the option and its bounds are named, not another option.
 fails 'a context that is too long' '--tokens: expected at most 4294967295, found 4294967296' solve run.h5 --metric \

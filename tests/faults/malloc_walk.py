@@ -25,7 +25,7 @@ COMMANDS = {
     "profile --resume": (PROFILE + " --resume", 20),  # from the parts of a killed run, run.h5.parts of INPUTS
     "profile --plan": (PROFILE + " --plan", 10),
     "merge": ("merge whole.h5 s1.h5 s2.h5 --force", 20),
-    "solve": ("solve run.h5 -m keydiff -o t.safetensors --npy t.npy --json", 30),
+    "solve": ("solve run.h5 -m keydiff -o t.safetensors --json", 30),
     "solve --exact": (
         "solve run.h5 -m keydiff --block 16 --ratios 0.3,0.5 --exact --budgets b.npy -o t.safetensors", 20),
     "solve --holdout": ("solve run.h5 -m keydiff --holdout --json", 15),

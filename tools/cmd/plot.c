@@ -1,4 +1,4 @@
-// kvbudget plot: tables as head maps, in the terminal or as SVG; results as lines.
+// kvbudget plot: tables as head maps, results as lines.
 #include "formats/atomic_file.h"
 #include "formats/file_io.h"
 #include "formats/need.h"
@@ -8,11 +8,9 @@
 #include "tools/report/heatmap.h"
 #include "tools/report/output.h"
 #include "tools/report/results_chart.h"
-#include "tools/terminal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { RATIOS_MAX = 99, TABLES_MAX = 64, DOCUMENTS_MAX = 16, NAME_SIZE = 160 };
 
@@ -20,7 +18,7 @@ typedef struct plot {
     const cli_command *self;
     char **paths; // of tables, or of documents of results
     size_t n_paths;
-    const char *output; // NULL: the terminal
+    const char *output;
     double ratios[RATIOS_MAX];
     size_t n_ratios;
     kvb_table *tables[TABLES_MAX];
@@ -162,8 +160,7 @@ static kvb_status draw_maps(plot *p, FILE *out, kvb_error *err)
                          .table_names = names,
                          .ratios = p->ratios,
                          .kept = p->kept};
-    if (out) heatmap_svg(&map, out);
-    else heatmap_print(&map, cli_colour_wanted(STDOUT_FILENO), cli_terminal_width(STDOUT_FILENO, 100), stdout);
+    heatmap_svg(&map, out);
     return KVB_OK;
 }
 
@@ -173,9 +170,9 @@ static kvb_status plot_tables(plot *p, kvb_error *err)
     kvb_status status = open_tables(p, err);
     if (status == KVB_OK) name_tables(p);
     if (status == KVB_OK && p->n_ratios == 0) status = choose_ratios(p, err);
-    if (status == KVB_OK && p->output) status = atomic_file_begin(&out, p->output, err);
+    if (status == KVB_OK) status = atomic_file_begin(&out, p->output, err);
     if (status == KVB_OK) status = draw_maps(p, out.stream, err);
-    if (status == KVB_OK && p->output) status = atomic_file_commit(&out, err);
+    if (status == KVB_OK) status = atomic_file_commit(&out, err);
     atomic_file_abandon(&out);
     for (size_t i = 0; i < p->n_tables; i++) kvb_table_close(p->tables[i]);
     free(p->kept);
@@ -229,8 +226,7 @@ static int check_words(plot *p, const char *ratios, size_t documents)
                                DOCUMENTS_MAX, p->n_paths);
     if (documents > 0 && documents < p->n_paths)
         return cli_usage_error(p->self, "tables and results cannot share one picture; plot them separately");
-    if (documents > 0 && !p->output)
-        return cli_usage_error(p->self, "--output is needed: only head maps are drawn in the terminal");
+    if (!p->output) return cli_usage_error(p->self, "--output is needed: kvbudget %s", p->self->synopsis);
     if (documents > 0 && ratios) return cli_usage_error(p->self, "--ratios is for tables; lines go over all ratios");
     if (ratios && !parse_ratios(p, ratios))
         return cli_usage_error(p->self,
@@ -260,25 +256,23 @@ static int run_plot(const cli_command *self, int argc, char **argv)
     code = check_words(&p, ratios, documents);
     if (code != EXIT_DONE) return code;
     kvb_error err = {0};
-    kvb_status status = p.output ? picture_check(p.output, &err) : KVB_OK;
+    kvb_status status = picture_check(p.output, &err);
     if (status == KVB_OK) status = documents ? plot_results(&p, &err) : plot_tables(&p, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE...|RESULTS.json... [-o FILE.svg] [--ratios LIST]",
-    "draw budgets and results, in the terminal or for a paper",
+    "plot", "plot TABLE...|RESULTS.json... -o FILE.svg [--ratios LIST]", "draw budgets and results, for a paper",
     "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
     "its\n"
-    "tokens that the head keeps (on a square-root scale, to distinguish small shares). In the terminal\n"
-    "shares are per cents; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off.\n"
+    "tokens that the head keeps (on a square-root scale, to distinguish small shares). `budgets` prints counts.\n"
     "\n"
     "Results are what eval, task, solve --holdout and solve --ablation write as JSON. Lines have one colour, mark and\n"
     "dash per allocator, the same in every picture, and can be distinguished in grey. For a PDF:\n"
     "rsvg-convert -f pdf x.svg -o x.pdf\n"
     "\n"
     "Examples:\n"
-    "  kvbudget plot snapkv.safetensors\n"
+    "  kvbudget plot snapkv.safetensors -o snapkv.svg\n"
     "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
     "  kvbudget plot worth.json -o worth.svg\n",
     run_plot};

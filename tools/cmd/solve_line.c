@@ -386,13 +386,11 @@ static int check_together(const solve_line *l)
     const refusal refusals[] = {
         {tail && o->exact, "--exact solves one problem; worst and cvar are found by solving many greedily"},
         {o->exact && full, "--hull full is a form of greedy; the exact solution uses no hulls"},
-        {(out->table && !*out->table) || (out->npy && !*out->npy) || (out->budgets && !*out->budgets) ||
-             (out->csv && !*out->csv),
+        {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
         {limited && tail,
          "worst and cvar mix the budgets of several problems, which breaks constraints; use mean_loss or mean_ratio"},
-        {limited && full, "--hull full is the published form of greedy, which knows no constraints"},
-        {out->npy && (limited || l->wishes.ratios), "--npy: kvpress expects 99 rows, and keeps to no constraints"}};
+        {limited && full, "--hull full is the published form of greedy, which knows no constraints"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 

@@ -61,8 +61,8 @@ typedef struct option_words {
 } option_words;
 
 typedef struct solve_outputs {
-    const char *table, *npy, *budgets; // file names, or patterns of them (report/output.h); NULL: not wanted
-    const char *csv;                   // file name; NULL: not wanted
+    const char *table, *budgets; // file names, or patterns of them (report/output.h); NULL: not wanted
+    const char *csv;             // file name; NULL: not wanted
     bool json, quiet;
 } solve_outputs;
 
