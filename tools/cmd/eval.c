@@ -23,8 +23,6 @@ static int check_eval_options(eval_command *e)
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
-    if (strcmp(e->in.bos, "auto") != 0 && strcmp(e->in.bos, "yes") != 0 && strcmp(e->in.bos, "no") != 0)
-        return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->in.bos);
     e->in.device = device_find(e->self, e->in.backend_name, e->in.compute);
     return e->in.device ? EXIT_DONE : EXIT_USAGE;
 }

@@ -29,7 +29,7 @@ typedef struct eval_inputs {
      "wrap texts in the model's chat template (default: as the tables were calibrated)"}, \
     {"special", 0, CLI_FLAG, &(in).special, NULL, \
      "find control tokens in texts (default: as the tables were calibrated)"}, \
-    {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
+    {"bos", 0, CLI_CHOICE, &(in).bos, "auto|yes|no", "begin texts with BOS; auto: as the model file says"}, \
     {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"}, \
     {"compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP}
 // clang-format on

@@ -512,7 +512,6 @@ static int check(tune_command *c, int n_operands)
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
         if (strcmp(c->goal_name, GOALS[i].name) == 0) c->goal = &GOALS[i];
-    if (!c->goal) return cli_usage_error(c->self, "--for: expected text or lookup, found '%s'", c->goal_name);
     if (c->n_tokens < 64 || c->n_tokens > 1 << 20)
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
     c->seconds = c->time ? parse_time(c->time) : 0;
@@ -545,7 +544,7 @@ static int tune_main(const cli_command *self, int argc, char **argv)
          "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
          "amount "
          "of work, which gives the same table on every run)"},
-        {"for", 0, CLI_TEXT, &c.goal_name, "USE",
+        {"for", 0, CLI_CHOICE, &c.goal_name, "text|lookup",
          "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
          "about twice the KL"},
         {"refit", 0, CLI_FLAG, &c.refit, NULL,
