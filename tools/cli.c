@@ -75,6 +75,15 @@ static bool parse_real(const char *text, double *out)
     return true;
 }
 
+static bool is_among(const char *text, const char *words)
+{
+    for (size_t n; *words; words += n + (words[n] == '|')) {
+        n = strcspn(words, "|");
+        if (strlen(text) == n && memcmp(text, words, n) == 0) return true;
+    }
+    return false;
+}
+
 static int store(const cli_command *command, const cli_option *option, const char *text)
 {
     switch (option->kind) {
@@ -90,6 +99,11 @@ static int store(const cli_command *command, const cli_option *option, const cha
     case CLI_REAL:
         if (parse_real(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a decimal number, found '%s'", option->name, text);
+    case CLI_CHOICE:
+        if (!is_among(text, option->metavar))
+            return cli_usage_error(command, "--%s: expected %s, found '%s'", option->name, option->metavar, text);
+        *(const char **)option->value = text;
+        return EXIT_DONE;
     case CLI_LIST:
     case CLI_INPUTS:
         list_append(option->value, text);

@@ -11,11 +11,13 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 // One option of a subcommand. `value` receives what the user gave, by kind:
 // FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, POSITIVE the same without 0, REAL double*, LIST
-// cli_list* (the option may be repeated). INPUT and INPUTS are TEXT and LIST that name files to read, or hold one
-// behind a '='; CLI_WRITES(kind) is TEXT that names a file to write.
+// cli_list* (the option may be repeated), CHOICE const char**, one of the words of its metavar (a|b|c). INPUT and
+// INPUTS are TEXT and LIST that name files to read, or hold one behind a '='; CLI_WRITES(kind) is TEXT that names a
+// file to write.
 typedef enum cli_kind {
     CLI_FLAG,
     CLI_TEXT,
+    CLI_CHOICE,
     CLI_COUNT,
     CLI_POSITIVE,
     CLI_REAL,

@@ -226,7 +226,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "enough when only one begins with it"},
         {"output", 'o', CLI_WRITES(FILE_TABLE | FILE_PER_METRIC), &line->outputs.table, "FILE",
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
-        {"loss", 0, CLI_TEXT, &line->words.loss, "LOSS",
+        {"loss", 0, CLI_CHOICE, &line->words.loss, "importance|output",
          "what is minimised: importance (default), the evicted importance as the paper has it, or\noutput, what "
          "eviction "
          "does to the model's output, in nats (of a record with --curves)"},
@@ -242,11 +242,11 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "1; default: 0.1 with mean_loss, else 0)"},
         {"min-keep", 0, CLI_REAL, &line->options.min_keep, "F",
          "no head keeps less than this share of its tokens (default: 1 %, or sinks and\nwindow where that is more)"},
-        {"scope", 0, CLI_TEXT, &line->words.scope, "SCOPE",
+        {"scope", 0, CLI_CHOICE, &line->words.scope, "global|layer",
          "global (default): layers share one budget; layer: each meets the ratio"},
-        {"hull", 0, CLI_TEXT, &line->words.hull, "RANGE",
+        {"hull", 0, CLI_CHOICE, &line->words.hull, "feasible|full",
          "feasible (default); full: as in the published code, to compare"},
-        {"order", 0, CLI_TEXT, &line->words.order, "ORDER",
+        {"order", 0, CLI_CHOICE, &line->words.order, "metric|oracle",
          "which tokens go first when budgets are solved: those of the lowest metric (default),\nor, to compare, "
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
