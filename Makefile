@@ -39,6 +39,7 @@ BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenm
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference judges by tolerance may fuse.
 FLAGS_profiler_backend_backend_cpu_loops := -ffp-contract=fast
 FLAGS_evaluator_attend           := -ffp-contract=fast
+FLAGS_runtime_attend             := -ffp-contract=fast
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
 PKG_CFLAGS   := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
@@ -169,7 +170,7 @@ $(BUILD)/%.o: %.c
 $(BUILD)/runtime/%.o: runtime/%.c $(BUILD)/flags # needs none of them but cJSON
 	@mkdir -p $(@D)
 	$(SAY) CC $<
-	$(Q)$(COMPILE) $(CJSON_CFLAGS) -c $< -o $@
+	$(Q)$(COMPILE) $(CJSON_CFLAGS) $(FLAGS_$(subst /,_,runtime/$*)) -c $< -o $@
 else
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)

@@ -301,7 +301,7 @@ static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
 
 static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
 {
-    uint32_t G = w->whole->n_kv_heads, n_tokens = w->d->s->n_tokens;
+    uint32_t G = w->whole->n_kv_heads, n_tokens = w->d->s->now.n_tokens;
     kvb_status status = KVB_OK;
     for (uint32_t g = 0; g < G; g++) {
         hide_head(w, layer, g);

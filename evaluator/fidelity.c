@@ -70,7 +70,7 @@ void fidelity_cell_free(fidelity_cell *c)
 // Share of all importance that is not kept.
 static double evicted_importance(const fidelity *f, const kept_set *kept)
 {
-    size_t T = f->s->n_tokens;
+    size_t T = f->s->now.n_tokens;
     double total = 0, stays = 0;
     for (size_t i = 0; i < kept->n_heads * T; i++) total += f->importance[i];
     for (size_t h = 0; h < kept->n_heads; h++)
@@ -99,7 +99,7 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
 {
     const model_config *c = &f->s->m->config;
     out->kept = kv_cache_entries(cache);
-    out->ratio = 1 - model_kept_share(c, out->kept, f->s->n_tokens);
+    out->ratio = 1 - model_kept_share(c, out->kept, f->s->now.n_tokens);
     out->bytes = kv_cache_bytes(cache);
     out->allocated = kv_cache_allocated(cache);
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
@@ -195,7 +195,7 @@ kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fid
     }
     if (status == KVB_OK) status = follow(f, &w, n, out, err);
     for (uint32_t i = 0; i < n; i++) {
-        out[i].looked = policy_run_stats(runs[i]).looked / f->s->n_tokens;
+        out[i].looked = policy_run_stats(runs[i]).looked / f->s->now.n_tokens;
         out[i].seconds = (meter_now() - start) / n;
         kv_cache_close(w.caches[i]);
         if (status != KVB_OK) fidelity_cell_free(&out[i]);

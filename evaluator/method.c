@@ -35,14 +35,14 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
     const method *m = &list->methods[column->method];
     const allocator_shape shape = shape_of(s->m);
     bool oracle = column->how->kind == ALLOCATOR_ORACLE;
-    const float *scores = oracle ? importance : s->scores[column->method];
+    const float *scores = oracle ? importance : s->now.scores[column->method];
     *out = (kept_set){0};
     if (!scores)
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known here",
                         column->how->label);
     grant a = grant_open(&shape);
-    kvb_status status =
-        allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, &s->attention, m->sink, m->window, &a, err);
+    kvb_status status = allocator_budgets(column->how, &shape, ratio, s->now.n_tokens, scores, &s->attention, m->sink,
+                                          m->window, &a, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
     grant_free(&a);

@@ -10,6 +10,24 @@ static size_t heads_of(const session *s)
     return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
 }
 
+// Memory for a context but its reference queries.
+static session_context open_context(const session *s)
+{
+    const session_plan *plan = &s->plan;
+    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * s->m->config.head_dim;
+    session_context c = {.k = need(floats, sizeof(float), "numbers of keys"),
+                         .v = need(floats, sizeof(float), "numbers of values"),
+                         .scores = need(plan->n_metrics, sizeof(float *), "metrics"),
+                         .first = need(plan->n_metrics, sizeof(float *), "metrics"),
+                         .n_metrics = plan->n_metrics};
+    for (size_t i = 0; i < plan->n_metrics; i++) {
+        bool two_stages = plan->metrics[i].base && metric_check_nested(&plan->metrics[i], NULL) != KVB_OK;
+        c.scores[i] = need(scores, sizeof(float), "scores");
+        if (two_stages) c.first[i] = need(scores, sizeof(float), "scores");
+    }
+    return c;
+}
+
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err)
 {
     *out = NULL;
@@ -18,22 +36,13 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
                         plan->max_tokens, plan->max_new, m->config.context_length);
     session *s = need(1, sizeof *s, "sessions");
     *s = (session){.m = m, .plan = *plan};
-    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * m->config.head_dim;
     forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle, false};
     kvb_status status = forward_open(&s->prefill, m, &prefill, err);
     if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
-    s->ids = need(plan->max_tokens, sizeof *s->ids, "token ids");
-    s->k = need(floats, sizeof(float), "numbers of keys");
-    s->v = need(floats, sizeof(float), "numbers of values");
-    s->scores = need(plan->n_metrics, sizeof *s->scores, "metrics");
-    s->first = need(plan->n_metrics, sizeof *s->first, "metrics");
-    for (size_t i = 0; i < plan->n_metrics; i++) {
-        const metric *one = &plan->metrics[i];
-        bool nested = metric_check_nested(one, NULL) == KVB_OK;
-        s->scores[i] = need(scores, sizeof(float), "scores");
-        if (!nested && !s->ranked) s->ranked = need(scores, sizeof(float), "scores");
-        if (!nested && one->base) s->first[i] = need(scores, sizeof(float), "scores");
-    }
+    s->now = open_context(s);
+    for (size_t i = 0; i < plan->n_metrics && !s->ranked; i++)
+        if (metric_check_nested(&plan->metrics[i], NULL) != KVB_OK)
+            s->ranked = need(heads_of(s) * plan->max_tokens, sizeof(float), "scores");
     if (plan->attention)
         s->attention = window_attention_open(model_budgeted(&m->config, m->config.n_layers), m->config.n_kv_heads,
                                              plan->max_tokens);
@@ -48,16 +57,10 @@ void session_close(session *s)
     if (!s) return;
     decoder_close(s->decode);
     forward_close(s->prefill);
-    for (size_t i = 0; s->scores && i < s->plan.n_metrics; i++) free(s->scores[i]);
-    for (size_t i = 0; s->first && i < s->plan.n_metrics; i++) free(s->first[i]);
-    free(s->scores);
-    free(s->first);
+    session_context_free(&s->now);
     window_attention_free(&s->attention);
     refitter_free(&s->refit);
     free(s->ranked);
-    free(s->ids);
-    free(s->k);
-    free(s->v);
     free(s);
 }
 
@@ -71,16 +74,16 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     watcher *w = context;
     session *s = w->s;
     size_t scores = (size_t)view->n_kv_heads * view->n_tokens, floats = scores * view->head_dim;
-    memcpy(s->k + view->layer * floats, view->k, floats * sizeof(float));
-    memcpy(s->v + view->layer * floats, view->v, floats * sizeof(float));
+    memcpy(s->now.k + view->layer * floats, view->k, floats * sizeof(float));
+    memcpy(s->now.v + view->layer * floats, view->v, floats * sizeof(float));
     double start = meter_now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
         if (view->window) break; // nothing of the layer is evicted, whatever its scores
         const metric *m = &s->plan.metrics[i];
         metric base;
-        kvb_status status = metric_score(m, view, s->scores[i] + view->layer * scores, err);
-        if (status == KVB_OK && s->first[i] && metric_base(m, &base))
-            status = metric_score(&base, view, s->first[i] + view->layer * scores, err);
+        kvb_status status = metric_score(m, view, s->now.scores[i] + view->layer * scores, err);
+        if (status == KVB_OK && s->now.first[i] && metric_base(m, &base))
+            status = metric_score(&base, view, s->now.first[i] + view->layer * scores, err);
         if (status != KVB_OK) return status;
     }
     s->score_seconds += meter_now() - start;
@@ -97,12 +100,11 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                      (s->plan.refit ? VIEW_Q_RAW : 0) | (also ? also->needs : 0);
     for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
     layer_observer observer = {see_layer, &w, needs};
-    s->n_tokens = s->attention.n_layers = 0;
+    s->now.n_tokens = s->attention.n_layers = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
     if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);
     if (status != KVB_OK) return status;
-    s->n_tokens = n_tokens;
-    memcpy(s->ids, ids, n_tokens * sizeof *ids);
+    s->now.n_tokens = n_tokens;
     return KVB_OK;
 }
 
@@ -110,7 +112,7 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
 static void spread_importance(const session *s, float *importance)
 {
     const model_config *c = &s->m->config;
-    size_t layer = (size_t)c->n_kv_heads * s->n_tokens;
+    size_t layer = (size_t)c->n_kv_heads * s->now.n_tokens;
     uint32_t from = model_budgeted(c, c->n_layers);
     for (uint32_t l = c->n_layers; from < l && l-- > 0;) {
         if (model_layer_bounded(c, l)) memset(importance + l * layer, 0, layer * sizeof *importance);
@@ -121,7 +123,7 @@ static void spread_importance(const session *s, float *importance)
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err)
 {
-    if (!s->n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
+    if (!s->now.n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
         return kvb_fail(err, KVB_ARGUMENT, "reference: expected a prefilled context and 1 to %u tokens, found %u",
                         s->plan.max_new, n);
     decode_row *rows = need(n, sizeof *rows, "rows");
@@ -142,14 +144,14 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
 kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err)
 {
     uint32_t G = s->m->config.n_kv_heads;
-    *scores = s->scores[i];
+    *scores = s->now.scores[i];
     if (metric_check_nested(&s->plan.metrics[i], NULL) == KVB_OK) return KVB_OK;
     *scores = s->ranked;
     kvb_status status = KVB_OK;
     for (size_t head = 0; head < heads_of(s) && status == KVB_OK; head += G) // a layer at a time
-        status = metric_rank(&s->plan.metrics[i], s->first[i] ? s->first[i] + head * s->n_tokens : NULL,
-                             s->scores[i] + head * s->n_tokens, G, s->n_tokens, keep + head,
-                             s->ranked + head * s->n_tokens, err);
+        status = metric_rank(&s->plan.metrics[i], s->now.first[i] ? s->now.first[i] + head * s->now.n_tokens : NULL,
+                             s->now.scores[i] + head * s->now.n_tokens, G, s->now.n_tokens, keep + head,
+                             s->ranked + head * s->now.n_tokens, err);
     return status;
 }
 
@@ -157,10 +159,10 @@ kvb_status session_select(const session *s, const float *scores, const uint32_t 
                           kept_set *out, kvb_error *err)
 {
     size_t heads = heads_of(s), total = 0;
-    for (size_t h = 0; h < heads; h++) total += keep[h] < s->n_tokens ? keep[h] : s->n_tokens;
+    for (size_t h = 0; h < heads; h++) total += keep[h] < s->now.n_tokens ? keep[h] : s->now.n_tokens;
     *out = kept_set_open((uint32_t)heads, total);
     kvb_status status =
-        kvb_select_all(scores, heads, s->n_tokens, keep, sink, window, out->offsets, out->positions, total, err);
+        kvb_select_all(scores, heads, s->now.n_tokens, keep, sink, window, out->offsets, out->positions, total, err);
     if (status != KVB_OK) kept_set_free(out);
     return status;
 }
@@ -168,14 +170,14 @@ kvb_status session_select(const session *s, const float *scores, const uint32_t 
 kvb_status session_select_each(const session *s, const float *scores, const uint32_t *keep, const uint32_t *sink,
                                const uint32_t *window, kept_set *out, kvb_error *err)
 {
-    size_t heads = heads_of(s), total = 0, T = s->n_tokens;
+    size_t heads = heads_of(s), total = 0, T = s->now.n_tokens;
     for (size_t h = 0; h < heads; h++) total += keep[h] < T ? keep[h] : T;
     *out = kept_set_open((uint32_t)heads, total);
     kvb_status status = KVB_OK;
     for (size_t h = 0; h < heads && status == KVB_OK; h++) {
         size_t n = keep[h] < T ? keep[h] : T, at = out->offsets[h];
         out->offsets[h + 1] = at + n;
-        status = kvb_select(scores + h * T, s->n_tokens, keep[h], sink[h], window[h], out->positions + at, n, err);
+        status = kvb_select(scores + h * T, s->now.n_tokens, keep[h], sink[h], window[h], out->positions + at, n, err);
     }
     if (status != KVB_OK) kept_set_free(out);
     return status;
@@ -184,37 +186,27 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra)
 {
     const model_config *c = &s->m->config;
-    return kv_cache_gather(c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra);
+    return kv_cache_gather(c->n_layers, c->n_kv_heads, c->head_dim, s->now.k, s->now.v, s->now.n_tokens, kept, extra);
 }
 
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache)
 {
-    if (*cache) kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra);
+    if (*cache) kv_cache_refill(*cache, s->now.k, s->now.v, s->now.n_tokens, kept, extra);
     else *cache = session_cache(s, kept, extra);
 }
 
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err)
 {
-    return s->plan.refit && kept ? refitter_apply(&s->refit, s->k, s->v, s->n_tokens, kept, cache, err) : KVB_OK;
+    return s->plan.refit && kept ? refitter_apply(&s->refit, s->now.k, s->now.v, s->now.n_tokens, kept, cache, err)
+                                 : KVB_OK;
 }
 
 // ---- Many contexts ----
 
 session_context session_context_open(const session *s)
 {
-    const session_plan *plan = &s->plan;
-    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * s->m->config.head_dim;
-    session_context c = {.ids = need(plan->max_tokens, sizeof(int32_t), "token ids"),
-                         .k = need(floats, sizeof(float), "numbers of keys"),
-                         .v = need(floats, sizeof(float), "numbers of values"),
-                         .scores = need(plan->n_metrics, sizeof(float *), "metrics"),
-                         .first = need(plan->n_metrics, sizeof(float *), "metrics"),
-                         .n_metrics = plan->n_metrics};
-    if (plan->refit) c.queries = need(refitter_floats(&s->refit), sizeof(float), "reference queries");
-    for (size_t i = 0; i < plan->n_metrics; i++) {
-        c.scores[i] = need(scores, sizeof(float), "scores");
-        if (s->first[i]) c.first[i] = need(scores, sizeof(float), "scores");
-    }
+    session_context c = open_context(s);
+    if (s->plan.refit) c.queries = need(refitter_floats(&s->refit), sizeof(float), "reference queries");
     return c;
 }
 
@@ -224,7 +216,6 @@ void session_context_free(session_context *c)
     for (size_t i = 0; c->first && i < c->n_metrics; i++) free(c->first[i]);
     free(c->scores);
     free(c->first);
-    free(c->ids);
     free(c->k);
     free(c->v);
     free(c->queries);
@@ -235,20 +226,16 @@ uint64_t session_context_bytes(const model *m, const session_plan *plan)
 {
     const model_config *c = &m->config;
     uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, entries = heads * plan->max_tokens;
-    return (entries * (2 * c->head_dim + plan->n_metrics) + heads * plan->refit * c->head_dim) * sizeof(float) +
-           plan->max_tokens * sizeof(int32_t);
+    return (entries * (2 * c->head_dim + plan->n_metrics) + heads * plan->refit * c->head_dim) * sizeof(float);
 }
 
 kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
 {
-    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics, s->refit.queries};
-    s->n_tokens = c->n_tokens;
-    s->ids = c->ids;
-    s->k = c->k;
-    s->v = c->v;
-    s->scores = c->scores;
-    s->first = c->first;
+    session_context mine = s->now;
+    mine.queries = s->refit.queries;
     s->refit.queries = c->queries;
+    s->now = *c;
+    s->now.queries = NULL;
     *c = mine;
-    return s->n_tokens ? decoder_begin_context(s->decode, s->n_tokens, err) : KVB_OK;
+    return s->now.n_tokens ? decoder_begin_context(s->decode, s->now.n_tokens, err) : KVB_OK;
 }

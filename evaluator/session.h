@@ -25,16 +25,22 @@ typedef struct session_plan {
     uint32_t refit; // reference queries a KV head, for session_refit; 0: caches stay as cut
 } session_plan;
 
+// The result of a prefill.
+typedef struct session_context {
+    uint32_t n_tokens; // T
+    float *k, *v;      // [L, G, T, d] on the host, keys after RoPE
+    float **scores;    // [n_metrics][L, G, T]
+    float **first;     // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
+    size_t n_metrics;
+    float *queries; // of the refitter; NULL in the session itself, whose refitter has them
+} session_context;
+
 typedef struct session {
     const model *m;
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    uint32_t n_tokens;          // T of the current context
-    int32_t *ids;               // [T] of it
-    float *k, *v;               // [L, G, T, d] on the host, keys after RoPE
-    float **scores;             // [n_metrics][L, G, T]
-    float **first;              // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
+    session_context now;        // the current one
     float *ranked;              // [L, G, T], of session_rank; NULL where no metric needs it
     window_attention attention; // of the context that was prefilled last; zero unless planned
     refitter refit;             // zero unless planned
@@ -55,12 +61,12 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err);
 
-// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.scores[i], or, where its order
-// depends on the budget (metric_rank), memory that the next call overwrites.
+// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.now.scores[i], or, where its
+// order depends on the budget (metric_rank), memory that the next call overwrites.
 kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err);
 
-// The keep[h] best tokens of every head by scores [L, G, T] (session.scores[i], or anyone's), sinks and window first
-// (kvb_select_all). The caller frees *out with kept_set_free.
+// The keep[h] best tokens of every head by scores [L, G, T] (session.now.scores[i], or anyone's), sinks and window
+// first (kvb_select_all). The caller frees *out with kept_set_free.
 kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
                           kept_set *out, kvb_error *err);
 
@@ -79,15 +85,7 @@ void session_cache_again(const session *s, const kept_set *kept, uint32_t extra,
 // if not, or with kept NULL.
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
 
-// The result of a prefill, held outside its session, so that one session can serve many contexts in turn.
-typedef struct session_context {
-    uint32_t n_tokens;
-    int32_t *ids;
-    float *k, *v;
-    float **scores, **first;
-    size_t n_metrics;
-    float *queries; // of the refitter
-} session_context;
+// ---- Many contexts, each held outside the session but one ----
 
 // Allocates memory for a context of the session's longest length, for the same metrics. The caller frees it with
 // session_context_free, which accepts a zero struct.

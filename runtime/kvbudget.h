@@ -518,6 +518,50 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 KVB_API kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, float *k, float *v, float *bias,
                              kvb_refit_result *out, kvb_error *err);
 
+// ---- Attention ----------------------------------------------------------------------------------
+
+// How the numbers of keys and values are stored: float, or the 16 bits of bfloat16 or IEEE half precision, in the
+// machine's byte order and aligned as uint16_t.
+typedef enum kvb_rows_format { KVB_ROWS_F32 = 0, KVB_ROWS_BF16 = 1, KVB_ROWS_F16 = 2 } kvb_rows_format;
+
+#define KVB_ATTEND_GROUP_MAX 128
+#define KVB_ATTEND_HEAD_DIM_MAX 512
+
+// A cache as kvb_attend() reads it: n_heads sequences, each one KV head of one request, with a length of its own. You
+// own all arrays, and may append between calls. Fields that are 0 or NULL are the defaults. The rows of head h are
+// those from row begin[h] of k and v on, with room up to begin[h + 1]; or, with `pages`, its rows i * page_rows to (i +
+// 1) * page_rows - 1 are page pages[begin[h] + i] of k and v. kvb_cu_seqlens() makes `begin` in both forms.
+typedef struct kvb_attend_cache {
+    uint32_t n_heads;  // KV heads of a layer, times requests; or of all layers
+    uint32_t group;    // query heads of one KV head, 1 to KVB_ATTEND_GROUP_MAX
+    uint32_t head_dim; // d, a multiple of 8 up to KVB_ATTEND_HEAD_DIM_MAX
+    kvb_rows_format format;
+    const void *k, *v;       // [n_rows, d], keys after RoPE
+    size_t n_rows;           // of k and v, whether in use or not; only checked
+    const int32_t *begin;    // [n_heads + 1], in rows or pages
+    const uint32_t *lengths; // [n_heads] rows in use; 0 is allowed, and gives outputs of 0
+    uint32_t page_rows;      // rows of a page; 0: no pages
+    const int32_t *pages;    // [begin[n_heads]]; NULL without page_rows
+    float scale;             // of q . k; 0: 1 / sqrt(d)
+    float softcap;           // scaled scores become softcap tanh(score / softcap); 0: not (Gemma 2: 50)
+    const float *bias;  // [n_rows] of each row, added last, such as kvb_refit()'s; NULL: none. -INFINITY hides a row
+    const float *sinks; // [n_heads, group] a score that takes weight and has no value (gpt-oss); NULL: none
+} kvb_attend_cache;
+
+// Computes attention of one token, a decode step of one layer: softmax(scale q.k + bias) v over all rows of each head.
+//   q            [n_heads, group, d]
+//   first, last  the heads `first` to last - 1 are computed and others left alone. Threads share a step by calling with
+//                ranges of their own; heads differ in length, so let them take one or a few at a time
+//   out          [n_heads, group, d], the result; must not overlap other arrays
+// Takes time in proportion to the rows, which are read once for the whole group. Allocates nothing, starts no threads
+// and needs 40 KiB of stack. A head's bits depend on its own rows in their order and on the processor, not on pages.
+// Sums are in float32. Fails with KVB_ARGUMENT if a shape, place or page is out of range; `out` is then left alone.
+// Fails with KVB_NUMERIC if a head's output is not finite, because query, keys, values (of hidden rows too) or bias
+// hold NaN or +infinity, or scores are beyond float32; the message names the head, and outputs from it on are
+// undefined.
+KVB_API kvb_status kvb_attend(const kvb_attend_cache *cache, const float *q, uint32_t first, uint32_t last, float *out,
+                              kvb_error *err);
+
 #ifdef __cplusplus
 }
 #endif

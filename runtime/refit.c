@@ -1,15 +1,9 @@
 // Refitting: what the kept slots of a head should hold once the others are gone. kvbudget.h has the contract and
 // docs/refit.md the derivation. All that is large is a product of matrices or a row operation, in loops that vectorise.
 #include "fail.h"
+#include "vector.h"
 #include <math.h>
 #include <string.h>
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define REFIT_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define REFIT_CLONES
-#endif
 
 enum {
     TILE_ROWS = 6,
@@ -57,7 +51,7 @@ typedef struct refit_work {
 
 // ---- Products ----
 
-REFIT_CLONES static void pack_panel(float *panel, strided b, size_t terms, size_t n)
+VECTOR_CLONES static void pack_panel(float *panel, strided b, size_t terms, size_t n)
 {
     for (size_t k = 0; k < terms; k++)
         if (b.column == 1 && n == TILE_COLUMNS)
@@ -67,10 +61,9 @@ REFIT_CLONES static void pack_panel(float *panel, strided b, size_t terms, size_
                 panel[k * TILE_COLUMNS + j] = j < n ? b.at[k * b.row + j * b.column] : 0;
 }
 
-typedef float vector __attribute__((vector_size(32))); // GCC's and Clang's, on every processor
-
 // sums = A panel, of TILE_ROWS rows of A: all sums stay in registers.
-REFIT_CLONES static void multiply_tile(float sums[TILE_ROWS][TILE_COLUMNS], strided a, const float *panel, size_t terms)
+VECTOR_CLONES static void multiply_tile(float sums[TILE_ROWS][TILE_COLUMNS], strided a, const float *panel,
+                                        size_t terms)
 {
     vector s[TILE_ROWS][2] = {{{0}}};
     for (size_t k = 0; k < terms; k++) {
@@ -87,8 +80,8 @@ REFIT_CLONES static void multiply_tile(float sums[TILE_ROWS][TILE_COLUMNS], stri
     memcpy(sums, s, sizeof s);
 }
 
-REFIT_CLONES static void add_tile(float *c, size_t ldc, float sums[TILE_ROWS][TILE_COLUMNS], size_t rows,
-                                  size_t columns, int first)
+VECTOR_CLONES static void add_tile(float *c, size_t ldc, float sums[TILE_ROWS][TILE_COLUMNS], size_t rows,
+                                   size_t columns, int first)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j < columns; j++) c[i * ldc + j] = first ? sums[i][j] : c[i * ldc + j] + sums[i][j];
@@ -124,12 +117,12 @@ __attribute__((noinline)) static void multiply(float *c, size_t ldc, strided a, 
     }
 }
 
-REFIT_CLONES static void add_scaled(float *y, const float *x, float factor, size_t n)
+VECTOR_CLONES static void add_scaled(float *y, const float *x, float factor, size_t n)
 {
     for (size_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
-REFIT_CLONES static float dot(const float *a, const float *b, size_t n)
+VECTOR_CLONES static float dot(const float *a, const float *b, size_t n)
 {
     float lanes[LANES] = {0}, sum = 0;
     size_t i = 0;
@@ -141,7 +134,7 @@ REFIT_CLONES static float dot(const float *a, const float *b, size_t n)
 }
 
 // Sum of a row, which it is divided by. The sum is made in lanes of doubles.
-REFIT_CLONES static double share_row(float *x, size_t n)
+VECTOR_CLONES static double share_row(float *x, size_t n)
 {
     double lanes[LANES] = {0}, sum = 0;
     size_t i = 0;
@@ -154,7 +147,7 @@ REFIT_CLONES static double share_row(float *x, size_t n)
     return sum;
 }
 
-REFIT_CLONES static float largest_of(const float *x, size_t n)
+VECTOR_CLONES static float largest_of(const float *x, size_t n)
 {
     float lanes[LANES], top = -INFINITY;
     size_t i = 0;
@@ -167,7 +160,7 @@ REFIT_CLONES static float largest_of(const float *x, size_t n)
 }
 
 // A product with 0 is NaN for infinities and NaN alone.
-REFIT_CLONES static int all_finite(const float *x, size_t n)
+VECTOR_CLONES static int all_finite(const float *x, size_t n)
 {
     float lanes[LANES] = {0}, sum = 0;
     size_t i = 0;
@@ -178,36 +171,16 @@ REFIT_CLONES static int all_finite(const float *x, size_t n)
     return sum == 0;
 }
 
-// x = exp(x + off) for -87 <= x <= 87, to about 1e-7; below that 0, and above it exp(87).
-REFIT_CLONES static void exp_row(float *x, float off, size_t n)
+// x = exp(x + off)
+VECTOR_CLONES static void exp_row(float *x, float off, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
-        union {
-            float f;
-            uint32_t u;
-        } power;
-        float y = x[i] + off, c = y > -87 ? y : -87;
-        c = c < 87 ? c : 87;
-        float whole = c * 1.44269504f + 12582912.0f; // adding 1.5 * 2^23 rounds to an integer
-        power.f = whole;
-        whole -= 12582912.0f;
-        float r = (c - whole * 0.693359375f) + whole * 2.12194440e-4f;
-        float p = 1.9875691500e-4f;
-        p = p * r + 1.3981999507e-3f;
-        p = p * r + 8.3334519073e-3f;
-        p = p * r + 4.1665795894e-2f;
-        p = p * r + 1.6666665459e-1f;
-        p = p * r + 5.0000001201e-1f;
-        p = p * r * r + r + 1.0f;
-        power.u = (power.u + 127u) << 23;
-        x[i] = y >= -87 ? p * power.f : 0;
-    }
+    for (size_t i = 0; i < n; i++) x[i] = vector_exp(x[i] + off);
 }
 
 // ---- Positive definite systems, in double ----
 
 // row -= sum of PIVOTS rows, each times its own number.
-REFIT_CLONES static void take_rows(double *row, const double *rows, size_t ld, const double *by, size_t n)
+VECTOR_CLONES static void take_rows(double *row, const double *rows, size_t ld, const double *by, size_t n)
 {
     for (size_t j = 0; j < n; j++) {
         double sum = 0;
@@ -217,7 +190,7 @@ REFIT_CLONES static void take_rows(double *row, const double *rows, size_t ld, c
     }
 }
 
-REFIT_CLONES static void take_row(double *row, const double *other, double by, size_t n)
+VECTOR_CLONES static void take_row(double *row, const double *other, double by, size_t n)
 {
     for (size_t j = 0; j < n; j++) row[j] -= by * other[j];
 }

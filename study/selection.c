@@ -61,13 +61,6 @@ static kvb_status find_metric(const char **out, const record_context_info *c, co
                     found ? "several metrics begin like this" : "not in the record", known);
 }
 
-static bool has_metric(const record_context_info *c, const char *metric)
-{
-    for (uint32_t i = 0; i < c->n_metrics; i++)
-        if (strcmp(c->metrics[i], metric) == 0) return true;
-    return false;
-}
-
 // In the place after the last one; named twice, or by `all` too, it stays where it is.
 static kvb_status append_metric(selection *s, const char *metric, const kvb_ranking *ranking, kvb_error *err)
 {
@@ -97,7 +90,7 @@ static kvb_status add_metric(selection *s, const char *metric, kvb_error *err)
 {
     for (size_t k = 0; k < s->n_contexts; k++) {
         const record_context_info *c = selection_context(s, k);
-        if (!has_metric(c, metric))
+        if (!record_has_metric(c, metric))
             return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of %s; leave it out with --contexts",
                             s->path, c->id, metric);
     }

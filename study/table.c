@@ -272,29 +272,22 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
 
 // ---- Metadata -------------------------------------------------------------------------------------------------------
 
-static void add_metadata(cJSON *to, const char *key, const char *text)
+// In safetensors all metadata are texts: numbers with all their digits.
+static void make_texts(cJSON *metadata)
 {
-    cJSON_AddStringToObject(to, key, text);
-}
-
-static void add_number(cJSON *to, const char *key, uint64_t value)
-{
-    char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    add_metadata(to, key, text);
-}
-
-static void add_real(cJSON *to, const char *key, double value)
-{
-    char text[32];
-    snprintf(text, sizeof text, "%.17g", value);
-    add_metadata(to, key, text);
+    for (cJSON *item = metadata->child, *next; item; item = next) {
+        char text[32];
+        next = item->next;
+        if (!cJSON_IsNumber(item)) continue;
+        snprintf(text, sizeof text, "%.17g", item->valuedouble);
+        cJSON_ReplaceItemInObjectCaseSensitive(metadata, item->string, cJSON_CreateString(text));
+    }
 }
 
 // Takes the text, which cJSON has made.
 static void add_made(cJSON *to, const char *key, char *text)
 {
-    add_metadata(to, key, needed(text, "characters"));
+    cJSON_AddStringToObject(to, key, needed(text, "characters"));
     cJSON_free(text);
 }
 
@@ -339,29 +332,23 @@ static void add_origin(cJSON *m, const study_table *t)
                                               "chat",           "chat_sha256",     "special"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
-    add_metadata(m, "format", "kvbudget-table");
-    add_metadata(m, "format_version", "1");
-    add_metadata(m, "tool_version", KVBUDGET_VERSION);
-    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) add_metadata(m, copied[i], record_text(r, copied[i]));
+    json_put(m, "format %s format_version %u tool_version %s", "kvbudget-table", 1, KVBUDGET_VERSION);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
+        cJSON_AddStringToObject(m, copied[i], record_text(r, copied[i]));
     for (size_t i = 0; i < sizeof where_known / sizeof *where_known; i++) {
         const char *text = record_text(r, where_known[i]);
-        if (*text) add_metadata(m, where_known[i], text);
+        if (*text) cJSON_AddStringToObject(m, where_known[i], text);
     }
-    add_number(m, "n_layers", t->layers.n_layers);
-    add_number(m, "n_heads", shape.n_heads);
-    add_number(m, "n_kv_heads", shape.n_kv_heads);
-    add_number(m, "head_dim", shape.head_dim);
+    json_put(m, "n_layers %u n_heads %u n_kv_heads %u head_dim %u", t->layers.n_layers, shape.n_heads, shape.n_kv_heads,
+             shape.head_dim);
 }
 
 static void add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
 {
     char queries[32], *tokens = token_list(p->from);
     snprintf(queries, sizeof queries, "%u,%u", p->fewest_queries, p->most_queries);
-    add_metadata(m, "calibration_tokens", tokens);
-    add_number(m, "n_contexts", p->n_contexts);
-    add_number(m, "n_questions", p->n_pairs);
-    add_metadata(m, "n_queries", queries);
-    add_metadata(m, "record_sha256", record_sha256);
+    json_put(m, "calibration_tokens %s n_contexts %u n_questions %u n_queries %s record_sha256 %s", tokens,
+             p->n_contexts, p->n_pairs, queries, record_sha256);
     free(tokens);
 }
 
@@ -369,19 +356,11 @@ static void add_settings(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const record_metric *about = &t->pairs.about;
-    add_metadata(m, "metric", t->pairs.metric);
-    add_metadata(m, "metric_parameters", about->parameters);
-    add_number(m, "sink", about->sink);
-    add_number(m, "window", about->window);
-    add_metadata(m, "scope", scope_name(o->scope));
-    add_metadata(m, "aggregate", o->aggregate_name);
-    add_real(m, "shrink", o->shrink);
-    add_real(m, "min_keep", o->min_keep);
-    add_metadata(m, "hull", hull_name(o->hull));
-    add_metadata(m, "max_prune", "0.99");
-    if (t->pairs.loss == LOSS_IMPORTANCE) return;
-    add_metadata(m, "loss", "output");
-    add_metadata(m, "gains", "all");
+    json_put(m, "metric %s metric_parameters %s sink %u window %u scope %s aggregate %s shrink %g min_keep %g",
+             t->pairs.metric, about->parameters, about->sink, about->window, scope_name(o->scope), o->aggregate_name,
+             o->shrink, o->min_keep);
+    json_put(m, "hull %s max_prune %s", hull_name(o->hull), "0.99");
+    if (t->pairs.loss == LOSS_OUTPUT) json_put(m, "loss %s gains %s", "output", "all");
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.
@@ -389,13 +368,13 @@ static void add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
-    if (o->exact) add_metadata(m, "solver", "exact");
-    if (o->oracle_order) add_metadata(m, "order", order_name(true));
+    if (o->exact) cJSON_AddStringToObject(m, "solver", "exact");
+    if (o->oracle_order) cJSON_AddStringToObject(m, "order", order_name(true));
     if (o->aggregate == AGGREGATE_TAIL)
         add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));
-    if (!every_per_cent(o)) add_number(m, "n_rows", o->n_rows);
+    if (!every_per_cent(o)) json_put(m, "n_rows %u", o->n_rows);
     if (o->limits) add_made(m, "constraints", limits_text(o->limits));
-    if (ranking) add_metadata(m, "ranking", kvb_ranking_about(ranking)->about);
+    if (ranking) cJSON_AddStringToObject(m, "ranking", kvb_ranking_about(ranking)->about);
 }
 
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err)
@@ -409,6 +388,7 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
     add_settings(m, t);
     add_pairs(m, &t->pairs, sha256);
     add_special(m, t);
+    make_texts(m);
     return KVB_OK;
 }
 

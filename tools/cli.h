@@ -11,11 +11,13 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 // One option of a subcommand. `value` receives what the user gave, by kind:
 // FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, POSITIVE the same without 0, REAL double*, LIST
-// cli_list* (the option may be repeated). INPUT and INPUTS are TEXT and LIST that name files to read, or hold one
-// behind a '='; CLI_WRITES(kind) is TEXT that names a file to write.
+// cli_list* (the option may be repeated), CHOICE const char**, one of the words of its metavar (a|b|c). INPUT and
+// INPUTS are TEXT and LIST that name files to read, or hold one behind a '='; CLI_WRITES(kind) is TEXT that names a
+// file to write.
 typedef enum cli_kind {
     CLI_FLAG,
     CLI_TEXT,
+    CLI_CHOICE,
     CLI_COUNT,
     CLI_POSITIVE,
     CLI_REAL,
@@ -70,6 +72,11 @@ void cli_list_free(cli_list *list);
 // A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
 bool cli_ratio(double *out, const char *text);
 
+// A folder that comes with the program: the one that the environment variable names; where it is not set, NAME beside
+// the program's own folder (source tree, wheel), or share/kvbudget/NAME there (installed). *out is malloc'd, NULL on
+// failure: KVB_IO, which says where no folder of `what` was.
+kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err);
+
 // `kvbudget help metrics`; with --json, of each metric that stands by itself: default and choices of its parameters
 // ("a|b"), which of these are real numbers, kvpress's class with the parameters that its arguments are ("": none),
 // protected tokens (the parameter `window` where window_protected), and the row's constant.
@@ -109,9 +116,6 @@ void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
 void cli_end_by_signal(void);
 
-// True when escape sequences may be written to this file descriptor: a terminal that is not dumb, and NO_COLOR is not
-// set.
-bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);
 
@@ -119,6 +123,7 @@ int cli_terminal_width(int fd, int otherwise);
 // clang-format off
 #define ALL_COMMANDS(row) \
     row(tune) \
+    row(tables) \
     row(calib) \
     row(profile) \
     row(merge) \

@@ -67,10 +67,6 @@ WAYS
 expect 0 'gains and losses of layers' inspect nats.h5 --json
 json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"
-expect 0 'their picture' plot nats.h5 -o layers.svg
-check 'has gains, losses of layers and of all' charts layers.svg 3
-fails 'a picture without curves' 'profile with --curves' plot run.h5 -o no.svg
-misused 'a picture of two records' 'a record is drawn alone' plot run.h5 nats.h5 -o no.svg
 expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
 if grep -q 'id="layers"' nats.html && grep -q 'predicts a KL of' nats.html; then ok 'shows which layers matter'; else
     not_ok 'shows which layers matter'
@@ -107,11 +103,11 @@ for m in keydiff snapkv:lukv ea:lukv; do
 done
 cp -r steps bare && rm bare/kvbudget.json
 expect 0 'import arrays that say nothing of the model' import bare -o bare.h5
-fails 'a table needs its query heads' 'or write --npy only' solve bare.h5 --metric keydiff -o none.safetensors
-expect 0 'kvpress does not' solve bare.h5 --metric keydiff --npy bare.npy
+fails 'a table needs its query heads' 'import it again with --model-heads' solve bare.h5 --metric keydiff \
+    -o none.safetensors
 
 # ---- inspect
-for f in tiny.gguf run.h5 imported.h5 keydiff.safetensors keydiff.npy calib.jsonl; do
+for f in run.h5 imported.h5 keydiff.safetensors calib.jsonl; do
     expect 0 "inspect $f" inspect "$f"
     expect 0 "inspect --json $f" inspect --json "$f"
     cp out inspect.json
@@ -121,10 +117,10 @@ done
 # ---- plot
 expect 0 'plot' plot keydiff.safetensors ea.safetensors -o two.svg
 check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
-expect 0 'plot in the terminal' plot keydiff.safetensors --ratios 20,0.5
-says 'a pipe gets percentages' '^ +0( +[0-9.]+)+$'
-says 'and no colours' 'each number: percent'
+misused 'plot without a picture' '--output is needed' plot keydiff.safetensors
+expect 0 'ratios as per cents and shares' plot keydiff.safetensors --ratios 20,0.5 -o some.svg
 fails 'plot with a ratio that no row has' 'no row for 50.5 % pruned; it has whole per cents' plot \
-    keydiff.safetensors --ratios 50.5
-misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80
+    keydiff.safetensors --ratios 50.5 -o no.svg
+misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80 \
+    -o no.svg
 end

@@ -76,7 +76,6 @@ for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' \
     expect 0 'the runtime serves the last row beyond' budgets t.safetensors --ratio 0.95 --tokens 1000
     says 'and warns' "outside the table's rows, 1 to $rows %" err
 done
-misused '--npy with constraints' 'kvpress expects' solve run.h5 --metric keydiff --block 16 --npy no.npy
 misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst \
     -o no.safetensors
 if [ -e no.safetensors ]; then not_ok 'nothing was written'; else ok 'nothing was written'; fi
@@ -102,10 +101,10 @@ says 'named as they were asked for' '37\.5 % pruned' three.svg
 expect 0 'plot draws those wished for' plot t.safetensors --ratios 37.5,0.8 -o two.svg
 check 'two panels' svg two.svg 2 4
 fails 'a ratio that was not solved' 't.safetensors: no row for 50 % pruned; it was solved for 30, 37\.5, 80 %' plot \
-    t.safetensors --ratios 50
+    t.safetensors --ratios 50 -o no.svg
 kvb solve run.h5 --metric keydiff -o full.safetensors --quiet
 fails 'beside a table of whole per cents' 'full.safetensors: no row for 37\.5 % pruned; it has whole per cents' \
-    plot full.safetensors t.safetensors
+    plot full.safetensors t.safetensors -o no.svg
 expect 0 'a ratio that both have' plot full.safetensors t.safetensors --ratios 80 -o both.svg
 check 'in two panels' svg both.svg 2 4
 expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratios 0.005:0.495:0.005 \

@@ -15,7 +15,7 @@ head -c 4096 /dev/zero >zeros
 # commands_for KIND: every command that reads such a file, one per line, with FILE in its place.
 commands_for() {
     case $1 in
-    gguf) printf '%s\n' "inspect FILE" "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" \
+    gguf) printf '%s\n' "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" \
         "logits FILE calib.jsonl -o x.npy" "calib FILE calib.jsonl -o x.jsonl" ;;
     jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" "calib tiny.gguf FILE -o x.jsonl" ;;
     txt) printf '%s\n' "calib tiny.gguf FILE -o x.jsonl --lines 1" ;;
@@ -24,11 +24,10 @@ commands_for() {
     safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
         "export FILE --format npy -o x.npy" "report FILE -o x.html" ;;
     json) printf '%s\n' "report table.safetensors --results FILE -o x.html" ;;
-    npy) printf '%s\n' "inspect FILE" ;;
     esac
 }
 
-for kind in gguf jsonl txt h5 safetensors json npy; do
+for kind in gguf jsonl txt h5 safetensors json; do
     while read -r line; do
         for file in missing.$kind empty zeros folder; do
             # shellcheck disable=SC2086 # words of a command
@@ -173,7 +172,6 @@ damage tiny.gguf gguf
 damage calib.jsonl jsonl
 damage run.h5 h5
 damage table.safetensors safetensors
-damage table.npy npy
 
 # Numbers that cannot be: the option and its bounds are named, not another option.
 fails 'a context that is too long' '--tokens: expected at most 4294967295, found 4294967296' solve run.h5 --metric \

@@ -40,7 +40,7 @@ expect 0 'solve on the usual record' solve run.h5 --metric learned=moved.safeten
 fails 'another oracle in the same record' 'oracle' profile tiny.gguf calib.jsonl -o output.h5 --resume --quiet \
     --new-tokens 8 --ignore-eos --metric keydiff --metric knorm --metric snapkv:kvpress:window=8
 expect 0 'what is added has the same oracle' profile tiny.gguf -o output.h5 --add --metric streaming --quiet calib.jsonl
-misused 'an oracle of no kind' 'lukv or output' profile tiny.gguf calib.jsonl -o x.h5 --oracle max
+misused 'an oracle of no kind' 'lukv.output' profile tiny.gguf calib.jsonl -o x.h5 --oracle max
 
 # ---- solve and validate
 expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safetensors --quiet
@@ -74,7 +74,7 @@ says 'what they weigh' 'recency: '
 fails 'no such feature' 'the record has' learn run.h5 -o x.safetensors --feature h2o
 fails 'a ranking as a feature' 'cannot be a feature' learn run.h5 -o x.safetensors --feature learned=rank.safetensors
 misused 'no output' 'expected one record' learn run.h5
-misused 'an unknown target' 'mean or max' learn run.h5 -o x.safetensors --target median
+misused 'an unknown target' 'max.mean' learn run.h5 -o x.safetensors --target median
 misused 'a lambda of nothing' 'above 0' learn run.h5 -o x.safetensors --lambda 0
 fails 'a table is not a ranking' 'make one with' solve run.h5 --metric learned=keydiff.safetensors
 misused 'profile by its name alone' 'RANK.safetensors' profile tiny.gguf calib.jsonl -o y.h5 \

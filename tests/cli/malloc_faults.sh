@@ -35,7 +35,7 @@ mv killed.h5.parts run.h5.parts
 exists 'parts of a killed run' run.h5.parts/head.h5
 expect 0 'a shard' "${PROFILE[@]}" -o s1.h5 --shard 1/2
 expect 0 'another' "${PROFILE[@]}" -o s2.h5 --shard 2/2
-expect 0 'a table' solve run.h5 -m keydiff -o table.safetensors --npy table.npy
+expect 0 'a table' solve run.h5 -m keydiff -o table.safetensors
 expect 0 'results' eval tiny.gguf table.safetensors text.txt -a uniform -r 0.5 -t 200 -n 3 -o worth --quiet
 rm worth.svg worth.csv
 "$PYTHON" -c '

@@ -36,7 +36,7 @@ cp out ids.json
 json 'the ids and the hash' ids.json \
     'j["ids"] == [504, 1112, 216, 2] and j["tokenizer_sha256"] ==
     "43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6"'
-misused 'a wrong --bos' "expected yes, no or auto" tokenize "$MODEL" text --bos maybe
+misused 'a wrong --bos' "expected yes.no.auto" tokenize "$MODEL" text --bos maybe
 misused 'no text' 'expected a model and a text file' tokenize "$MODEL"
 fails 'a missing text' 'absent.txt: cannot be opened' tokenize "$MODEL" absent.txt
 # Code has spaces before digits, where the two readings of SmolLM2's tokenizer part.

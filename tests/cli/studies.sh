@@ -76,6 +76,6 @@ for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
     says 'in all rows' '(99 of 99|2 of 2) rows hold'
 done
-misused 'an unknown order' 'metric or oracle' solve run.h5 --metric keydiff --order best
+misused 'an unknown order' 'metric.oracle' solve run.h5 --metric keydiff --order best
 misused '--order with a study' 'leave out --order' solve run.h5 --metric keydiff --ablation --order oracle
 end

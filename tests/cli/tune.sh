@@ -95,6 +95,6 @@ fails 'a text twice' 'the same text' tune tiny.gguf own.txt own.txt -o x --token
 fails 'no model' 'nothing.gguf' tune nothing.gguf -o x
 KVBUDGET_DATA=$PWD/none fails 'no texts' 'KVBUDGET_DATA' tune tiny.gguf -o x
 misused 'without -o' 'expected a model and -o NAME' tune tiny.gguf
-misused 'an unknown use' 'expected text or lookup' tune tiny.gguf -o x --for speed
+misused 'an unknown use' 'expected text.lookup' tune tiny.gguf -o x --for speed
 misused 'a time that is none' 'expected seconds' tune tiny.gguf -o x --time soon
 end

@@ -25,7 +25,7 @@ COMMANDS = {
     "profile --resume": (PROFILE + " --resume", 20),  # from the parts of a killed run, run.h5.parts of INPUTS
     "profile --plan": (PROFILE + " --plan", 10),
     "merge": ("merge whole.h5 s1.h5 s2.h5 --force", 20),
-    "solve": ("solve run.h5 -m keydiff -o t.safetensors --npy t.npy --json", 30),
+    "solve": ("solve run.h5 -m keydiff -o t.safetensors --json", 30),
     "solve --exact": (
         "solve run.h5 -m keydiff --block 16 --ratios 0.3,0.5 --exact --budgets b.npy -o t.safetensors", 20),
     "solve --holdout": ("solve run.h5 -m keydiff --holdout --json", 15),
@@ -50,10 +50,8 @@ COMMANDS = {
     "export duo": ("export table.safetensors -f duo -r 0.5 -t 99 -o duo", 15),
     "export per-layer": ("export table.safetensors -f per-layer -r 0.5 -t 99 -o layers.json", 15),
     "import": ("import steps.in -o imported.h5", 20),
-    "inspect gguf": ("inspect tiny.gguf --json", 15),
     "inspect h5": ("inspect run.h5", 10),
     "inspect table": ("inspect table.safetensors --json", 10),
-    "inspect npy": ("inspect table.npy", 8),
     "inspect jsonl": ("inspect calib.jsonl", 8),
     "calib": ("calib tiny.gguf text.txt -o c.jsonl -t 300 --lines 2 --continue 1 --repeat 2 -n 4 --quiet", 20),
     "calib of jsonl": ("calib tiny.gguf texts.jsonl calib.jsonl -o c.jsonl -t 64 --repeat 1 -q 1 --quiet", 20),

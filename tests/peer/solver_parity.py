@@ -72,11 +72,12 @@ def is_tied(score, sink, window):
 
 def solve_with_kvbudget(args, record_path, metric, work):
     """(what `solve --json` says, every question's budgets [questions,99,L,G], the mean table [99,L,G])"""
-    budgets, table = work / "budgets.npy", work / "table.npy"
+    budgets, table, array = work / "budgets.npy", work / "table.safetensors", work / "table.npy"
     options = ["--questions", args.questions] if args.questions else []
     text = run(args.kvbudget, "solve", record_path, "--metric", metric, "--hull", "full", "--aggregate", "mean_ratio",
-               "--budgets", budgets, "--npy", table, "--json", "--quiet", *options)
-    return json.loads(text)["details"][0], np.load(budgets), np.load(table)
+               "--budgets", budgets, "-o", table, "--json", "--quiet", *options)
+    run(args.kvbudget, "export", table, "-o", array)
+    return json.loads(text)["details"][0], np.load(budgets), np.load(array)
 
 
 def compare(args, record_path, record, metric, work):
@@ -150,7 +151,8 @@ def main():
             synthetic(args.steps, *map(int, args.shape.split("x")), args.questions or 3, args.seed)
         if args.steps:
             path = work / "run.h5"
-            run(args.kvbudget, "import", args.steps, "-o", path)
+            heads = np.load(next(args.steps.glob("*/question_0.npy")), mmap_mode="r").shape[1]
+            run(args.kvbudget, "import", args.steps, "-o", path, "--model-heads", heads, "--head-dim", 64)
         with h5py.File(path) as record:
             first = next(iter(record["contexts"].values()))
             results = [compare(args, path, record, m, work) for m in args.metric or list(first["scores"])]

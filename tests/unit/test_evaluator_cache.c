@@ -146,7 +146,7 @@ static float *decode_all(bed *b, const kept_set *kept, uint32_t step)
 static void select_some(bed *b, kept_set *kept)
 {
     const uint32_t keep[L * G] = {20, 41, 9, 90};
-    help_ok(session_select(b->s, b->s->scores[0], keep, 4, 8, kept, err));
+    help_ok(session_select(b->s, b->s->now.scores[0], keep, 4, 8, kept, err));
 }
 
 UNIT_TEST(full_cache_is_the_forward_pass)
@@ -163,7 +163,7 @@ UNIT_TEST(full_cache_is_the_forward_pass)
     // Selecting everything is the same as selecting nothing, to the bit.
     const uint32_t keep[L * G] = {T, T, T, T};
     kept_set all;
-    help_ok(session_select(b.s, b.s->scores[0], keep, 4, 8, &all, err));
+    help_ok(session_select(b.s, b.s->now.scores[0], keep, 4, 8, &all, err));
     float *selected = decode_all(&b, &all, N);
     case_same("nothing evicted", selected, at_once, (size_t)N * VOCABULARY);
     double mass = 0;

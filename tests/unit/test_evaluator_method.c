@@ -74,7 +74,7 @@ UNIT_TEST(a_metric_selects)
     const uint32_t each[HEADS] = {KEEP, KEEP, KEEP, KEEP};
     kept_set got, want;
     help_ok(method_select(b.s, &b.list, &b.columns[0], ratio, NULL, &got, err));
-    help_ok(session_select(b.s, b.s->scores[0], each, 4, 2, &want, err));
+    help_ok(session_select(b.s, b.s->now.scores[0], each, 4, 2, &want, err));
     ck_assert_uint_eq(got.offsets[HEADS], HEADS * KEEP);
     ck_assert_mem_eq(got.offsets, want.offsets, (HEADS + 1) * sizeof *got.offsets);
     ck_assert_mem_eq(got.positions, want.positions, HEADS * KEEP * sizeof *got.positions);

@@ -50,7 +50,7 @@ UNIT_TEST(refits_what_was_cut)
     layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q};
     help_ok(session_prefill(s, ids, T, &turning, NULL, err));
     ck_assert_double_le(t.worst, 1e-5);
-    help_ok(session_select(s, s->scores[0], KEEP, 4, 1, &kept, err));
+    help_ok(session_select(s, s->now.scores[0], KEEP, 4, 1, &kept, err));
     kv_cache *bare = session_cache(s, &kept, 3), *one = cut_and_refit(s, &kept, 1), *two = cut_and_refit(s, &kept, 3);
     int n_changed = 0;
     for (uint32_t h = 0; h < HEADS; h++) {

@@ -36,7 +36,7 @@ static void bed_close(bed *b)
 static void select_some(bed *b, uint32_t keep, kept_set *kept)
 {
     const uint32_t each[HEADS] = {keep, keep < T ? keep / 2 : T, keep, keep};
-    help_ok(session_select(b->s, b->s->scores[0], each, 4, 1, kept, err));
+    help_ok(session_select(b->s, b->s->now.scores[0], each, 4, 1, kept, err));
 }
 
 // ---- fidelity ----

@@ -1,4 +1,4 @@
-// What `kvbudget inspect` says of models, rankings and results, and how documents are printed.
+// What `kvbudget inspect` says of rankings, and how documents are printed.
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "tools/json_print.h"
@@ -43,39 +43,6 @@ UNIT_TEST(rankings)
     cJSON_Delete(doc);
     doc = cJSON_CreateObject();
     help_fails(inspect_ranking(doc, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
-    cJSON_Delete(doc);
-}
-
-UNIT_TEST(models)
-{
-    static const unsigned char one_number[] = {'G', 'G', 'U', 'F', 3,   0, 0, 0, 0, 0, 0, 0,   0, 0, 0,
-                                               0,   1,   0,   0,   0,   0, 0, 0, 0, 3, 0, 0,   0, 0, 0,
-                                               0,   0,   'k', 'e', 'y', 6, 0, 0, 0, 0, 0, 192, 63};
-    cJSON *doc = cJSON_CreateObject();
-    help_fails(inspect_gguf(doc, help_path("none.gguf"), err), KVB_IO, "none.gguf");
-    help_spew(help_path("short.gguf"), "GGUF\3\0\0\0", 8);
-    help_fails(inspect_gguf(doc, help_path("short.gguf"), err), KVB_FORMAT, "short.gguf");
-    help_spew(help_path("b.gguf"), one_number, sizeof one_number);
-    help_ok(inspect_gguf(doc, help_path("b.gguf"), err));
-    ck_assert_double_eq(number(doc, "version"), 3);
-    ck_assert_str_eq(cJSON_GetObjectItem(cJSON_GetObjectItem(doc, "metadata"), "key")->valuestring, "1.5");
-    cJSON_Delete(doc);
-}
-
-UNIT_TEST(results)
-{
-    static const char json[] =
-        "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"tool_version\":\"0\",\"command\":"
-        "\"eval\",\"arguments\":[\"eval\"],\"inputs\":[],\"settings\":{},\"rows\":[{\"metric\":"
-        "\"knorm\",\"kl\":1},{\"metric\":\"knorm\",\"ratio\":0.5}],\"details\":{}}";
-    ck_assert(is_results(json, strlen(json)) && !is_results("{}", 2) && !is_results("", 0));
-    cJSON *doc = cJSON_CreateObject();
-    help_ok(inspect_results(doc, json, strlen(json), "worth.json", err));
-    ck_assert(number(doc, "n_rows") == 2);
-    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "columns")), 3); // metric, kl, ratio
-    cJSON_Delete(doc);
-    doc = cJSON_CreateObject();
-    help_fails(inspect_results(doc, json, strlen(json) - 9, "cut.json", err), KVB_FORMAT, "cut.json");
     cJSON_Delete(doc);
 }
 

@@ -48,8 +48,8 @@ UNIT_TEST(colours)
 
 // ---- Head maps ------------------------------------------------------------------------------------------------------
 
-// Draws two tables at three ratios: as SVG where `columns` is 0, else for a terminal.
-static void draw_map(uint32_t layers, uint32_t heads, int columns, bool coloured, bool bare)
+// Draws two tables at three ratios.
+static void draw_map(uint32_t layers, uint32_t heads, bool bare)
 {
     static const char *const names[] = {"first <&>", "second"};
     static const double ratios[] = {0.5, 0.8, 0.9};
@@ -67,21 +67,9 @@ static void draw_map(uint32_t layers, uint32_t heads, int columns, bool coloured
                          .kept = kept,
                          .bare = bare};
     FILE *out = begin_picture();
-    if (columns) heatmap_print(&map, coloured, columns, out);
-    else heatmap_svg(&map, out);
+    heatmap_svg(&map, out);
     fclose(out);
     free(kept);
-}
-
-UNIT_TEST(maps_in_a_terminal)
-{
-    draw_map(2, 3, 100, false, false);
-    ck_assert_ptr_null(strchr(text, '\033'));
-    ck_assert_ptr_nonnull(strstr(text, "\n  0    0   1   2     6   7   8"));
-    ck_assert_ptr_nonnull(strstr(text, "\n  1    3   4   5     9  10  11"));
-    draw_map(5, 3, 200, true, false);
-    ck_assert_ptr_nonnull(strstr(text, "\033[38;5;231;48;5;53m   0\033[0m"));
-    ck_assert_uint_eq(occurrences("\033[0m"), 2 * 3 * 5 * 3); // every cell by itself
 }
 
 UNIT_TEST(maps_of_any_shape)
@@ -89,14 +77,11 @@ UNIT_TEST(maps_of_any_shape)
     static const uint32_t shapes[][2] = {{1, 1}, {1, 128}, {80, 8}, {3, 40}, {200, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         size_t cells = 6 * (size_t)shapes[i][0] * shapes[i][1];
-        for (int columns = 1; columns < 300; columns += 37) {
-            draw_map(shapes[i][0], shapes[i][1], columns, columns % 2, false);
-            ck_assert_uint_eq(occurrences("80% pruned"), 2);
-        }
-        draw_map(shapes[i][0], shapes[i][1], 0, false, false);
+        draw_map(shapes[i][0], shapes[i][1], false);
+        ck_assert_uint_eq(occurrences("80 % pruned"), 2);
         ck_assert_uint_eq(occurrences("<title>layer "), cells);
         ck_assert(strstr(text, "first &lt;&amp;&gt;") && strstr(text, "</svg>\n"));
-        draw_map(shapes[i][0], shapes[i][1], 0, false, true); // what a page holds: smaller, and without a style
+        draw_map(shapes[i][0], shapes[i][1], true); // what a page holds: smaller, and without a style
         ck_assert(occurrences("<title>") == 1 && !strstr(text, "<style>") && occurrences("<rect ") >= cells);
     }
 }

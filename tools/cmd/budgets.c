@@ -14,7 +14,7 @@ enum { MAX_WARNINGS = 5, WARNING_SIZE = 240 };
 
 typedef struct budgets_command {
     const cli_command *self;
-    const char *ratio_text, *metric, *model_sha256, *csv;
+    const char *ratio_text, *csv;
     uint64_t tokens, block;
     bool strict, json;
 
@@ -116,11 +116,7 @@ static kvb_status find_page(budgets_command *b, kvb_error *err)
 
 static kvb_status compute(budgets_command *b, kvb_error *err)
 {
-    kvb_expectation expected = {0};
-    expected.metric = b->metric;
-    expected.model_sha256 = b->model_sha256;
     kvb_status status = kvb_table_open(&b->table, b->path, NULL, err);
-    if (status == KVB_OK) status = kvb_table_check(b->table, &expected, err);
     if (status != KVB_OK) return status;
     const kvb_info *info = kvb_table_info(b->table);
     b->n_heads = (size_t)info->n_layers * info->n_kv_heads;
@@ -232,8 +228,6 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
         {"strict", 0, CLI_FLAG, &b.strict, NULL,
          "no head keeps fewer than the protected tokens; the total stays the same"},
         {"block", 0, CLI_COUNT, &b.block, "N", "whole blocks of N tokens, for paged caches"},
-        {"metric", 'm', CLI_TEXT, &b.metric, "M", "fail unless the table was made for this metric"},
-        {"model-sha256", 0, CLI_TEXT, &b.model_sha256, "HASH", "fail unless the table was made for these weights"},
         RESULTS_OPTIONS(b),
         {0},
     };

@@ -23,8 +23,6 @@ static int check_eval_options(eval_command *e)
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
-    if (strcmp(e->in.bos, "auto") != 0 && strcmp(e->in.bos, "yes") != 0 && strcmp(e->in.bos, "no") != 0)
-        return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->in.bos);
     e->in.device = device_find(e->self, e->in.backend_name, e->in.compute);
     return e->in.device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -106,20 +104,11 @@ static int run_eval(const cli_command *self, int argc, char **argv)
          "write NAME.json, NAME.csv and NAME.svg; NAME.cells keeps results so far, and the same\ncommand continues "
          "where it was stopped"},
         METHODS_OPTIONS(e.with),
-        {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
-        {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
+        EVAL_INPUT_OPTIONS(e.in),
+        {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
         REFIT_OPTION(e.with),
         {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
          "write the kept positions of every run, as JSON lines; measures all runs again"},
-        {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
-         "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
-        {"special", 0, CLI_FLAG, &e.in.special, NULL,
-         "read \"<|im_start|>\" and the like in texts as control tokens (default: as the tables)"},
-        {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
-        {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
-        {"backend", 'b', CLI_TEXT, &e.in.backend_name, "NAME",
-         "cpu or ref; attention over cut caches runs on the host"},
-        {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"batch", 0, CLI_COUNT, &e.batch, "N", "runs decoded together (4)"},
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
         RESULTS_OPTIONS(e.out),

@@ -20,22 +20,19 @@ typedef struct eval_inputs {
 } eval_inputs;
 
 // What all commands begin with; and the options of those that are about one table, as entries of a list.
-#define EVAL_INPUTS                                                                            \
-    {                                                                                          \
-        .backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64 \
-    }
-#define EVAL_INPUT_OPTIONS(in)                                                                                   \
-    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},         \
-        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                  \
-        {"chat",     0,    CLI_FLAG,                                                                             \
-         &(in).chat, NULL, "wrap texts in the model's chat template (default: as the table was calibrated)"},    \
-        {"special",     0,    CLI_FLAG,                                                                          \
-         &(in).special, NULL, "find control tokens in texts (default: as the table was calibrated)"},            \
-        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
-        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                    \
-    {                                                                                                            \
-        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                       \
-    }
+// clang-format off
+#define EVAL_INPUTS {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64}
+#define EVAL_INPUT_OPTIONS(in) \
+    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"}, \
+    {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"}, \
+    {"chat", 0, CLI_FLAG, &(in).chat, NULL, \
+     "wrap texts in the model's chat template (default: as the tables were calibrated)"}, \
+    {"special", 0, CLI_FLAG, &(in).special, NULL, \
+     "find control tokens in texts (default: as the tables were calibrated)"}, \
+    {"bos", 0, CLI_CHOICE, &(in).bos, "auto|yes|no", "begin texts with BOS; auto: as the model file says"}, \
+    {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"}, \
+    {"compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP}
+// clang-format on
 
 typedef struct eval_outputs {
     const char *name, *kept, *csv; // NULL: not wanted

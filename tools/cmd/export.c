@@ -4,6 +4,7 @@
 #include "formats/need.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
 #include <stdio.h>
@@ -81,18 +82,12 @@ static const struct {
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 #define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo|shares"
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = end ? strlen(end) : 0;
-    return m && n > m && strcmp(text + n - m, end) == 0;
-}
-
 // The row that is asked for, by name or by the output's ending; N_FORMATS when there is none.
 static int find_format(const export_command *x)
 {
     int i = 0;
-    while (i < N_FORMATS &&
-           !(x->format ? strcmp(formats[i].name, x->format) == 0 : ends_with(x->output, formats[i].ending)))
+    while (i < N_FORMATS && !(x->format ? strcmp(formats[i].name, x->format) == 0
+                                        : formats[i].ending && kvb_ends_with(x->output, formats[i].ending)))
         i++;
     return i;
 }

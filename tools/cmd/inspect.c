@@ -3,8 +3,6 @@
 #include "formats/calib.h"
 #include "formats/file_read.h"
 #include "formats/json_file.h"
-#include "formats/need.h"
-#include "formats/npy.h"
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
@@ -15,7 +13,6 @@
 #include "tools/cli.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_files.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,38 +111,6 @@ static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
     return status;
 }
 
-static kvb_status add_statistics(cJSON *doc, const npy_array *a, const char *path, kvb_error *err)
-{
-    double *values = need(a->count, sizeof *values, "elements"); // of a file: at most twice its size
-    kvb_status status = npy_to_f64(a, values, path, err);
-    double least = INFINITY, most = -INFINITY, sum = 0;
-    size_t finite = 0;
-    for (size_t i = 0; i < a->count && status == KVB_OK; i++) {
-        if (!isfinite(values[i])) continue;
-        finite++;
-        sum += values[i];
-        if (values[i] < least) least = values[i];
-        if (values[i] > most) most = values[i];
-    }
-    if (finite > 0) {
-        json_put(doc, "min %g max %g mean %g", least, most, sum / (double)finite);
-    }
-    cJSON_AddNumberToObject(doc, "not_finite", (double)(a->count - finite));
-    free(values);
-    return status;
-}
-
-static kvb_status inspect_npy(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
-{
-    npy_array a;
-    kvb_status status = npy_parse(&a, view->data, view->size, path, err);
-    if (status != KVB_OK) return status;
-    cJSON_AddStringToObject(doc, "dtype", npy_type_descr(a.type));
-    cJSON *shape = cJSON_AddArrayToObject(doc, "shape");
-    for (uint32_t i = 0; i < a.n_dims; i++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)a.shape[i]));
-    return add_statistics(doc, &a, path, err);
-}
-
 static double count_characters(const char *text)
 {
     size_t n = 0;
@@ -153,10 +118,10 @@ static double count_characters(const char *text)
     return (double)n;
 }
 
-static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
+static kvb_status inspect_calib(cJSON *doc, const char *path, kvb_error *err)
 {
     calib_file file;
-    kvb_status status = calib_parse(&file, view->data, view->size, path, err);
+    kvb_status status = calib_load(&file, path, err);
     if (status != KVB_OK) return status;
     cJSON_AddStringToObject(doc, "sha256", file.sha256);
     cJSON *contexts = cJSON_AddArrayToObject(doc, "contexts");
@@ -178,8 +143,13 @@ static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *p
 
 // ---- Recognising ----
 
+static bool is_record(const file_view *view)
+{
+    return kvb_kind_of_file(view->data, view->size) == KVB_FILE_RECORD;
+}
+
 // Eight bytes of header length, then a JSON object.
-static bool is_safetensors(const file_view *view)
+static bool is_table(const file_view *view)
 {
     uint64_t length = 0;
     for (int i = 7; i >= 0 && view->size > 8; i--) length = length << 8 | view->data[i];
@@ -190,7 +160,7 @@ static bool is_safetensors(const file_view *view)
 static bool is_ranking(const file_view *view)
 {
     static const char format[] = "\"format\":\"kvbudget-rank\"";
-    return memmem(view->data, view->size, format, sizeof format - 1) != NULL;
+    return is_table(view) && memmem(view->data, view->size, format, sizeof format - 1) != NULL;
 }
 
 // JSON lines begin with an object, perhaps after a mark of UTF-8 or blank lines.
@@ -201,38 +171,26 @@ static bool is_json(const file_view *view)
     return i < view->size && view->data[i] == '{';
 }
 
+static const struct {
+    const char *kind;
+    bool (*is)(const file_view *view);
+    kvb_status (*inspect)(cJSON *doc, const char *path, kvb_error *err);
+} KINDS[] = {{"record", is_record, inspect_record},
+             {"ranking", is_ranking, inspect_ranking}, // in front of tables, whose form it has
+             {"table", is_table, inspect_table},
+             {"calibration", is_json, inspect_calib}};
+
 static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
 {
-    kvb_file_kind kind = kvb_kind_of_file(view->data, view->size);
-    if (kind == KVB_FILE_RECORD) {
-        cJSON_AddStringToObject(doc, "kind", "record");
-        return inspect_record(doc, path, err);
-    }
-    if (kind == KVB_FILE_MODEL) return inspect_gguf(doc, path, err);
-    if (kind == KVB_FILE_ARRAY) {
-        cJSON_AddStringToObject(doc, "kind", "npy");
-        return inspect_npy(doc, view, path, err);
-    }
-    if (is_safetensors(view) && is_ranking(view)) {
-        cJSON_AddStringToObject(doc, "kind", "ranking");
-        return inspect_ranking(doc, path, err);
-    }
-    if (is_safetensors(view)) {
-        cJSON_AddStringToObject(doc, "kind", "table");
-        return inspect_table(doc, path, err);
-    }
-    if (is_results((const char *)view->data, view->size)) {
-        cJSON_AddStringToObject(doc, "kind", "results");
-        return inspect_results(doc, (const char *)view->data, view->size, path, err);
-    }
-    if (is_json(view)) {
-        cJSON_AddStringToObject(doc, "kind", "calibration");
-        return inspect_calib(doc, view, path, err);
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
+        if (!KINDS[i].is(view)) continue;
+        cJSON_AddStringToObject(doc, "kind", KINDS[i].kind);
+        return KINDS[i].inspect(doc, path, err);
     }
     return kvb_fail(err, KVB_FORMAT,
-                    "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, calibration "
-                    "lines (.jsonl), a model (.gguf) or results (.json), found none of these",
-                    path);
+                    "%s: expected a record (.h5), a table or ranking (.safetensors) or calibration lines (.jsonl), "
+                    "found %s",
+                    path, kvb_kind_name(kvb_kind_of_file(view->data, view->size)));
 }
 
 // ---- The command ----
@@ -278,7 +236,7 @@ static int run_inspect(const cli_command *self, int argc, char **argv)
 const cli_command cmd_inspect = {
     .name = "inspect",
     .synopsis = "inspect FILE [--answers MODEL] [--json]",
-    .summary = "show the contents of a record, a table, a ranking, a model or a calibration file",
+    .summary = "show the contents of a record, a table, a ranking or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
@@ -286,9 +244,7 @@ const cli_command cmd_inspect = {
         "for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
         "keeps); for a learned ranking its features and how much they weigh;\n"
-        "for a .npy its type, shape and range; for "
-        "a model its metadata and tensors; for calibration lines\n"
-        "the contexts and questions; for results as JSON how they were made and how many rows and columns there are.\n"
+        "for calibration lines the contexts and questions.\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"

@@ -59,8 +59,6 @@ static int check(learn_command *c, int n_operands)
     learn_options *o = &c->options;
     if (n_operands != 1 || !c->output || !*c->output)
         return cli_usage_error(c->self, "expected one record and -o FILE: kvbudget %s", c->self->synopsis);
-    if (strcmp(c->target, "mean") != 0 && strcmp(c->target, "max") != 0)
-        return cli_usage_error(c->self, "--target: expected mean or max, found '%s'", c->target);
     if (!isnan(o->lambda) && !(o->lambda > 0 && o->lambda <= 1e6))
         return cli_usage_error(c->self, "--lambda: expected a number above 0");
     if (!isnan(o->exponent) && !(o->exponent >= 0 && o->exponent <= 2))
@@ -89,7 +87,7 @@ static int learn_main(const cli_command *self, int argc, char **argv)
         {"own", 0, CLI_FLAG, &c.own, NULL, "use each head's own scores only, not the mean over its layer's heads"},
         {"within", 0, CLI_REAL, &c.options.slack, "S",
          "take the cheapest set whose loss is at most this share above the best set's (0.05)"},
-        {"target", 0, CLI_TEXT, &c.target, "T",
+        {"target", 0, CLI_CHOICE, &c.target, "max|mean",
          "what a token is worth: max (default), its importance to the question that needs it\nmost; mean, the mean "
          "over the questions"},
         {"lambda", 0, CLI_REAL, &c.options.lambda, "L",

@@ -4,6 +4,7 @@
 #include "formats/npy.h"
 #include "profiler/model/forward.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include <stdlib.h>
@@ -16,12 +17,6 @@ typedef struct logits_command {
     uint64_t max_tokens;
 } logits_command;
 
-static bool are_ids(const char *path)
-{
-    size_t length = strlen(path);
-    return length > 4 && strcmp(path + length - 4, ".npy") == 0;
-}
-
 // The text as token ids; a .npy file of integers is taken as ids.
 static kvb_status read_ids(int32_t **ids, size_t *n, const opened_model *from, const char *path,
                            const logits_command *o, kvb_error *err)
@@ -31,7 +26,7 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const opened_model *from, c
     npy_array array;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    if (are_ids(path)) {
+    if (kvb_ends_with(path, ".npy")) {
         status = npy_parse(&array, view.data, view.size, path, err);
         *ids = need(status == KVB_OK ? array.count : 0, sizeof **ids, "token ids");
         if (status == KVB_OK) status = npy_to_i32(&array, *ids, path, err);
@@ -61,7 +56,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     int32_t *ids = NULL;
     float *logits = NULL;
     size_t n = 0;
-    const opened_wishes wishes = {.text = {.without_tokenizer = are_ids(text_path)}};
+    const opened_wishes wishes = {.text = {.without_tokenizer = kvb_ends_with(text_path, ".npy")}};
     kvb_status status = opened_model_open(&opened, model_path, o->device, &wishes, err);
     const model *m = opened.m;
     if (status == KVB_OK) status = read_ids(&ids, &n, &opened, text_path, o, err);

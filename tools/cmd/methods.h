@@ -27,44 +27,30 @@ typedef struct methods {
 } methods;
 
 // Their options, for a command's list.
-#define METHODS_OPTIONS(e)                                                                                            \
-    {"ratio",          'r',     CLI_LIST,                                                                             \
-     &(e).ratio_names, "R,...", "pruned shares of the cache, such as 0.8 or 80% (0.5,0.8,0.9,0.95)"},                 \
-        {"metric",                                                                                                    \
-         'm',                                                                                                         \
-         CLI_INPUTS,                                                                                                  \
-         &(e).metric_names,                                                                                           \
-         "M",                                                                                                         \
-         "eviction metric, repeatable; default: those of the tables, else snapkv:kvpress,\nkeydiff and ea:kvpress; "  \
-         "none: policies alone"},                                                                                     \
-        {"policy",                                                                                                    \
-         'p',                                                                                                         \
-         CLI_LIST,                                                                                                    \
-         &(e).policy_names,                                                                                           \
-         "P",                                                                                                         \
-         "policy that acts at every step, repeatable; its capacities per head come from every\nallocator that needs " \
-         "no scores and from every table (task --list shows all policies)"},                                          \
-        {"allocator",                                                                                                 \
-         'a',                                                                                                         \
-         CLI_INPUTS,                                                                                                  \
-         &(e).allocator_names,                                                                                        \
-         "A",                                                                                                         \
-         "allocator to compare with, repeatable: uniform, pyramid, ada (the default three),\nada-original, "          \
-         "ada-global, lava, cake, headkv=FILE, duo=FILE, and in eval oracle; parameters\nfollow as :name=value; "     \
-         "none: only the tables"},                                                                                    \
-        {"sink",    0,   CLI_COUNT,                                                                                   \
-         &(e).sink, "N", "first tokens that are always kept (default: as the table or the metric says)"},             \
-    {                                                                                                                 \
-        "window", 0, CLI_COUNT, &(e).window, "N",                                                                     \
-            "last tokens that are always kept (default: as the table or the metric says)"                             \
-    }
+// clang-format off
+#define METHODS_OPTIONS(e) \
+    {"ratio", 'r', CLI_LIST, &(e).ratio_names, "R,...", \
+     "pruned shares of the cache, such as 0.8 or 80% (0.5,0.8,0.9,0.95)"}, \
+    {"metric", 'm', CLI_INPUTS, &(e).metric_names, "M", \
+     "eviction metric, repeatable; default: those of the tables, else snapkv:kvpress,\nkeydiff and ea:kvpress; " \
+     "none: policies alone"}, \
+    {"policy", 'p', CLI_LIST, &(e).policy_names, "P", \
+     "policy that acts at every step, repeatable; its capacities per head come from every\nallocator that needs " \
+     "no scores and from every table (task --list shows all policies)"}, \
+    {"allocator", 'a', CLI_INPUTS, &(e).allocator_names, "A", \
+     "allocator to compare with, repeatable: uniform, pyramid, ada (the default three),\nada-original, " \
+     "ada-global, lava, cake, headkv=FILE, duo=FILE, and in eval oracle; parameters\nfollow as :name=value; " \
+     "none: only the tables"}, \
+    {"sink", 0, CLI_COUNT, &(e).sink, "N", \
+     "first tokens that are always kept (default: as the table or the metric says)"}, \
+    {"window", 0, CLI_COUNT, &(e).window, "N", \
+     "last tokens that are always kept (default: as the table or the metric says)"}
 
-#define REFIT_OPTION(e)                                                                                   \
-    {                                                                                                     \
-        "refit", 0, CLI_FLAG, &(e).refit, NULL,                                                           \
-            "after each cut, change keys and values of what is kept so that outputs come near the\nfull " \
-            "cache's; not with policies (docs/refit.md)"                                                  \
-    }
+#define REFIT_OPTION(e) \
+    {"refit", 0, CLI_FLAG, &(e).refit, NULL, \
+     "after each cut, change keys and values of what is kept so that outputs come near the\nfull " \
+     "cache's; not with policies (docs/refit.md)"}
+// clang-format on
 
 bool methods_is_table(const char *operand); // by its name
 

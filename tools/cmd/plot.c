@@ -1,18 +1,16 @@
-// kvbudget plot: tables as head maps, in the terminal or as SVG; results as lines.
+// kvbudget plot: tables as head maps, results as lines.
 #include "formats/atomic_file.h"
+#include "formats/file_io.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
-#include "study/layer_losses.h"
 #include "tools/cli.h"
 #include "tools/report/heatmap.h"
 #include "tools/report/output.h"
 #include "tools/report/results_chart.h"
-#include "tools/terminal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { RATIOS_MAX = 99, TABLES_MAX = 64, DOCUMENTS_MAX = 16, NAME_SIZE = 160 };
 
@@ -20,7 +18,7 @@ typedef struct plot {
     const cli_command *self;
     char **paths; // of tables, or of documents of results
     size_t n_paths;
-    const char *output; // NULL: the terminal
+    const char *output;
     double ratios[RATIOS_MAX];
     size_t n_ratios;
     kvb_table *tables[TABLES_MAX];
@@ -72,12 +70,6 @@ static kvb_status find_row(const kvb_table *table, const char *path, double rati
                     list, n > LISTED ? ", ..." : "");
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 static kvb_status open_tables(plot *p, kvb_error *err)
 {
     char **paths = p->paths;
@@ -104,7 +96,7 @@ static void name_tables(plot *p)
         bool shared = false;
         for (size_t j = 0; j < p->n_tables; j++)
             if (j != i && strcmp(info->metric, kvb_table_info(p->tables[j])->metric) == 0) shared = true;
-        snprintf(p->names[i], NAME_SIZE, shared ? "%.70s (%.80s)" : "%.70s", info->metric, base_name(p->paths[i]));
+        snprintf(p->names[i], NAME_SIZE, shared ? "%.70s (%.80s)" : "%.70s", info->metric, file_base(p->paths[i]));
     }
 }
 
@@ -168,8 +160,7 @@ static kvb_status draw_maps(plot *p, FILE *out, kvb_error *err)
                          .table_names = names,
                          .ratios = p->ratios,
                          .kept = p->kept};
-    if (out) heatmap_svg(&map, out);
-    else heatmap_print(&map, cli_colour_wanted(STDOUT_FILENO), cli_terminal_width(STDOUT_FILENO, 100), stdout);
+    heatmap_svg(&map, out);
     return KVB_OK;
 }
 
@@ -179,9 +170,9 @@ static kvb_status plot_tables(plot *p, kvb_error *err)
     kvb_status status = open_tables(p, err);
     if (status == KVB_OK) name_tables(p);
     if (status == KVB_OK && p->n_ratios == 0) status = choose_ratios(p, err);
-    if (status == KVB_OK && p->output) status = atomic_file_begin(&out, p->output, err);
+    if (status == KVB_OK) status = atomic_file_begin(&out, p->output, err);
     if (status == KVB_OK) status = draw_maps(p, out.stream, err);
-    if (status == KVB_OK && p->output) status = atomic_file_commit(&out, err);
+    if (status == KVB_OK) status = atomic_file_commit(&out, err);
     atomic_file_abandon(&out);
     for (size_t i = 0; i < p->n_tables; i++) kvb_table_close(p->tables[i]);
     free(p->kept);
@@ -205,87 +196,6 @@ static kvb_status plot_results(const plot *p, kvb_error *err)
     return status;
 }
 
-// ---- Records --------------------------------------------------------------------------------------------------------
-
-enum { STEPS = 19 }; // 5 % to 95 %
-
-// What one metric of a record loses: at the ratio layer by layer, and in all at every step.
-typedef struct metric_losses {
-    const char *name;
-    layer_losses at_ratio;
-    double total[STEPS];
-} metric_losses;
-
-static kvb_status read_metric(metric_losses *m, const char *path, double ratio, const double *steps, kvb_error *err)
-{
-    layer_losses all = {0};
-    kvb_status status = layer_losses_read(&m->at_ratio, path, m->name, &ratio, NULL, 1, err);
-    if (status == KVB_OK) status = layer_losses_read(&all, path, m->name, steps, NULL, STEPS, err);
-    for (size_t i = 0; i < STEPS * (size_t)all.n_layers; i++) m->total[i / all.n_layers] += all.loss[i];
-    layer_losses_free(&all);
-    return status;
-}
-
-static void draw_layers(const metric_losses *m, size_t n, double ratio, const double *steps, FILE *out)
-{
-    enum { WIDTH = 772, HEIGHT = 280, TOP = 72 };
-    svg_series loss[SVG_SERIES_MAX], total[SVG_SERIES_MAX];
-    char title[NAME_SIZE];
-    for (size_t i = 0; i < n; i++) {
-        loss[i] = (svg_series){.name = m[i].name, .y = m[i].at_ratio.loss};
-        total[i] = (svg_series){.name = m[i].name, .y = m[i].total};
-    }
-    const svg_series gain = {.name = "gain", .y = m[0].at_ratio.gain};
-    snprintf(title, sizeof title, "predicted loss of each layer at %.4g %% pruned, nats", 100 * ratio);
-    svg_chart chart = {.title = "gain of each layer: nats per squared movement of its output",
-                       .x = m[0].at_ratio.layer,
-                       .x_name = "layer",
-                       .n = m[0].at_ratio.n_layers,
-                       .n_series = 1,
-                       .series = &gain,
-                       .logarithmic = true,
-                       .y_unit = SVG_NUMBERS};
-    svg_begin(out, WIDTH + 2 * SVG_MARGIN, TOP + 3 * (HEIGHT + SVG_MARGIN), "Which layers matter",
-              "Heads of all layers keep equally many tokens; the sum over the layers predicts the KL.");
-    svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);
-    chart.title = title, chart.series = loss, chart.n_series = n;
-    svg_chart_put(out, &chart, SVG_MARGIN, TOP + HEIGHT + SVG_MARGIN, WIDTH, HEIGHT);
-    chart.title = "predicted loss of all layers, nats", chart.series = total;
-    chart.x = steps, chart.x_name = NULL, chart.n = STEPS;
-    svg_chart_put(out, &chart, SVG_MARGIN, TOP + 2 * (HEIGHT + SVG_MARGIN), WIDTH, HEIGHT);
-    svg_end(out);
-}
-
-// Metrics without curves are left out.
-static kvb_status plot_record(const plot *p, kvb_error *err)
-{
-    record *r;
-    atomic_file out = {0};
-    metric_losses found[SVG_SERIES_MAX] = {0};
-    double steps[STEPS], ratio = p->n_ratios ? p->ratios[0] : 0.8;
-    size_t n = 0;
-    for (int i = 0; i < STEPS; i++) steps[i] = (i + 1) / 20.0;
-    kvb_status status = record_open(&r, p->paths[0], err);
-    if (status != KVB_OK) return status;
-    const record_context_info *c = record_context(r, 0);
-    for (uint32_t i = 0; c && i < c->n_metrics && n < SVG_SERIES_MAX; i++) {
-        found[n].name = c->metrics[i];
-        kvb_status one = read_metric(&found[n], p->paths[0], ratio, steps, err);
-        if (one == KVB_OK) n++;
-        else if (one != KVB_MISMATCH && status == KVB_OK) status = one;
-    }
-    if (status == KVB_OK && n == 0)
-        status = kvb_fail(err, KVB_MISMATCH,
-                          "%s: has no curves of output errors with gains of the layers to draw; profile with --curves",
-                          p->paths[0]);
-    if (status == KVB_OK) status = atomic_file_begin(&out, p->output, err);
-    if (status == KVB_OK) draw_layers(found, n, ratio, steps, out.stream);
-    if (status == KVB_OK) status = atomic_file_commit(&out, err);
-    for (size_t i = 0; i < SVG_SERIES_MAX; i++) layer_losses_free(&found[i].at_ratio);
-    record_close(r);
-    return status;
-}
-
 // ---- The command ----------------------------------------------------------------------------------------------------
 
 // "50,80,90" or "0.5,0.8,0.9": a number below 1 is a share, others are per cents.
@@ -306,7 +216,7 @@ static bool parse_ratios(plot *p, const char *text)
 }
 
 // What the words of the command line say together. Returns an exit code.
-static int check_words(plot *p, const char *ratios, size_t documents, bool of_record)
+static int check_words(plot *p, const char *ratios, size_t documents)
 {
     size_t most = documents ? DOCUMENTS_MAX : TABLES_MAX;
     if (p->n_paths == 0)
@@ -316,17 +226,13 @@ static int check_words(plot *p, const char *ratios, size_t documents, bool of_re
                                DOCUMENTS_MAX, p->n_paths);
     if (documents > 0 && documents < p->n_paths)
         return cli_usage_error(p->self, "tables and results cannot share one picture; plot them separately");
-    if (of_record && (p->n_paths > 1 || !p->output))
-        return cli_usage_error(p->self, "a record is drawn alone, and into a file: kvbudget plot RUN.h5 -o FILE.svg");
-    if (documents > 0 && !p->output)
-        return cli_usage_error(p->self, "--output is needed: only head maps are drawn in the terminal");
+    if (!p->output) return cli_usage_error(p->self, "--output is needed: kvbudget %s", p->self->synopsis);
     if (documents > 0 && ratios) return cli_usage_error(p->self, "--ratios is for tables; lines go over all ratios");
     if (ratios && !parse_ratios(p, ratios))
         return cli_usage_error(p->self,
                                "--ratios: expected at most %d per cents or shares such as 50,80,90 or 0.5,0.8,0.9, "
                                "found '%s'",
                                RATIOS_MAX, ratios);
-    if (of_record && p->n_ratios > 1) return cli_usage_error(p->self, "--ratios: layers of a record are drawn at one");
     return EXIT_DONE;
 }
 
@@ -347,36 +253,26 @@ static int run_plot(const cli_command *self, int argc, char **argv)
     p.paths = argv + first;
     p.n_paths = (size_t)(argc - first);
     for (size_t i = 0; i < p.n_paths; i++) documents += kvb_ends_with(p.paths[i], ".json");
-    bool of_record = false;
-    for (size_t i = 0; i < p.n_paths; i++) of_record |= kvb_ends_with(p.paths[i], ".h5");
-    code = check_words(&p, ratios, documents, of_record);
+    code = check_words(&p, ratios, documents);
     if (code != EXIT_DONE) return code;
     kvb_error err = {0};
-    kvb_status status = p.output ? picture_check(p.output, &err) : KVB_OK;
-    if (status == KVB_OK)
-        status = of_record ? plot_record(&p, &err) : documents ? plot_results(&p, &err) : plot_tables(&p, &err);
+    kvb_status status = picture_check(p.output, &err);
+    if (status == KVB_OK) status = documents ? plot_results(&p, &err) : plot_tables(&p, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE...|RESULTS.json...|RUN.h5 [-o FILE.svg] [--ratios LIST]",
-    "draw budgets and results, in the terminal or for a paper",
+    "plot", "plot TABLE...|RESULTS.json... -o FILE.svg [--ratios LIST]", "draw budgets and results, for a paper",
     "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
     "its\n"
-    "tokens that the head keeps (on a square-root scale, to distinguish small shares). In the terminal\n"
-    "shares are per cents; .4 means 0.4 %. Colours need a terminal; NO_COLOR switches them off.\n"
+    "tokens that the head keeps (on a square-root scale, to distinguish small shares). `budgets` prints counts.\n"
     "\n"
     "Results are what eval, task, solve --holdout and solve --ablation write as JSON. Lines have one colour, mark and\n"
     "dash per allocator, the same in every picture, and can be distinguished in grey. For a PDF:\n"
     "rsvg-convert -f pdf x.svg -o x.pdf\n"
     "\n"
-    "Of a record with curves (profile --curves) it draws which layers matter: the gain of each, what each is "
-    "predicted\n"
-    "to lose at a ratio (80 %), and the sum over all ratios, with even budgets, for every metric.\n"
-    "\n"
     "Examples:\n"
-    "  kvbudget plot run.h5 -o layers.svg\n"
-    "  kvbudget plot snapkv.safetensors\n"
+    "  kvbudget plot snapkv.safetensors -o snapkv.svg\n"
     "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
     "  kvbudget plot worth.json -o worth.svg\n",
     run_plot};

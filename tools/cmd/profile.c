@@ -156,12 +156,8 @@ static int check_profile_options(profile_command *p)
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (!parse_weights(p))
         return cli_usage_error(p->self, "--weights: expected keep, f32 or bf16, found '%s'", p->weights);
-    if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
-        return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
     p->device = device_find(p->self, p->backend_name, p->compute);
     if (!p->device) return EXIT_USAGE;
-    if (strcmp(p->oracle, "lukv") != 0 && strcmp(p->oracle, "output") != 0)
-        return cli_usage_error(p->self, "--oracle: expected lukv or output, found '%s'", p->oracle);
     if (strcmp(p->oracle, "output") == 0 && !p->device->sums_importance)
         return cli_usage_error(p->self, "--oracle output: the backend %s does not sum importance; use -b cpu",
                                p->backend_name);
@@ -732,7 +728,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},
-        {"oracle", 0, CLI_TEXT, &p->oracle, "KIND",
+        {"oracle", 0, CLI_CHOICE, &p->oracle, "lukv|output",
          "what makes a token important: lukv (default), the most that any query takes from it,\nto solve tables from; "
          "output, how far outputs move without it, to fit rankings to\n(learn)"},
         {"chat", 0, CLI_FLAG, &p->chat, NULL,
@@ -740,7 +736,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
          "an answer_prefix is added only where the line has one"},
         {"special", 0, CLI_FLAG, &p->special, NULL,
          "take \"<|im_start|>\" and the like in the texts as the tokens that they name"},
-        {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
+        {"bos", 0, CLI_CHOICE, &p->bos, "auto|yes|no", "begin contexts with BOS; auto: as the model file says"},
         {"pre", 0, CLI_TEXT, &p->pre, "NAME",
          "split words as this pre-tokenizer does instead of the file's: smollm, llama-bpe,\nqwen2, gpt-2 (as "
          "transformers reads SmolLM2's GGUF)"},

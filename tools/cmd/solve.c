@@ -6,7 +6,6 @@
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
-#include "tools/report/table_npy.h"
 #include "tools/report/words.h"
 #include <stdlib.h>
 #include <string.h>
@@ -18,54 +17,30 @@ typedef struct study_words {
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-static void say_written(const solve_outputs *out, const char *path, const char *more)
+static void say_written(const solve_outputs *out, const char *path)
 {
-    if (!out->quiet) fprintf(stderr, "wrote %s%s\n", path, more);
-}
-
-static kvb_status write_tables(const study_table *t, const solve_outputs *out, kvb_error *err)
-{
-    cJSON *about = NULL;
-    char path[PATH_SIZE];
-    const char *metric = t->pairs.metric;
-    bool several = t->pairs.from->n_metrics > 1;
-    kvb_status status = study_table_describe(t, &about, err);
-    if (status == KVB_OK && out->table) {
-        status = output_path(path, out->table, metric, ".safetensors", several, err);
-        if (status == KVB_OK) status = study_table_write(t, about, path, err);
-        if (status == KVB_OK) say_written(out, path, "");
-    }
-    if (status == KVB_OK && out->npy) {
-        double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, ROWS, t->pairs.longest.n_kv_heads);
-        const kvb_ranking *ranking = selection_ranking(t->pairs.from, metric);
-        const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
-        table_content content = {.n_rows = ROWS,
-                                 .n_layers = t->layers.n_layers,
-                                 .n_kv_heads = t->pairs.longest.n_kv_heads,
-                                 .ratio = t->options.ratios,
-                                 .prune_ratio = prune_ratio,
-                                 .effective_ratio = t->effective,
-                                 .saturated = t->saturated,
-                                 .ranking = ranking ? &carried : NULL,
-                                 .metadata = about};
-        status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK) status = write_table_npy(path, &content, err);
-        free(prune_ratio);
-        if (status == KVB_OK) say_written(out, path, " and its side-car");
-    }
-    cJSON_Delete(about);
-    return status;
+    if (!out->quiet) fprintf(stderr, "wrote %s\n", path);
 }
 
 // All files that the command line asks for.
 static kvb_status write_outputs(const study_table *t, const solve_outputs *out, kvb_error *err)
 {
     char path[PATH_SIZE];
-    kvb_status status = out->table || out->npy ? write_tables(t, out, err) : KVB_OK;
+    cJSON *about = NULL;
+    const char *metric = t->pairs.metric;
+    bool several = t->pairs.from->n_metrics > 1;
+    kvb_status status = KVB_OK;
+    if (out->table) {
+        status = output_path(path, out->table, metric, ".safetensors", several, err);
+        if (status == KVB_OK) status = study_table_describe(t, &about, err);
+        if (status == KVB_OK) status = study_table_write(t, about, path, err);
+        if (status == KVB_OK) say_written(out, path);
+        cJSON_Delete(about);
+    }
     if (status != KVB_OK || !out->budgets) return status;
-    status = output_path(path, out->budgets, t->pairs.metric, ".npy", t->pairs.from->n_metrics > 1, err);
+    status = output_path(path, out->budgets, metric, ".npy", several, err);
     if (status == KVB_OK) status = study_table_write_budgets(t, path, err);
-    if (status == KVB_OK) say_written(out, path, "");
+    if (status == KVB_OK) say_written(out, path);
     return status;
 }
 
@@ -139,8 +114,7 @@ static int study_check(const solve_line *l, const study_words *w)
     bool study = study_given(w);
     const refusal refusals[] = {
         {w->holdout && w->ablation, "--holdout and --ablation are two studies; run them one after the other"},
-        {study && (out->table || out->npy || out->budgets),
-         "a study writes no table: leave out --output, --npy and --budgets"},
+        {study && (out->table || out->budgets), "a study writes no table: leave out --output and --budgets"},
         {study && (wishes_limit(&l->wishes) || wishes_ratios(&l->wishes)),
          "studies know neither constraints nor ratios of the user's; leave them out"},
         {study && l->options.oracle_order, "--ablation compares both orders by itself, and --holdout knows only the "
@@ -206,14 +180,12 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))
         return kvb_fail(err, KVB_MISMATCH,
                         "%s: the record does not say how many query heads of what size the model has, which a table "
-                        "must; import it again with --model-heads and --head-dim, or write --npy only",
+                        "must; import it again with --model-heads and --head-dim",
                         path);
     const solve_outputs *out = &l->outputs;
-    const char *const patterns[] = {out->table, out->npy, out->budgets};
-    const output_form forms[] = {{"--output", FILE_TABLE, ".safetensors"},
-                                 {"--npy", FILE_TABLE_ARRAY, ".npy"},
-                                 {"--budgets", FILE_ARRAY, ".npy"}};
-    for (int i = 0; i < 3 && status == KVB_OK; i++)
+    const char *const patterns[] = {out->table, out->budgets};
+    const output_form forms[] = {{"--output", FILE_TABLE, ".safetensors"}, {"--budgets", FILE_ARRAY, ".npy"}};
+    for (int i = 0; i < 2 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], &forms[i], from->metrics, from->n_metrics, err);
     return status;
 }
@@ -240,7 +212,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, const char 
     if (status == KVB_OK) status = give_solve_results(l, study, &from, &found, err);
     results_free(&found);
     selection_close(&from);
-    if (status == KVB_OK && !out->table && !out->npy && !out->budgets && !study_given(study) && !out->quiet)
+    if (status == KVB_OK && !out->table && !out->budgets && !study_given(study) && !out->quiet)
         fprintf(stderr, "no file was written; -o FILE.safetensors writes the table\n");
     return status;
 }
@@ -254,9 +226,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "enough when only one begins with it"},
         {"output", 'o', CLI_WRITES(FILE_TABLE | FILE_PER_METRIC), &line->outputs.table, "FILE",
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
-        {"npy", 0, CLI_WRITES(FILE_TABLE_ARRAY | FILE_PER_METRIC), &line->outputs.npy, "FILE",
-         "also write the prune ratios for kvpress, with a JSON side-car"},
-        {"loss", 0, CLI_TEXT, &line->words.loss, "LOSS",
+        {"loss", 0, CLI_CHOICE, &line->words.loss, "importance|output",
          "what is minimised: importance (default), the evicted importance as the paper has it, or\noutput, what "
          "eviction "
          "does to the model's output, in nats (of a record with --curves)"},
@@ -272,11 +242,11 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "1; default: 0.1 with mean_loss, else 0)"},
         {"min-keep", 0, CLI_REAL, &line->options.min_keep, "F",
          "no head keeps less than this share of its tokens (default: 1 %, or sinks and\nwindow where that is more)"},
-        {"scope", 0, CLI_TEXT, &line->words.scope, "SCOPE",
+        {"scope", 0, CLI_CHOICE, &line->words.scope, "global|layer",
          "global (default): layers share one budget; layer: each meets the ratio"},
-        {"hull", 0, CLI_TEXT, &line->words.hull, "RANGE",
+        {"hull", 0, CLI_CHOICE, &line->words.hull, "feasible|full",
          "feasible (default); full: as in the published code, to compare"},
-        {"order", 0, CLI_TEXT, &line->words.order, "ORDER",
+        {"order", 0, CLI_CHOICE, &line->words.order, "metric|oracle",
          "which tokens go first when budgets are solved: those of the lowest metric (default),\nor, to compare, "
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
@@ -356,7 +326,7 @@ const cli_command cmd_solve = {
     "\n"
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
-    "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
+    "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors'\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout\n"
     "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"

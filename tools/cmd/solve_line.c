@@ -302,37 +302,21 @@ void solve_line_free(solve_line *l)
     kvb_limits_free(&l->limits);
 }
 
-// Whether `word` is the second of two words, or *unknown. NULL is the first.
-static bool is_second(const char *word, const char *first, const char *second, bool *unknown)
+static bool is(const char *given, const char *word)
 {
-    bool is = word && strcmp(word, second) == 0;
-    *unknown = word && !is && strcmp(word, first) != 0;
-    return is;
-}
-
-static int check_loss(solve_line *l)
-{
-    study_options *o = &l->options;
-    const char *loss = l->words.loss;
-    o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
-    if (loss && o->loss == LOSS_IMPORTANCE && strcmp(loss, "importance") != 0)
-        return cli_usage_error(l->self, "--loss: expected output or importance, found '%s'", loss);
-    if (l->words.paper && o->loss == LOSS_OUTPUT)
-        return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
-    return EXIT_DONE;
+    return given && strcmp(given, word) == 0;
 }
 
 static int check_words(solve_line *l)
 {
-    bool scope, hull, order;
     study_options *o = &l->options;
     const option_words *w = &l->words;
-    o->scope = is_second(w->scope, "global", "layer", &scope) ? SCOPE_LAYER : SCOPE_GLOBAL;
-    o->hull = is_second(w->hull, "feasible", "full", &hull) ? HULL_FULL : HULL_FEASIBLE;
-    o->oracle_order = is_second(w->order, "metric", "oracle", &order);
-    if (scope) return cli_usage_error(l->self, "--scope: expected global or layer, found '%s'", w->scope);
-    if (hull) return cli_usage_error(l->self, "--hull: expected feasible or full, found '%s'", w->hull);
-    if (order) return cli_usage_error(l->self, "--order: expected metric or oracle, found '%s'", w->order);
+    o->scope = is(w->scope, "layer") ? SCOPE_LAYER : SCOPE_GLOBAL;
+    o->hull = is(w->hull, "full") ? HULL_FULL : HULL_FEASIBLE;
+    o->oracle_order = is(w->order, "oracle");
+    o->loss = is(w->loss, "output") ? LOSS_OUTPUT : LOSS_IMPORTANCE;
+    if (w->paper && o->loss == LOSS_OUTPUT)
+        return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
     return EXIT_DONE;
 }
 
@@ -386,20 +370,17 @@ static int check_together(const solve_line *l)
     const refusal refusals[] = {
         {tail && o->exact, "--exact solves one problem; worst and cvar are found by solving many greedily"},
         {o->exact && full, "--hull full is a form of greedy; the exact solution uses no hulls"},
-        {(out->table && !*out->table) || (out->npy && !*out->npy) || (out->budgets && !*out->budgets) ||
-             (out->csv && !*out->csv),
+        {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
         {limited && tail,
          "worst and cvar mix the budgets of several problems, which breaks constraints; use mean_loss or mean_ratio"},
-        {limited && full, "--hull full is the published form of greedy, which knows no constraints"},
-        {out->npy && (limited || l->wishes.ratios), "--npy: kvpress expects 99 rows, and keeps to no constraints"}};
+        {limited && full, "--hull full is the published form of greedy, which knows no constraints"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 
 int solve_line_check(solve_line *l, const char *aggregate)
 {
     int code = check_words(l);
-    if (code == EXIT_DONE) code = check_loss(l);
     if (code == EXIT_DONE) code = check_aggregation(l, aggregate);
     if (code == EXIT_DONE) code = check_selection(l);
     return code == EXIT_DONE ? check_together(l) : code;

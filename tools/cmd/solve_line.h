@@ -8,17 +8,15 @@
 #include "tools/cli.h"
 
 // Options of both commands, for their tables: which part of the record, and what is protected.
-#define SELECTION_OPTIONS(l)                                                                                           \
-    {"sink",    0,                                                                                                     \
-     CLI_COUNT, &(l).options.sink,                                                                                     \
-     "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
-        {"window",  0,                                                                                                 \
-         CLI_COUNT, &(l).options.window,                                                                               \
-         "N",       "last tokens that are always kept (default: as recorded with the metric)"},                        \
-        {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
-    {                                                                                                                  \
-        "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
-    }
+// clang-format off
+#define SELECTION_OPTIONS(l) \
+    {"sink", 0, CLI_COUNT, &(l).options.sink, "N", \
+     "first tokens that are always kept (default: as recorded with the metric)"}, \
+    {"window", 0, CLI_COUNT, &(l).options.window, "N", \
+     "last tokens that are always kept (default: as recorded with the metric)"}, \
+    {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"}, \
+    {"questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context"}
+// clang-format on
 
 // As given on the command line; counts are 0 and texts NULL when not given.
 typedef struct constraint_wishes {
@@ -28,31 +26,26 @@ typedef struct constraint_wishes {
 } constraint_wishes;
 
 // Entries of a table of options. Help texts of one line each; details are in `kvbudget help solve`.
-#define CONSTRAINT_OPTIONS(w)                                                                                          \
-    {"ratios",    0,      CLI_TEXT,                                                                                    \
-     &(w).ratios, "LIST", "solve for these prune ratios only: 0.3,0.5,0.8, or FIRST:LAST:STEP such as\n0.5:0.9:0.05"}, \
-        {"bytes",    0,      CLI_TEXT,                                                                                 \
-         &(w).bytes, "SIZE", "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"},      \
-        {"dtype",    0,      CLI_TEXT,                                                                                 \
-         &(w).dtype, "TYPE", "with --bytes: what the cache holds: f32, f16, bf16, fp8, q8_0, q4_0 (f16)"},             \
-        {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes: length of the context"},                          \
-        {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"},                              \
-        {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
-        {"ranks",    0,   CLI_COUNT,                                                                                   \
-         &(w).ranks, "P", "equal totals for P tensor-parallel ranks, which divide every layer's heads"},               \
-        {"layer-cap",     0,                                                                                           \
-         CLI_LIST,        &(w).caps,                                                                                   \
-         "SHARE[@LAYER]", "a layer keeps at most this share of its tokens; repeatable"},                               \
-        {"floor",                                                                                                      \
-         0,                                                                                                            \
-         CLI_LIST,                                                                                                     \
-         &(w).floors,                                                                                                  \
-         "SHARE[@LAYER[.HEAD]]",                                                                                       \
-         "heads keep at least this share of their tokens; repeatable"},                                                \
-        {"ceiling", 0, CLI_LIST, &(w).ceilings, "SHARE[@LAYER[.HEAD]]", "heads keep at most this share; repeatable"},  \
-    {                                                                                                                  \
-        "pin", 0, CLI_LIST, &(w).pins, "LAYER[.HEAD]", "these heads keep everything; repeatable"                       \
-    }
+// clang-format off
+#define CONSTRAINT_OPTIONS(w) \
+    {"ratios", 0, CLI_TEXT, &(w).ratios, "LIST", \
+     "solve for these prune ratios only: 0.3,0.5,0.8, or FIRST:LAST:STEP such as\n0.5:0.9:0.05"}, \
+    {"bytes", 0, CLI_TEXT, &(w).bytes, "SIZE", \
+     "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"}, \
+    {"dtype", 0, CLI_TEXT, &(w).dtype, "TYPE", \
+     "with --bytes: what the cache holds: f32, f16, bf16, fp8, q8_0, q4_0 (f16)"}, \
+    {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes: length of the context"}, \
+    {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"}, \
+    {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"}, \
+    {"ranks", 0, CLI_COUNT, &(w).ranks, "P", \
+     "equal totals for P tensor-parallel ranks, which divide every layer's heads"}, \
+    {"layer-cap", 0, CLI_LIST, &(w).caps, "SHARE[@LAYER]", \
+     "a layer keeps at most this share of its tokens; repeatable"}, \
+    {"floor", 0, CLI_LIST, &(w).floors, "SHARE[@LAYER[.HEAD]]", \
+     "heads keep at least this share of their tokens; repeatable"}, \
+    {"ceiling", 0, CLI_LIST, &(w).ceilings, "SHARE[@LAYER[.HEAD]]", "heads keep at most this share; repeatable"}, \
+    {"pin", 0, CLI_LIST, &(w).pins, "LAYER[.HEAD]", "these heads keep everything; repeatable"}
+// clang-format on
 
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
@@ -61,8 +54,8 @@ typedef struct option_words {
 } option_words;
 
 typedef struct solve_outputs {
-    const char *table, *npy, *budgets; // file names, or patterns of them (report/output.h); NULL: not wanted
-    const char *csv;                   // file name; NULL: not wanted
+    const char *table, *budgets; // file names, or patterns of them (report/output.h); NULL: not wanted
+    const char *csv;             // file name; NULL: not wanted
     bool json, quiet;
 } solve_outputs;
 

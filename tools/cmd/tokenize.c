@@ -140,7 +140,7 @@ static int tokenize_main(const cli_command *self, int argc, char **argv)
 {
     settings s = {.bos = "auto"};
     const cli_option options[] = {
-        {"bos", 0, CLI_TEXT, &s.bos, "yes|no|auto",
+        {"bos", 0, CLI_CHOICE, &s.bos, "yes|no|auto",
          "put the model's BOS token in front; auto (default): as the file says"},
         {"chat", 0, CLI_FLAG, &s.chat, NULL, "take the text as a user's message in the model's own chat template"},
         {"special", 0, CLI_FLAG, &s.special, NULL,
@@ -156,8 +156,6 @@ static int tokenize_main(const cli_command *self, int argc, char **argv)
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 2) return cli_usage_error(self, "expected a model and a text file (or - for standard input)");
-    if (strcmp(s.bos, "yes") != 0 && strcmp(s.bos, "no") != 0 && strcmp(s.bos, "auto") != 0)
-        return cli_usage_error(self, "--bos: expected yes, no or auto, found '%s'", s.bos);
     if ((s.npy != NULL) + s.json + s.decode > 1)
         return cli_usage_error(self, "--npy, --json and --decode exclude each other");
 

@@ -31,18 +31,17 @@ static const double USUAL_WORK = 3e13;
 typedef struct tune_goal {
     const char *name;
     const char *features[5]; // metrics that the ranking is fitted on; NULL behind the last
-    const char *learn[5];    // options of learn
+    const char *learn;       // options of learn
     const char *window;
     uint32_t lines; // of each context are asked for
 } tune_goal;
 
 static const tune_goal GOALS[] = {
-    {"text",
-     {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"},
-     {"--all-features", "--target", "mean"},
-     "16",
-     0},
-    {"lookup", {"keydiff", "ea:kvpress", "knorm"}, {"--all-features", "--exponent", "0.5"}, "1", LINES}};
+    {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, "--all-features --target mean", "16", 0},
+    {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
+
+#define CURVES "--curves --curve-queries 16"
+#define LEARNED "learned=$F/ranking.safetensors"
 
 typedef struct word_list {
     char **items;
@@ -81,9 +80,21 @@ static void __attribute__((format(printf, 2, 3))) add_word(word_list *w, const c
     w->items[w->count] = NULL;
 }
 
-static void add_words(word_list *w, const char *const *words)
+// The words between blanks; $M in one of them is the model, $F the folder of the steps, $O the output's name,
+// $W the window of the goal.
+static void add_words(word_list *w, const tune_command *c, const char *words)
 {
-    for (; *words; words++) add_word(w, "%s", *words);
+    char *all = need_text("%s", words), *rest = all, *word;
+    while ((word = strsep(&rest, " "))) {
+        char *mark = strchr(word, '$');
+        const char *value = !mark            ? ""
+                            : mark[1] == 'M' ? c->model
+                            : mark[1] == 'F' ? c->folder
+                            : mark[1] == 'O' ? c->output
+                                             : c->goal->window;
+        add_word(w, "%.*s%s%s", (int)strcspn(word, "$"), word, value, mark ? mark + 2 : "");
+    }
+    free(all);
 }
 
 static void free_words(word_list *w)
@@ -143,21 +154,16 @@ static kvb_status run_step(tune_command *c, const char *mark, const char *what, 
     return status;
 }
 
-static void add_model(word_list *w, const tune_command *c, const char *command)
+// A command that runs the model.
+static void add_model_words(word_list *w, const tune_command *c, const char *words)
 {
-    add_word(w, "%s", command);
-    add_word(w, "%s", c->model);
-    if (c->threads) add_words(w, (const char *[]){"--threads", NULL}), add_word(w, "%" PRIu64, c->threads);
+    add_words(w, c, words);
+    if (c->threads) add_word(w, "--threads=%" PRIu64, c->threads);
 }
 
 static void add_features(word_list *w, const tune_command *c, const char *option)
 {
-    for (const char *const *f = c->goal->features; *f; f++) add_words(w, (const char *[]){option, *f, NULL});
-}
-
-static void add_curves(word_list *w)
-{
-    add_words(w, (const char *[]){"--curves", "--curve-queries", "16", NULL});
+    for (const char *const *f = c->goal->features; *f; f++) add_word(w, "%s=%s", option, *f);
 }
 
 static void add_texts(word_list *w, const tune_command *c, text_part part, const char *option)
@@ -180,18 +186,11 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     if (access(lines, F_OK) != 0)
         status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, NEXT, c->goal->lines, lines,
                                   err);
-    add_model(&w, c, "profile");
+    add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
-    add_words(&w, (const char *[]){"-o", NULL});
-    add_word(&w, "%s/run.h5", c->folder);
-    if (first > 0) {
-        add_word(&w, "--add");
-    } else {
-        add_features(&w, c, "--metric");
-        add_words(&w, (const char *[]){"--metric", "snapkv:kvpress", "--resume", NULL});
-        add_curves(&w);
-    }
-    if (c->plan) add_word(&w, "--plan");
+    if (first == 0) add_features(&w, c, "--metric");
+    add_words(&w, c, first > 0 ? "--add" : "--metric snapkv:kvpress --resume " CURVES);
+    if (c->plan) add_words(&w, c, "--plan");
     free(lines);
     if (status == KVB_OK && c->plan) status = child_run(w.items, NULL, err);
     else if (status == KVB_OK) return run_step(c, mark, what, &w, err);
@@ -227,48 +226,35 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
 static kvb_status learn_ranking(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    add_word(&w, "learn");
-    add_word(&w, "%s/run.h5", c->folder);
+    add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors");
+    add_words(&w, c, c->goal->learn);
     add_features(&w, c, "--feature");
-    add_words(&w, c->goal->learn);
-    add_words(&w, (const char *[]){"--force", "-o", NULL});
-    add_word(&w, "%s/ranking.safetensors", c->folder);
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
-    add_model(&w, c, "profile");
-    add_words(&w, (const char *[]){"--add", "--window", c->goal->window, "-o", NULL});
-    add_word(&w, "%s/run.h5", c->folder);
-    add_word(&w, "--metric");
-    add_word(&w, "learned=%s/ranking.safetensors", c->folder);
-    add_curves(&w);
+    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " --window $W " CURVES);
     return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
 }
 
 // ---- Budgets ----
 
-static kvb_status solve_table(tune_command *c, const char *name, const char *what, const char *metric,
-                              const char *const *options, kvb_error *err)
+static kvb_status solve_table(tune_command *c, const char *name, const char *what, const char *options, kvb_error *err)
 {
     word_list w = {0};
-    add_word(&w, "solve");
-    add_word(&w, "%s/run.h5", c->folder);
-    add_words(&w, (const char *[]){"--force", "--metric", NULL});
-    if (metric) add_word(&w, "%s", metric);
-    else add_word(&w, "learned=%s/ranking.safetensors", c->folder);
-    add_words(&w, options);
-    add_word(&w, "-o");
-    add_word(&w, "%s/%s.safetensors", c->folder, name);
+    add_words(&w, c, "solve $F/run.h5 --force");
+    add_words(&w, c, options);
+    add_word(&w, "--output=%s/%s.safetensors", c->folder, name);
     return run_step(c, name, what, &w, err);
 }
 
 static kvb_status solve_tables(tune_command *c, kvb_error *err)
 {
-    const char *const importance[] = {"--window", c->goal->window, "--loss", "importance", NULL};
-    const char *const output[] = {"--loss", "output", NULL}, *const published[] = {"--paper", NULL};
-    kvb_status status = solve_table(c, "importance", "budgets that lose the least importance", NULL, importance, err);
-    if (status == KVB_OK) status = solve_table(c, "output", "budgets that change the output least", NULL, output, err);
-    if (status == KVB_OK)
-        status = solve_table(c, "published", "SnapKV as published, to compare", "snapkv:kvpress", published, err);
+    static const char *const tables[][3] = {
+        {"importance", "budgets that lose the least importance", "--metric " LEARNED " --loss importance --window $W"},
+        {"output", "budgets that change the output least", "--metric " LEARNED " --loss output"},
+        {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper"}};
+    kvb_status status = KVB_OK;
+    for (int i = 0; i < 3 && status == KVB_OK; i++)
+        status = solve_table(c, tables[i][0], tables[i][1], tables[i][2], err);
     return status;
 }
 
@@ -298,23 +284,17 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
     size_t searched = c->seconds > 0 ? SEARCH_TEXTS : 1;
-    add_model(&w, c, "refine");
-    add_word(&w, "%s/importance.safetensors", c->folder);
+    add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
     for (size_t i = 0; i < c->texts.count && searched; i++) {
         if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
         add_word(&w, "%s", c->texts.items[i].path);
         searched--;
     }
     add_texts(&w, c, PART_SELECT, "--select");
-    add_words(&w, (const char *[]){"--candidate", NULL});
-    add_word(&w, "%s/output.safetensors", c->folder);
-    add_words(&w, (const char *[]){"--force", "--tokens", NULL});
-    add_word(&w, "%" PRIu64, c->n_tokens);
-    add_word(&w, "--evaluations");
-    add_word(&w, "%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
-    if (c->refit) add_word(&w, "--refit");
-    add_word(&w, "-o");
-    add_word(&w, "%s/%s.safetensors", c->folder, chosen(c));
+    add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
+    add_word(&w, "--evaluations=%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
+    if (c->refit) add_words(&w, c, "--refit");
+    add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
     return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
 }
 
@@ -323,26 +303,17 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 static kvb_status judge_table(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    add_model(&w, c, "eval");
-    add_word(&w, "tuned=%s.safetensors", c->output);
-    add_word(&w, "published=%s/published.safetensors", c->folder);
+    add_model_words(&w, c, "eval $M tuned=$O.safetensors published=$F/published.safetensors");
     add_texts(&w, c, PART_JUDGE, NULL);
-    add_words(&w, (const char *[]){"--allocator", "uniform", "--ratio", "0.5,0.8,0.9,0.95", "--tokens", NULL});
-    add_word(&w, "%" PRIu64, c->n_tokens);
-    if (c->refit) add_word(&w, "--refit");
-    add_word(&w, "-o");
-    add_word(&w, "%s/%s", c->folder, judged(c));
+    add_words(&w, c, "--allocator uniform --ratio 0.5,0.8,0.9,0.95");
+    add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
+    if (c->refit) add_words(&w, c, "--refit");
+    add_word(&w, "--output=%s/%s", c->folder, judged(c));
     kvb_status status =
         run_step(c, judged(c), "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
     if (status != KVB_OK) return status;
-    add_word(&w, "report");
-    add_word(&w, "%s.safetensors", c->output);
-    add_words(&w, (const char *[]){"--force", "--record", NULL});
-    add_word(&w, "%s/run.h5", c->folder);
-    add_word(&w, "--results");
-    add_word(&w, "%s/%s.json", c->folder, judged(c));
-    add_word(&w, "-o");
-    add_word(&w, "%s.html", c->output);
+    add_words(&w, c, "report $O.safetensors --force --record $F/run.h5 -o $O.html");
+    add_word(&w, "--results=%s/%s.json", c->folder, judged(c));
     return run_step(c, c->refit ? "report-refit" : "report", "the report", &w, err);
 }
 
@@ -412,8 +383,11 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
                "  with kvbudget.compress(model, \"%s.safetensors\", 0.8%s): model.generate(...)\n"
+               "To share it (docs/ready-tables.md):\n"
+               "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/%s.json\n"
                "%.0f s, %zu texts. ",
-               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->spent, c->texts.count);
+               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->output, c->folder, judged(c),
+               c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
@@ -541,7 +515,6 @@ static int check(tune_command *c, int n_operands)
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
         if (strcmp(c->goal_name, GOALS[i].name) == 0) c->goal = &GOALS[i];
-    if (!c->goal) return cli_usage_error(c->self, "--for: expected text or lookup, found '%s'", c->goal_name);
     if (c->n_tokens < 64 || c->n_tokens > 1 << 20)
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
     c->seconds = c->time ? parse_time(c->time) : 0;
@@ -574,7 +547,7 @@ static int tune_main(const cli_command *self, int argc, char **argv)
          "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
          "amount "
          "of work, which gives the same table on every run)"},
-        {"for", 0, CLI_TEXT, &c.goal_name, "USE",
+        {"for", 0, CLI_CHOICE, &c.goal_name, "text|lookup",
          "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
          "about twice the KL"},
         {"refit", 0, CLI_FLAG, &c.refit, NULL,

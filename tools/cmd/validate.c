@@ -153,7 +153,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
          "mean_ratio (default): one problem for each question; mean_loss: one for their average"},
         {"shrink", 0, CLI_REAL, &l.options.shrink, "A", "as for solve"},
         {"min-keep", 0, CLI_REAL, &l.options.min_keep, "F", "as for solve"},
-        {"scope", 0, CLI_TEXT, &l.words.scope, "SCOPE", "global (default), or layer"},
+        {"scope", 0, CLI_CHOICE, &l.words.scope, "global|layer", "global (default), or layer"},
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
         RESULTS_OPTIONS(l.outputs),

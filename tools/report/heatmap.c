@@ -1,6 +1,5 @@
 #include "tools/report/heatmap.h"
 #include "tools/report/svg.h"
-#include "tools/terminal.h"
 #include <math.h>
 
 // Where the colour bar is labelled.
@@ -42,71 +41,6 @@ static const char *percent(char out[8], double share)
     else snprintf(out, 8, "%.0f", value);
     return out;
 }
-
-// ---- Terminal -------------------------------------------------------------------------------------------------------
-
-enum { LABEL_WIDTH = 4, PANEL_GAP = 2, CELL = 4 };
-
-// The 256 colours of xterm hold no viridis; these come closest among those that get steadily lighter.
-static const int XTERM[VIRIDIS_LAST + 1] = {53, 54, 24, 31, 36, 71, 77, 113, 149, 190, 226};
-
-static void print_cell(double kept, bool coloured, FILE *out)
-{
-    char text[8];
-    double place = scale(kept);
-    if (coloured)
-        terminal_sequence(out, "\033[38;5;%d;48;5;%dm", viridis_is_light(viridis_at(place)) ? 16 : 231,
-                          XTERM[lround(place * VIRIDIS_LAST)]);
-    fprintf(out, "%*s", CELL, percent(text, kept));
-    if (coloured) terminal_sequence(out, "\033[0m");
-}
-
-// Some panels of a table side by side: what is pruned, the least and the most that a head keeps, and the cells.
-static void print_panels(const heatmap *map, size_t table, size_t first, size_t count, bool coloured, FILE *out)
-{
-    int width = CELL * (int)map->n_heads < 12 ? 12 : CELL * (int)map->n_heads; // room for the headings
-    for (int line = 0; line < 2; line++) {
-        fprintf(out, "%*s", LABEL_WIDTH, "");
-        for (size_t i = first; i < first + count; i++) {
-            char text[32], least[8], most[8];
-            range r = panel_range(map, panel_at(map, table, i));
-            if (line == 0) snprintf(text, sizeof text, "%.3g%% pruned", 100 * map->ratios[i]);
-            else snprintf(text, sizeof text, "%s to %s", percent(least, r.least), percent(most, r.most));
-            bool last = i + 1 == first + count; // no spaces at the end of a line
-            fprintf(out, "%-*s", last ? 0 : width + PANEL_GAP, text);
-        }
-        fputc('\n', out);
-    }
-    for (uint32_t layer = 0; layer < map->n_layers; layer++) {
-        fprintf(out, "%*u ", LABEL_WIDTH - 1, layer);
-        for (size_t i = first; i < first + count; i++) {
-            const double *kept = panel_at(map, table, i) + (size_t)layer * map->n_heads;
-            for (uint32_t g = 0; g < map->n_heads; g++) print_cell(kept[g], coloured, out);
-            if (i + 1 < first + count) fprintf(out, "%*s", width - CELL * (int)map->n_heads + PANEL_GAP, "");
-        }
-        fputc('\n', out);
-    }
-    fputc('\n', out);
-}
-
-void heatmap_print(const heatmap *map, bool coloured, int columns, FILE *out)
-{
-    int width = CELL * (int)map->n_heads < 12 ? 12 : CELL * (int)map->n_heads;
-    int fit = (columns - LABEL_WIDTH + PANEL_GAP) / (width + PANEL_GAP);
-    fprintf(out, "%s\n%s\n\n", map->title, map->subtitle);
-    for (size_t table = 0; table < map->n_tables; table++) {
-        fprintf(out, "%*s%s\n", LABEL_WIDTH, "", map->table_names[table]);
-        for (size_t i = 0, count; i < map->n_ratios; i += count) {
-            count = fit < 1 ? 1 : (size_t)fit;
-            if (count > map->n_ratios - i) count = map->n_ratios - i;
-            print_panels(map, table, i, count, coloured, out);
-        }
-    }
-    fprintf(out, "%*seach number: percent of its tokens that a KV head keeps; a row is a layer, a column a KV head\n",
-            LABEL_WIDTH, "");
-}
-
-// ---- SVG ------------------------------------------------------------------------------------------------------------
 
 enum {
     MARGIN = SVG_MARGIN,

@@ -16,7 +16,5 @@ typedef struct heatmap {
     bool bare;          // the SVG without heading and style, for a page that has them
 } heatmap;
 
-// Both write to `out` and leave it to the caller to look at ferror(out). heatmap_print() writes per cents for a
-// terminal of so many columns, coloured or not.
-void heatmap_print(const heatmap *map, bool coloured, int columns, FILE *out);
+// Leaves it to the caller to look at ferror(out).
 void heatmap_svg(const heatmap *map, FILE *out);

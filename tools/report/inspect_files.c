@@ -4,137 +4,14 @@
 #include "formats/record.h"
 #include "profiler/text/tokenizer.h"
 #include "profiler/text/utf8.h"
-#include "profiler/weights/gguf.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
-#include "tools/report/results.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-// ---- A model's file -------------------------------------------------------------------------------------------------
-
-enum { ELEMENTS_SHOWN = 8 };
-
-// A number of any type as it would stand in JSON; NaN and infinity have no JSON form and become null.
-static void format_number(char out[40], gguf_value_type type, const unsigned char *p)
-{
-    gguf_array one = {type, 1, p, 0};
-    if (type == GGUF_VALUE_F32 || type == GGUF_VALUE_F64) {
-        float narrow;
-        double wide;
-        memcpy(&narrow, p, sizeof narrow);
-        if (type == GGUF_VALUE_F64) memcpy(&wide, p, sizeof wide);
-        else wide = (double)narrow;
-        if (isfinite(wide)) snprintf(out, 40, type == GGUF_VALUE_F32 ? "%.9g" : "%.17g", wide);
-        else strcpy(out, "null");
-    } else if (type == GGUF_VALUE_BOOL) {
-        strcpy(out, *p ? "true" : "false");
-    } else if (type == GGUF_VALUE_U64) {
-        uint64_t n = 0;
-        memcpy(&n, p, sizeof n);
-        snprintf(out, 40, "%llu", (unsigned long long)n);
-    } else {
-        snprintf(out, 40, "%lld", (long long)gguf_array_int(&one, 0));
-    }
-}
-
-static size_t number_size(gguf_value_type type)
-{
-    static const size_t sizes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-    return sizes[type];
-}
-
-// Text that JSON can hold: broken UTF-8 becomes U+FFFD, NUL a space. The caller frees.
-static char *clean_text(const char *data, size_t size)
-{
-    size_t n = 0;
-    const char *repaired = NULL;
-    char *owned = NULL;
-    utf8_repair(data, size, &repaired, &n, &owned);
-    char *text = need(n + 1, 1, "characters");
-    for (size_t i = 0; i < n; i++) text[i] = (char)(repaired[i] ? repaired[i] : ' ');
-    free(owned);
-    return text;
-}
-
-static cJSON *text_item(gguf_string s)
-{
-    char *text = clean_text(s.data, s.size);
-    cJSON *item = cJSON_CreateString(text);
-    free(text);
-    return item;
-}
-
-static cJSON *number_item(gguf_value_type type, const unsigned char *p)
-{
-    char number[40];
-    format_number(number, type, p);
-    return cJSON_CreateRaw(number);
-}
-
-static cJSON *array_item(const gguf_value *v)
-{
-    gguf_array rest = {v->element, v->count, v->data, v->size};
-    gguf_string s;
-    cJSON *item = cJSON_CreateObject(), *first;
-    json_put(item, "element %s count %g", gguf_value_type_name(v->element), (double)v->count);
-    first = cJSON_AddArrayToObject(item, "first");
-    for (uint64_t i = 0; i < v->count && i < ELEMENTS_SHOWN && v->element != GGUF_VALUE_ARRAY; i++)
-        cJSON_AddItemToArray(first, gguf_next_string(&rest, &s)
-                                        ? text_item(s)
-                                        : number_item(v->element, v->data + i * number_size(v->element)));
-    return item;
-}
-
-static cJSON *tensor_item(const gguf_tensor *t)
-{
-    cJSON *item = cJSON_CreateObject(), *shape;
-    cJSON_AddItemToObject(item, "name", text_item(t->name));
-    cJSON_AddStringToObject(item, "type", gguf_tensor_type_name(t->type));
-    shape = cJSON_AddArrayToObject(item, "shape");
-    for (uint32_t d = t->n_dims; d-- > 0;) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->dims[d]));
-    json_put(item, "bytes %g readable %d", (double)t->size, t->data != NULL);
-    return item;
-}
-
-static void add_gguf(cJSON *root, const gguf_file *f)
-{
-    double values = 0; // shapes of unreadable types are not bounded by the file: a sum of integers could wrap
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < f->n_tensors; i++) {
-        values += (double)f->tensors[i].n_values;
-        bytes += f->tensors[i].size;
-    }
-    json_put(root, "format %s version %u alignment %u n_values %g n_bytes %g", "gguf", f->version, f->alignment, values,
-             (double)bytes);
-    cJSON *metadata = cJSON_AddObjectToObject(root, "metadata");
-    for (size_t i = 0; i < f->n_values; i++) {
-        const gguf_value *v = &f->values[i];
-        char *key = clean_text(v->key.data, v->key.size);
-        cJSON_AddItemToObject(metadata, key,
-                              v->type == GGUF_VALUE_STRING  ? text_item((gguf_string){(const char *)v->data, v->size})
-                              : v->type == GGUF_VALUE_ARRAY ? array_item(v)
-                                                            : number_item(v->type, v->data));
-        free(key);
-    }
-    cJSON *tensors = cJSON_AddArrayToObject(root, "tensors");
-    for (size_t i = 0; i < f->n_tensors; i++) cJSON_AddItemToArray(tensors, tensor_item(&f->tensors[i]));
-}
-
-kvb_status inspect_gguf(cJSON *doc, const char *path, kvb_error *err)
-{
-    gguf_file f;
-    kvb_status status = gguf_open(&f, path, err);
-    if (status != KVB_OK) return status;
-    add_gguf(doc, &f);
-    status = file_check(&f.map, path, err);
-    gguf_close(&f);
-    return status;
-}
 
 // ---- A learned ranking ----------------------------------------------------------------------------------------------
 
@@ -195,34 +72,20 @@ kvb_status inspect_ranking(cJSON *doc, const char *path, kvb_error *err)
     return status;
 }
 
-// ---- Results --------------------------------------------------------------------------------------------------------
-
-bool is_results(const char *data, size_t size)
-{
-    static const char schema[] = "\"" RESULTS_SCHEMA "\"";
-    enum { LOOKED_AT = 256 };
-    return memmem(data, size < LOOKED_AT ? size : LOOKED_AT, schema, sizeof schema - 1) != NULL;
-}
-
-kvb_status inspect_results(cJSON *doc, const char *data, size_t size, const char *path, kvb_error *err)
-{
-    results_document r;
-    kvb_status status = results_parse(&r, data, size, path, err);
-    if (status != KVB_OK) return status;
-    const cJSON *column;
-    cJSON *columns = results_columns(r.rows), *names;
-    cJSON_AddStringToObject(doc, "command", r.command);
-    cJSON_AddItemToObject(doc, "arguments", cJSON_Duplicate(r.arguments, true));
-    cJSON_AddItemToObject(doc, "inputs", cJSON_Duplicate(r.inputs, true));
-    cJSON_AddNumberToObject(doc, "n_rows", cJSON_GetArraySize(r.rows));
-    names = cJSON_AddArrayToObject(doc, "columns");
-    cJSON_ArrayForEach(column, columns) cJSON_AddItemToArray(names, cJSON_CreateString(column->string));
-    cJSON_Delete(columns);
-    results_close(&r);
-    return KVB_OK;
-}
-
 // ---- What was asked and answered ------------------------------------------------------------------------------------
+
+// Text that JSON can hold: broken UTF-8 becomes U+FFFD, NUL a space. The caller frees.
+static char *clean_text(const char *data, size_t size)
+{
+    size_t n = 0;
+    const char *repaired = NULL;
+    char *owned = NULL;
+    utf8_repair(data, size, &repaired, &n, &owned);
+    char *text = need(n + 1, 1, "characters");
+    for (size_t i = 0; i < n; i++) text[i] = (char)(repaired[i] ? repaired[i] : ' ');
+    free(owned);
+    return text;
+}
 
 static char *decode_as_text(const tokenizer *t, const int32_t *ids, size_t n)
 {

@@ -1,22 +1,11 @@
-// What `kvbudget inspect` says of a model's file, of a learned ranking, of results and of a record's answers: each adds
-// to a JSON document.
+// What `kvbudget inspect` says of a learned ranking and of a record's answers: each adds to a JSON document.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-// Of a GGUF file its metadata, long arrays cut short, and its tensors. Errors: those of gguf_open().
-kvb_status inspect_gguf(cJSON *doc, const char *path, kvb_error *err);
 
 // Shape, what the ranking says of itself, and how much its heads weigh each feature on average. Errors: those of
 // kvb_ranking_open().
 kvb_status inspect_ranking(cJSON *doc, const char *path, kvb_error *err);
-
-// Whether `data` looks like results as JSON, by its first bytes; inspect_results() checks.
-bool is_results(const char *data, size_t size);
-// Command, inputs, columns and the number of rows. Errors name `path`: those of results_parse().
-kvb_status inspect_results(cJSON *doc, const char *data, size_t size, const char *path, kvb_error *err);
 
 // Adds to `doc` the list "answers": for every question of the record at `path` what was asked (question, answer prefix
 // and, with a chat template, what that puts between) and answered, given or sampled, decoded by the tokenizer of

@@ -1,5 +1,6 @@
 #include "tools/report/page.h"
 #include "formats/atomic_file.h"
+#include "formats/file_io.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -209,12 +210,6 @@ static double find_uniform_loss(const page *p, const page_table *t, double ratio
     return NAN;
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 // "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
 static void put_name(const page_writer *w, const page_table *t)
 {
@@ -223,7 +218,7 @@ static void put_name(const page_writer *w, const page_table *t)
     for (size_t i = 0; i < w->p->n_tables; i++)
         same += strcmp(kvb_table_info(w->p->tables[i].file)->metric, metric) == 0;
     html_put(w->out, metric);
-    if (same > 1) html_putf(w->out, " (%s)", base_name(t->path));
+    if (same > 1) html_putf(w->out, " (%s)", file_base(t->path));
 }
 
 // A heading of a table's own part.
@@ -661,7 +656,7 @@ static void put_results(page_writer *w, const char *heading, bool held_out)
 
 // ---- Head maps, and heads that are not certain ----------------------------------------------------------------------
 
-enum { LISTED = 16, MAPS_MAX = 1000000, BYTES_OF_A_CELL = 140, BYTES_OF_A_NUMBER = 2 };
+enum { LISTED = 16, MAPS_MAX = 1000000, BYTES_OF_A_CELL = 140 };
 
 // The maps at the usual ratios; of many heads only the one that the verdict speaks of.
 static void put_map(page_writer *w, const page_table *t, size_t n_cells)
@@ -748,63 +743,6 @@ static void put_unsure(page_writer *w)
               w->out);
     }
     fputs("</tbody></table></div></section>\n", w->out);
-}
-
-// ---- Memory at lengths ----------------------------------------------------------------------------------------------
-
-static void put_size(FILE *out, double bytes)
-{
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
-    size_t u = 0;
-    for (bytes /= 1024; bytes >= 1024 && u < 3; u++) bytes /= 1024;
-    fprintf(out, "<td>%.3g&nbsp;%s", bytes, units[u]);
-}
-
-// One cell: the cache's bytes at a ratio, and how many heads have less room than sinks and window take.
-static void put_memory(FILE *out, const page_table *t, double ratio, uint32_t tokens, uint32_t *keep, size_t heads)
-{
-    const kvb_info *info = kvb_table_info(t->file);
-    kvb_budget_summary sum;
-    if (kvb_budgets(t->file, ratio, tokens, NULL, keep, heads, NULL) != KVB_OK ||
-        kvb_budgets_summarize(t->file, ratio, tokens, NULL, keep, heads, &sum, NULL) != KVB_OK) {
-        fputs("<td>–</td>", out); // constraints that do not fit into this length
-        return;
-    }
-    put_size(out, (double)sum.total * info->head_dim * 2 * BYTES_OF_A_NUMBER);
-    if (sum.heads_below_protected > 0 && ratio > 0)
-        fprintf(out, " <small>%u heads below sinks + window</small>", sum.heads_below_protected);
-    fputs("</td>", out);
-}
-
-static void put_table_memory(page_writer *w, const page_table *t)
-{
-    static const uint32_t lengths[] = {1024, 4096, 8192, 32768, 131072};
-    const kvb_info *info = kvb_table_info(t->file);
-    size_t heads = (size_t)info->n_layers * info->n_kv_heads;
-    uint32_t *keep = need(heads, sizeof *keep, "heads");
-    put_table_heading(w, t);
-    fputs("<div class=\"wide\"><table><thead><tr><th>tokens</th><th>whole cache</th>", w->out);
-    for (size_t r = 0; r < N_RATIOS; r++) fprintf(w->out, "<th>%.0f&nbsp;%% pruned</th>", 100 * RATIOS[r]);
-    fputs("</tr></thead><tbody>\n", w->out);
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        fprintf(w->out, "<tr><th>%u</th>", lengths[i]);
-        put_memory(w->out, t, 0, lengths[i], keep, heads);
-        for (size_t r = 0; r < N_RATIOS; r++) put_memory(w->out, t, RATIOS[r], lengths[i], keep, heads);
-        fputs("</tr>\n", w->out);
-    }
-    fputs("</tbody></table></div>\n", w->out);
-    free(keep);
-}
-
-static void put_bytes(page_writer *w)
-{
-    fputs("<section id=\"bytes\"><h2>Memory</h2>\n"
-          "<p>Keys and values of one sequence in 16-bit numbers, as an engine needs them that really compacts its "
-          "cache. Heads with less room than the protected first and last tokens take lose the newest of them; "
-          "<code>--strict</code> (in C: <code>.strict = 1</code>) takes that room from other heads.</p>\n",
-          w->out);
-    for (size_t i = 0; i < w->p->n_tables; i++) put_table_memory(w, &w->p->tables[i]);
-    fputs("</section>\n", w->out);
 }
 
 // ---- What each table is for and what it was made from ---------------------------------------------------------------
@@ -1071,7 +1009,6 @@ static void put_page(const page *p, FILE *out)
                 "it.</p>\n<div class=\"charts\">\n",
                 true);
     put_unsure(&w);
-    put_bytes(&w);
     put_origins(&w);
     put_use(&w);
     put_repeat(&w);

@@ -95,7 +95,8 @@ void results_interval(cJSON *row, const char *name, interval x)
 
 // ---- CSV ------------------------------------------------------------------------------------------------------------
 
-cJSON *results_columns(const cJSON *rows)
+// The columns of rows, each once, in the order of their first appearance: an object of nulls, the caller's.
+static cJSON *list_columns(const cJSON *rows)
 {
     const cJSON *row, *cell;
     cJSON *columns = cJSON_CreateObject();
@@ -161,7 +162,7 @@ kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
-    cJSON *columns = results_columns(r->rows);
+    cJSON *columns = list_columns(r->rows);
     put_csv(file.stream, r->rows, columns);
     cJSON_Delete(columns);
     return atomic_file_commit(&file, err); // finds what went wrong with the stream

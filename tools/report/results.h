@@ -46,9 +46,6 @@ kvb_status results_write_pair(const results *r, const char *name, kvb_error *err
 // What a command's --json and --csv ask for: prints the document, writes the CSV (NULL: no), or both.
 kvb_status results_give(const results *r, bool json, const char *csv, kvb_error *err);
 
-// The columns of rows, each once, in the order of their first appearance: an object of nulls, the caller's.
-cJSON *results_columns(const cJSON *rows);
-
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
 typedef struct results_document {

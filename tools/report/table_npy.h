@@ -1,4 +1,4 @@
-// A table's curve for kvpress: shared by `solve --npy` and `export`.
+// A table's curve for kvpress.
 #pragma once
 #include "formats/table_write.h"
 

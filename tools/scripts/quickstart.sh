@@ -19,17 +19,14 @@ echo "$MODEL"
 step '2. Its best table: which tokens each head keeps, and how many, for 99 compression ratios'
 "$KVB" tune "$MODEL" -o "${TABLE%.safetensors}"
 
-step "3. The budgets at 50, 80 and 90 % pruned (also as $OUT/budgets.svg)"
+step "3. What an engine would get for a context of 4096 tokens, 80 % pruned (50 and 90 % too: $OUT/budgets.svg)"
 "$KVB" plot "$TABLE" -o "$OUT/budgets.svg" --force
-"$KVB" plot "$TABLE"
+"$KVB" budgets "$TABLE" --ratio 0.8 --tokens 4096
 
 step 'What to do with it'
 cat <<TEXT
 What it is worth, to read in a browser:
     ${TABLE%.safetensors}.html
-
-What an engine would get for a context of 4096 tokens, 80 % pruned:
-    $KVB budgets $TABLE --ratio 0.8 --tokens 4096
 
 In Python with transformers (\`make wheel\` makes the package, python/README.md tells how to use it):
     with kvbudget.compress(model, "$TABLE", 0.8): model.generate(...)
