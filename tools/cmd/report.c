@@ -13,7 +13,7 @@ static int run_report(const cli_command *self, int argc, char **argv)
         {"record", 'R', CLI_INPUTS, &records, "RUN.h5",
          "the record that a table was made from, repeatable: its texts and settings"},
         {"results", 'r', CLI_INPUTS, &found, "FILE.json",
-         "what eval, task, solve or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
+         "what eval, task or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
          "repeatable"},
         {"quiet", 'q', CLI_FLAG, &quiet, NULL, "do not say what was written"},
         {0}};

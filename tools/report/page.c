@@ -193,23 +193,6 @@ static size_t find_worth(const page *p, const page_table *t, worth *out, size_t 
     return n;
 }
 
-// Loss of the even split at a ratio on the texts of a table, as `solve --json` tells it; NaN where nothing does.
-static double find_uniform_loss(const page *p, const page_table *t, double ratio)
-{
-    const char *metric = kvb_table_info(t->file)->metric;
-    for (size_t i = 0; i < p->n_results; i++) {
-        const cJSON *row;
-        cJSON_ArrayForEach(row, p->results[i].rows)
-        {
-            if (strcmp(results_text(row, "metric"), metric) != 0 || fabs(results_number(row, "ratio") - ratio) > 1e-9)
-                continue;
-            double loss = results_number(row, "uniform_loss");
-            if (!isnan(loss)) return loss;
-        }
-    }
-    return NAN;
-}
-
 // "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
 static void put_name(const page_writer *w, const page_table *t)
 {
@@ -328,20 +311,16 @@ static void put_untried(page_writer *w, const page_table *t)
 {
     kvb_row row = row_near(t->file, HEADLINE);
     fputs("<p class=\"badge\">not tried yet</p>\n", w->out);
-    double even = find_uniform_loss(w->p, t, row.ratio);
     if (t->knows_losses && in_nats(t)) {
         fprintf(w->out,
-                "<p>From the texts that it was made from, it predicts a KL of <b>%.3g</b> nats at %.4g&nbsp;%% pruned",
+                "<p>From the texts that it was made from, it predicts a KL of <b>%.3g</b> nats at %.4g&nbsp;%% pruned. "
+                "Nobody has measured it.</p>\n",
                 row.table_loss, 100 * row.ratio);
-        if (!isnan(even)) fprintf(w->out, ", of an even split %.3g", even);
-        fputs(". Nobody has measured it.</p>\n", w->out);
     } else if (t->knows_losses) {
         fprintf(w->out,
                 "<p>On the texts that it was made from, %.4g&nbsp;%% pruned loses <b>%.3g&nbsp;%%</b> of what later "
-                "tokens looked at",
+                "tokens looked at. What that means for the model's answers was not measured.</p>\n",
                 100 * row.ratio, 100 * row.table_loss);
-        if (!isnan(even)) fprintf(w->out, ", an even split %.3g&nbsp;%%", 100 * even);
-        fputs(". What that means for the model's answers was not measured.</p>\n", w->out);
     } else fputs("<p>Its losses are not known, and what it does was not measured.</p>\n", w->out);
     fputs(
         "<p>To see what it is worth on texts that it has not seen, and then again this report:</p>\n<pre>kvbudget eval "
@@ -507,27 +486,23 @@ static void put_chart(page_writer *w, const svg_chart *chart)
 
 static void put_losses_of(page_writer *w, const page_table *t)
 {
-    double ratio[99], table[99], bound[99], uniform[99];
+    double ratio[99], table[99], bound[99];
     char title[CHART_TITLE_SIZE];
     size_t n = kvb_table_info(t->file)->n_rows;
-    bool knows_uniform = false;
     for (size_t r = 0; r < n; r++) {
         kvb_row row = {0};
         (void)kvb_table_row(t->file, (uint32_t)r, &row, NULL); // r is in range
         ratio[r] = row.ratio;
         table[r] = row.table_loss;
         bound[r] = row.lower_bound;
-        uniform[r] = find_uniform_loss(w->p, t, row.ratio);
-        knows_uniform = knows_uniform || !isnan(uniform[r]);
     }
-    const svg_series series[] = {
-        {.name = "this table", .y = table}, {.name = "lower bound", .y = bound}, {.name = "even split", .y = uniform}};
+    const svg_series series[] = {{.name = "this table", .y = table}, {.name = "lower bound", .y = bound}};
     snprintf(title, sizeof title, "%.150s: what is lost%s", kvb_table_info(t->file)->metric,
              in_nats(t) ? ", nats as predicted" : "");
     put_chart(w, &(svg_chart){.title = title,
                               .x = ratio,
                               .n = n,
-                              .n_series = knows_uniform ? 3 : 2,
+                              .n_series = 2,
                               .series = series,
                               .logarithmic = in_nats(t),
                               .y_unit = in_nats(t) ? SVG_NUMBERS : SVG_SHARES});
@@ -626,8 +601,7 @@ static void put_losses(page_writer *w)
     fputs("<section id=\"losses\"><h2>Loss, and how near it is to the best</h2>\n"
           "<p>How much of what later tokens looked at is thrown away, as a share of all that can be lost, on the texts "
           "that the table was made from. No budgets lose less than the lower bound of what was solved, which with "
-          "<code>--shrink</code> may lie above the table's own loss. The even split comes from <code>solve "
-          "--json</code>.</p>\n<div class=\"charts\">\n",
+          "<code>--shrink</code> may lie above the table's own loss.</p>\n<div class=\"charts\">\n",
           w->out);
     for (size_t i = 0; i < w->p->n_tables; i++)
         if (w->p->tables[i].knows_losses) put_losses_of(w, &w->p->tables[i]);
