@@ -66,7 +66,7 @@ says 'and how to try it' 'kvbudget eval MODEL keydiff.safetensors' alone.html
 expect 0 'a report of everything' report keydiff.safetensors snapkv.safetensors --record run.h5 --results worth.json \
     --results needles.json --results holdout.json -o all.html --quiet
 page 'the page of everything stands alone' all.html
-for s in verdict worth maps losses holdout unsure origin use repeat; do
+for s in verdict worth maps losses holdout unsure origin repeat; do
     says "section $s" "\\b$s\\b" page.out
 done
 says 'the loss is in every page' '<title>keydiff: what is lost</title>' alone.html

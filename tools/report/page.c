@@ -799,38 +799,7 @@ static void put_origins(page_writer *w)
     fputs("</div></section>\n", w->out);
 }
 
-// ---- How to use it, and how to repeat it ----------------------------------------------------------------------------
-
-// A literal of Python.
-static void put_literal(FILE *out, const char *text)
-{
-    cJSON *item = cJSON_CreateString(text);
-    char *literal = cJSON_PrintUnformatted(item);
-    html_put(out, literal);
-    cJSON_free(literal);
-    cJSON_Delete(item);
-}
-
-static void put_use(page_writer *w)
-{
-    fputs("<section id=\"use\"><h2>How to use it</h2>\n", w->out);
-    for (size_t i = 0; i < w->p->n_tables; i++) {
-        const page_table *t = &w->p->tables[i];
-        put_table_heading(w, t);
-        fputs("<p>In transformers, where the memory is really freed:</p>\n<pre>import kvbudget\n\n"
-              "with kvbudget.compress(model, ",
-              w->out);
-        put_literal(w->out, t->path);
-        fputs(", 0.8) as run:\n    model.generate(**inputs, max_new_tokens=200)\nprint(run.report())</pre>\n"
-              "<p>The tokens of every head for an engine of your own; <code>kvbudget help export</code> has other "
-              "forms, for "
-              "kvpress too:</p>\n<pre>kvbudget budgets ",
-              w->out);
-        html_shell_word(w->out, t->path);
-        fputs(" --ratio 80% --tokens 4096</pre>\n", w->out);
-    }
-    fputs("</section>\n", w->out);
-}
+// ---- How to repeat it -----------------------------------------------------------------------------------------------
 
 static void put_file(FILE *out, const char *kind, const char *path, const char *sha256)
 {
@@ -984,7 +953,6 @@ static void put_page(const page *p, FILE *out)
                 true);
     put_unsure(&w);
     put_origins(&w);
-    put_use(&w);
     put_repeat(&w);
     fputs("</main>\n<footer><p>Made by kvbudget ", out);
     html_put(out, kvb_version());
