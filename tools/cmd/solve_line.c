@@ -18,7 +18,7 @@ bool wishes_ratios(const constraint_wishes *w)
     return w->ratios || w->bytes;
 }
 
-void wishes_free(constraint_wishes *w)
+static void wishes_free(constraint_wishes *w)
 {
     cli_list_free(&w->caps);
     cli_list_free(&w->floors);

@@ -99,7 +99,6 @@ study_progress progress_on(progress *bar);
 bool wishes_limit(const constraint_wishes *w);
 // Whether ratios were chosen, in whichever way: the table then need not have a row for every per cent.
 bool wishes_ratios(const constraint_wishes *w);
-void wishes_free(constraint_wishes *w);
 
 // What the wishes mean for a record and the layers that it has of its model: fills ratios, n_rows, own_ratios and,
 // where anything but ratios is wished for, limits of the options, which then point to *limits (to be freed by the

@@ -10,6 +10,7 @@
 #include "tools/report/heatmap.h"
 #include "tools/report/html.h"
 #include "tools/report/results_chart.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -732,11 +733,7 @@ static void put_fact(FILE *out, const char *name, const char *value)
 static void put_lengths(FILE *out, const kvb_info *info)
 {
     uint32_t least = UINT32_MAX, most = 0;
-    for (uint32_t i = 0; i < info->n_calibration_tokens; i++) {
-        uint32_t t = info->calibration_tokens[i];
-        if (t < least) least = t;
-        if (t > most) most = t;
-    }
+    widen_lengths(info, &least, &most);
     fprintf(out, "<dt>calibrated on</dt><dd>%u text%s of ", info->n_contexts, info->n_contexts == 1 ? "" : "s");
     if (least == most) fprintf(out, "%u tokens", most);
     else fprintf(out, "%u to %u tokens", least, most);
