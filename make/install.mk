@@ -14,8 +14,8 @@ folders:
 	    echo "DESTDIR, PREFIX or LIBDIR holds a blank or a character that the shell reads otherwise: choose a folder" \
 	        "without, and move the files there" >&2; exit 1;; esac
 
-# The texts that `kvbudget tune` reads.
-TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt)
+# The texts that `kvbudget tune` reads, and the ready tables.
+TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt tables/*.safetensors)
 
 install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
@@ -33,7 +33,7 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
 uninstall: folders
-	rm -rf $(DESTDIR)$(PREFIX)/share/kvbudget/calib-data
+	rm -rf $(DESTDIR)$(PREFIX)/share/kvbudget/calib-data $(DESTDIR)$(PREFIX)/share/kvbudget/tables
 	rmdir $(DESTDIR)$(PREFIX)/share/kvbudget 2>/dev/null || true
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \

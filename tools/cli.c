@@ -1,6 +1,7 @@
 // Option tables: one description of an option serves getopt_long, the checks of its value, and the manual.
 #include "tools/cli.h"
 #include "formats/need.h"
+#include "runtime/fail.h"
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { OPTION_HELP = 1000, OPTIONS_MAX = 64, OPTION_FORCE = OPTION_HELP + OPTIONS_MAX + 1, HELP_COLUMN = 30 };
@@ -286,4 +288,32 @@ bool cli_ratio(double *out, const char *text)
     }
     *out = value;
     return *end == 0 && value >= 0 && value < 1;
+}
+
+// ---- Folders ----
+
+static bool is_folder(const char *path)
+{
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err)
+{
+    char self[4096];
+    const char *named = getenv(variable);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash) *slash = '\0';
+    char *places[] = {named ? need_text("%s", named) : need_text("%s/../%s", self, name),
+                      need_text("%s/../share/kvbudget/%s", self, name)};
+    *out = is_folder(places[0]) ? places[0] : !named && is_folder(places[1]) ? places[1] : NULL;
+    kvb_status status = KVB_OK;
+    if (!*out)
+        status = kvb_fail(err, KVB_IO, "%s: no folder of %s there%s%s; name it in %s", places[0], what,
+                          named ? "" : ", nor at ", named ? "" : places[1], variable);
+    for (int i = 0; i < 2; i++)
+        if (places[i] != *out) free(places[i]);
+    return status;
 }

@@ -72,6 +72,11 @@ void cli_list_free(cli_list *list);
 // A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
 bool cli_ratio(double *out, const char *text);
 
+// A folder that comes with the program: the one that the environment variable names; where it is not set, NAME beside
+// the program's own folder (source tree, wheel), or share/kvbudget/NAME there (installed). *out is malloc'd, NULL on
+// failure: KVB_IO, which says where no folder of `what` was.
+kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err);
+
 // `kvbudget help metrics`; with --json, of each metric that stands by itself: default and choices of its parameters
 // ("a|b"), which of these are real numbers, kvpress's class with the parameters that its arguments are ("": none),
 // protected tokens (the parameter `window` where window_protected), and the row's constant.
@@ -118,6 +123,7 @@ int cli_terminal_width(int fd, int otherwise);
 // clang-format off
 #define ALL_COMMANDS(row) \
     row(tune) \
+    row(tables) \
     row(calib) \
     row(profile) \
     row(merge) \

@@ -13,6 +13,7 @@ LINES = {
     "profile": "tiny.gguf calib.jsonl -o OUT --new-tokens 2 --ignore-eos --metric keydiff --quiet --force",
     "merge": "OUT run.h5 --force",
     "tune": "tiny.gguf -o OUT --tokens 100 --quiet",
+    "tables": "",
     "learn": "run.h5 -o OUT --quiet",
     "solve": "run.h5 --metric keydiff -o OUT --quiet",
     "validate": "run.h5 --metric keydiff --quiet",

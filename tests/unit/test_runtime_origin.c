@@ -146,7 +146,7 @@ static const struct {
     {"Org/New",
      NULL,
      4,
-     {"none of the 4 in /tmp/", "4 layers with 6 query and 2 KV heads of 64 numbers; `kvbudget tune`"}},
+     {"none of the 4 tables in /tmp/", "4 layers with 6 query and 2 KV heads of 64 numbers"}},
 };
 
 UNIT_TEST(test_find)
@@ -193,7 +193,7 @@ UNIT_TEST(test_find_by_hash)
     ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, NULL, &err), KVB_MISMATCH);
     ck_assert_int_eq(kvb_table_find(path, sizeof path, "/tmp/no such folder", &mine, NULL, &err), KVB_IO);
     ck_assert_msg(strstr(err.message, "no such folder"), "%s", err.message);
-    ck_assert_int_eq(kvb_table_find(path, 0, found_folder, &mine, NULL, NULL), KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_table_find(NULL, 0, found_folder, &mine, NULL, NULL), KVB_ARGUMENT);
     ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &(kvb_expectation){.n_layers = 3}, NULL, NULL),
                      KVB_ARGUMENT);
     ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &mine, &(kvb_weights){.n_files = 1}, NULL), KVB_ARGUMENT);

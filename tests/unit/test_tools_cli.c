@@ -94,6 +94,26 @@ UNIT_TEST(ratios_are_shares_or_per_cent)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
 }
 
+// A folder that is named is the only one that is looked at.
+UNIT_TEST(test_program_folder)
+{
+    char *folder = NULL;
+    kvb_error err;
+    setenv("KVB_TEST_FOLDER", "/tmp", 1);
+    ck_assert_int_eq(cli_program_folder(&folder, "KVB_TEST_FOLDER", "tables", "tables", &err), KVB_OK);
+    ck_assert_str_eq(folder, "/tmp");
+    free(folder);
+    setenv("KVB_TEST_FOLDER", "/dev/null", 1);
+    ck_assert_int_eq(cli_program_folder(&folder, "KVB_TEST_FOLDER", "tables", "tables", &err), KVB_IO);
+    ck_assert_str_eq(err.message, "/dev/null: no folder of tables there; name it in KVB_TEST_FOLDER");
+    ck_assert_ptr_null(folder);
+    unsetenv("KVB_TEST_FOLDER");
+    ck_assert_int_eq(cli_program_folder(&folder, "KVB_TEST_FOLDER", "no such", "things", &err), KVB_IO);
+    ck_assert_msg(strstr(err.message, "/../no such: no folder of things there, nor at ") &&
+                      strstr(err.message, "/../share/kvbudget/no such; name it in KVB_TEST_FOLDER"),
+                  "%s", err.message);
+}
+
 // What `say` puts on standard error, or on standard output; valid until the next call.
 static const char *said(int stream, void (*say)(void))
 {

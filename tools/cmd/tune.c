@@ -383,8 +383,11 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
                "  with kvbudget.compress(model, \"%s.safetensors\", 0.8%s): model.generate(...)\n"
+               "To share it (docs/ready-tables.md):\n"
+               "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/%s.json\n"
                "%.0f s, %zu texts. ",
-               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->spent, c->texts.count);
+               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->output, c->folder, judged(c),
+               c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would search on; texts of your own (%s) make it yours.\n",

@@ -7,43 +7,15 @@
 #include "profiler/calib_make.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
+#include "tools/cli.h"
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { OWN_CONTEXTS = 4, SELECT_EVERY = 3 };
 
 // ---- Finding ----
-
-static bool is_folder(const char *path)
-{
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
-// The program's folder of texts, malloc'd.
-static kvb_status find_data(char **out, kvb_error *err)
-{
-    char self[4096];
-    const char *named = getenv("KVBUDGET_DATA");
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[n > 0 ? n : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash) *slash = '\0';
-    char *places[] = {named ? need_text("%s", named) : need_text("%s/../calib-data", self),
-                      need_text("%s/../share/kvbudget/calib-data", self)};
-    *out = is_folder(places[0]) ? places[0] : !named && is_folder(places[1]) ? places[1] : NULL;
-    kvb_status status = KVB_OK;
-    if (!*out)
-        status = kvb_fail(err, KVB_IO, "%s: no folder of texts there%s%s; name it in KVBUDGET_DATA", places[0],
-                          named ? "" : ", nor at ", named ? "" : places[1]);
-    for (int i = 0; i < 2; i++)
-        if (places[i] != *out) free(places[i]);
-    return status;
-}
 
 static int is_text_name(const struct dirent *d)
 {
@@ -127,7 +99,7 @@ kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const 
     size_t least = (size_t)n_tokens + n_next;
     char *data = NULL;
     *t = (tune_texts){0};
-    kvb_status status = find_data(&data, err);
+    kvb_status status = cli_program_folder(&data, "KVBUDGET_DATA", "calib-data", "texts", err);
     for (size_t i = 0; i < n_own && status == KVB_OK; i++)
         status = add_tune_text(t, need_text("%s", own[i]), turns[i % 4], true, tokens, least, err);
     if (status == KVB_OK) status = add_folder(t, data, "", PART_CALIBRATE, 0, tokens, least, err);
