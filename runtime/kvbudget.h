@@ -527,22 +527,21 @@ typedef enum kvb_rows_format { KVB_ROWS_F32 = 0, KVB_ROWS_BF16 = 1, KVB_ROWS_F16
 #define KVB_ATTEND_GROUP_MAX 128
 #define KVB_ATTEND_HEAD_DIM_MAX 512
 
-// One layer's cache as kvb_attend() reads it: n_heads sequences, each one KV head of one request, with a length of its
-// own. You own all arrays and may append to them between calls. Fields that are 0 or NULL are the defaults.
-// The rows of head h lie one after the other from row begin[h] of k and v on, with room up to begin[h + 1]; or, with
-// page_rows, in pages: its rows i * page_rows to (i + 1) * page_rows - 1 are page pages[begin[h] + i] of k and v.
-// kvb_cu_seqlens() makes `begin` in both forms.
+// A cache as kvb_attend() reads it: n_heads sequences, each one KV head of one request, with a length of its own. You
+// own all arrays, and may append between calls. Fields that are 0 or NULL are the defaults. The rows of head h are
+// those from row begin[h] of k and v on, with room up to begin[h + 1]; or, with `pages`, its rows i * page_rows to (i +
+// 1) * page_rows - 1 are page pages[begin[h] + i] of k and v. kvb_cu_seqlens() makes `begin` in both forms.
 typedef struct kvb_attend_cache {
-    uint32_t n_heads;  // KV heads of a layer, times requests
+    uint32_t n_heads;  // KV heads of a layer, times requests; or of all layers
     uint32_t group;    // query heads of one KV head, 1 to KVB_ATTEND_GROUP_MAX
-    uint32_t head_dim; // d, 1 to KVB_ATTEND_HEAD_DIM_MAX
+    uint32_t head_dim; // d, a multiple of 8 up to KVB_ATTEND_HEAD_DIM_MAX
     kvb_rows_format format;
     const void *k, *v;       // [n_rows, d], keys after RoPE
     size_t n_rows;           // of k and v, whether in use or not; only checked
-    const int32_t *begin;    // [n_heads + 1], in rows or, with page_rows, in pages
+    const int32_t *begin;    // [n_heads + 1], in rows or pages
     const uint32_t *lengths; // [n_heads] rows in use; 0 is allowed, and gives outputs of 0
     uint32_t page_rows;      // rows of a page; 0: no pages
-    const int32_t *pages;    // [begin[n_heads]]; NULL with page_rows: page i is i
+    const int32_t *pages;    // [begin[n_heads]]; NULL without page_rows
     float scale;             // of q . k; 0: 1 / sqrt(d)
     float softcap;           // scaled scores become softcap tanh(score / softcap); 0: not (Gemma 2: 50)
     const float *bias;  // [n_rows] of each row, added last, such as kvb_refit()'s; NULL: none. -INFINITY hides a row

@@ -141,8 +141,8 @@ UNIT_TEST(test_against_plain_sums)
         {1, 64, 0, KVB_ROWS_F32, 0, 0, false, false},       {2, 128, 16, KVB_ROWS_F32, 0, 0, true, false},
         {3, 96, 0, KVB_ROWS_BF16, 0, 0, false, false},      {4, 128, 16, KVB_ROWS_BF16, 0, 0, true, true},
         {5, 80, 5, KVB_ROWS_F16, 0, 0.3f, true, false},     {6, 256, 64, KVB_ROWS_BF16, 50, 0.0625f, false, false},
-        {7, 33, 1, KVB_ROWS_F16, 3, 0, true, true},         {8, 64, 32, KVB_ROWS_F32, 0, -0.1f, false, true},
-        {MOST_GROUP, 5, 7, KVB_ROWS_F32, 1, 2, true, true},
+        {7, 40, 1, KVB_ROWS_F16, 3, 0, true, true},         {8, 64, 32, KVB_ROWS_F32, 0, -0.1f, false, true},
+        {MOST_GROUP, 8, 7, KVB_ROWS_F32, 1, 2, true, true},
     };
     uint64_t random = 3;
     for (size_t i = 0; i < 4 * sizeof CASES / sizeof *CASES; i++) {
@@ -152,11 +152,11 @@ UNIT_TEST(test_against_plain_sums)
         // Pages side by side are what a ragged cache is, to the bit; and so are ranges of heads.
         static float again[HEADS * MOST_GROUP * MOST_D];
         memset(again, 0xff, sizeof again);
-        at.c.pages = NULL;
+        for (int32_t p = 0; at.c.pages && p < POOL / (int32_t)at.c.page_rows; p++) at.pages[p] = p;
         ck_assert_int_eq(kvb_attend(&at.c, at.q, 0, HEADS, at.out, &at.err), KVB_OK);
         for (uint32_t h = 0; h < HEADS && at.c.page_rows; h++) at.begin[h] *= (int32_t)at.c.page_rows;
         at.begin[HEADS] *= at.c.page_rows ? (int32_t)at.c.page_rows : 1;
-        at.c.page_rows = 0;
+        at.c.page_rows = 0, at.c.pages = NULL;
         for (uint32_t h = HEADS; h-- > 0;) ck_assert_int_eq(kvb_attend(&at.c, at.q, h, h + 1, again, NULL), KVB_OK);
         ck_assert_mem_eq(again, at.out, HEADS * at.c.group * at.c.head_dim * sizeof(float));
     }
@@ -169,20 +169,20 @@ UNIT_TEST(test_stored_numbers)
     const uint32_t length = 1;
     for (int format = KVB_ROWS_BF16; format <= KVB_ROWS_F16; format++)
         for (uint32_t bits = 0; bits < 65536; bits++) {
-            uint16_t zero = 0, stored = (uint16_t)bits;
-            double value = format == KVB_ROWS_F16 ? half_value(stored) : bf16_value(stored);
+            const uint16_t zeros[8] = {0}, stored[8] = {[3] = (uint16_t)bits};
+            double value = format == KVB_ROWS_F16 ? half_value(stored[3]) : bf16_value(stored[3]);
             kvb_attend_cache c = {.n_heads = 1,
                                   .group = 1,
-                                  .head_dim = 1,
+                                  .head_dim = 8,
                                   .format = (kvb_rows_format)format,
-                                  .k = &zero,
-                                  .v = &stored,
+                                  .k = zeros,
+                                  .v = stored,
                                   .n_rows = 1,
                                   .begin = begin,
                                   .lengths = &length};
-            float q = 1, out = -1;
-            ck_assert_int_eq(kvb_attend(&c, &q, 0, 1, &out, NULL), isfinite(value) ? KVB_OK : KVB_NUMERIC);
-            if (isfinite(value)) ck_assert(out == (float)value);
+            float q[8] = {1}, out[8];
+            ck_assert_int_eq(kvb_attend(&c, q, 0, 1, out, NULL), isfinite(value) ? KVB_OK : KVB_NUMERIC);
+            if (isfinite(value)) ck_assert(out[3] == (float)value);
         }
 }
 
@@ -229,18 +229,19 @@ UNIT_TEST(test_refused)
     } while (0)
     REFUSED(at.c.k = NULL, "may be NULL");
     REFUSED(at.c.lengths = NULL, "may be NULL");
-    REFUSED(at.c.group = 0, "groups of 1 to 128");
-    REFUSED(at.c.group = 129, "found 129 and 8");
-    REFUSED(at.c.head_dim = 513, "found 2 and 513");
-    REFUSED(at.c.format = (kvb_rows_format)3, "format 0 to 2");
-    REFUSED(at.c.scale = NAN, "finite scale");
-    REFUSED(at.c.softcap = -1, "softcap");
-    REFUSED(at.c.n_heads = HEADS - 1, "last <= 6");
-    REFUSED(at.c.page_rows = 0, "page_rows with pages");
-    REFUSED(at.begin[0] = -1, "head 0 has 0 pages");
-    REFUSED(at.begin[4] = at.begin[3] + 1, "head 3 has 2 pages in use: expected begin[3] and begin[4]");
-    REFUSED(at.lengths[6] = UINT32_MAX, "head 6 has 268435456 pages");
-    REFUSED((at.c.page_rows = 0, at.c.pages = NULL, at.c.n_rows = 12), "rows in use");
+    REFUSED(at.c.group = 0, "group 0, head_dim 8, format 0");
+    REFUSED(at.c.group = 129, "expected 1 to 128");
+    REFUSED(at.c.head_dim = 520, "up to 512");
+    REFUSED(at.c.head_dim = 12, "a multiple of 8");
+    REFUSED(at.c.format = (kvb_rows_format)3, "format 3");
+    REFUSED(at.c.scale = NAN, "scale nan");
+    REFUSED(at.c.softcap = -1, "softcap -1");
+    REFUSED(at.c.n_heads = HEADS - 1, "heads 0 to 7 of 6");
+    REFUSED(at.c.page_rows = 0, "pages without page_rows");
+    REFUSED(at.begin[0] = -1, "head 0 uses 0 pages");
+    REFUSED(at.begin[4] = at.begin[3] + 1, "head 3 uses 2 pages: expected room for them from begin[3] to begin[4]");
+    REFUSED(at.lengths[6] = UINT32_MAX, "head 6 uses 268435456 pages");
+    REFUSED((at.c.page_rows = 0, at.c.pages = NULL, at.c.n_rows = 12), "rows: expected room");
     REFUSED(at.pages[at.begin[3] + 1] = POOL / 16, "of head 3: expected 0 to 255, found 256");
     REFUSED(at.pages[at.begin[3]] = -1, "found -1");
     ck_assert_int_eq(kvb_attend(NULL, at.q, 0, 0, at.out, NULL), KVB_ARGUMENT);
