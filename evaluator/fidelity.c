@@ -195,7 +195,7 @@ kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fid
     }
     if (status == KVB_OK) status = follow(f, &w, n, out, err);
     for (uint32_t i = 0; i < n; i++) {
-        out[i].looked = policy_run_stats(runs[i]).looked / f->s->now.n_tokens;
+        out[i].looked = policy_run_looked(runs[i]) / f->s->now.n_tokens;
         out[i].seconds = (meter_now() - start) / n;
         kv_cache_close(w.caches[i]);
         if (status != KVB_OK) fidelity_cell_free(&out[i]);

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent, uint32_t *out)
+// The indices of the best `keep` of n scores, ascending; how many. The last `recent` and the first `sinks` are kept
+// before others; of equal scores the lower index.
+static uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent,
+                            uint32_t *out)
 {
     kvb_select(scores, n, keep, sinks, recent, out, n, NULL);
     return keep < n ? keep : n;
@@ -359,7 +362,8 @@ static const policy_kind policy_topk, policy_quest, policy_sparq, policy_rocketk
 
 // ---- The arithmetic ----
 
-void rocket_second(rocket_split *s, double n, double fetched, uint32_t d)
+// The second stage for a head that keeps n tokens and may fetch `fetched` keys and values.
+static void rocket_second(rocket_split *s, double n, double fetched, uint32_t d)
 {
     s->second = fetched > 0 && n > fetched ? n / fetched : 1;
     double page = ceil(sqrt(s->second));
@@ -401,7 +405,9 @@ void hsa_absorb(hsa *h, const float *key)
     h->n++;
 }
 
-void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share)
+// The k1 channels with the largest sum over the group of |q_c| (ties: lower channel), and the share of all |q_c| that
+// they hold, per query head.
+static void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share)
 {
     float sums[BACKEND_MAX_HEAD_DIM] = {0};
     for (uint32_t r = 0; r < h->group; r++)
@@ -429,7 +435,8 @@ float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, cons
     return (float)x;
 }
 
-void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch)
+// Mean over the group of softmax(x / sqrt(d share)) over all n keys, each with its page's x; scratch [pages].
+static void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch)
 {
     enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
     uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,

@@ -98,10 +98,6 @@ struct policy_kind {
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };
 
-// Writes the indices of the best `keep` of n scores to `out`, ascending, and returns their number. The last `recent`
-// and the first `sinks` are kept before others; of equal scores the lower index.
-uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent, uint32_t *out);
-
 // Writes which of a prefilled context's T tokens stay, ascending, into keep [T], and sets the policy's state. `scores`
 // [T] are those of the policy's metric, if kind->ranks.
 kvb_status policy_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep, uint32_t *n_keep,
@@ -122,8 +118,6 @@ typedef struct rocket_split {
 
 // For a sequence of S tokens of which `fetched` keys and values may be fetched per KV head and step.
 rocket_split rocket_split_for(double S, double fetched, uint32_t head_dim);
-// The second stage for a head that keeps n tokens and may fetch `fetched` keys and values.
-void rocket_second(rocket_split *s, double n, double fetched, uint32_t head_dim);
 
 // Hybrid sparse attention: pages of `page` keys with each channel's minimum and maximum.
 typedef struct hsa {
@@ -133,16 +127,10 @@ typedef struct hsa {
 } hsa;
 
 void hsa_absorb(hsa *h, const float *key);
-// The k1 channels with the largest sum over the group of |q_c| (ties: lower channel), ascending. Returns the share of
-// all |q_c| that they hold, per query head, in share [group].
-void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share);
 // x of one page for query head r: sum over the picked channels of q_rc times the page's maximum where the group's sum
 // of q_c is positive, else times its minimum. With all channels it bounds q_r k from above for every key of the page
 // where the group's signs agree (Quest's bound).
 float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, const uint32_t *picked, uint32_t k1);
-// Mean over the group of softmax(x / sqrt(d share)) over all n keys, each with its page's x. q [group, d]; out [n];
-// scratch [pages].
-void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch);
 
 // Tells a head that a new turn begins after the entries of `span`. RocketKV-MT then selects its tokens again; other
 // policies ignore it.

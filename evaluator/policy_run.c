@@ -4,21 +4,39 @@
 #include <stdlib.h>
 #include <string.h>
 
+// What a copy of it is brought back to.
+typedef struct policy_state {
+    policy_head *heads; // [n_heads]
+    float *memory;      // of all heads, from memory_at on
+    uint32_t *marks;    // [n_heads, T + extra]
+} policy_state;
+
 struct policy_run {
     const policy *p;
     const model *m;
     uint32_t n_tokens, extra, max_room;
     size_t n_heads;
-    policy_head *heads, *after; // at work; as after the prefill
-    size_t *memory_at;          // [n_heads + 1] where a head's floats begin
-    float *memory, *memory_after;
-    uint32_t *marks, *marks_after; // [n_heads, T + extra]
-    uint32_t *keep;                // [max_room] of layer_done
-    float *scores;                 // [G, T] of the policy's metric
-    kept_set kept;                 // positions; filled layer by layer
+    policy_state now, after; // at work; as after the prefill
+    size_t *memory_at;       // [n_heads + 1] where a head's floats begin
+    uint32_t *keep;          // [max_room] of layer_done
+    float *scores;           // [G, T] of the policy's metric
+    kept_set kept;           // positions; filled layer by layer
     size_t n_kept;
-    policy_stats stats;
 };
+
+static void copy_state(const policy_run *r, policy_state *to, const policy_state *from)
+{
+    memcpy(to->heads, from->heads, r->n_heads * sizeof *to->heads);
+    memcpy(to->memory, from->memory, r->memory_at[r->n_heads] * sizeof *to->memory);
+    memcpy(to->marks, from->marks, r->n_heads * r->max_room * sizeof *to->marks);
+}
+
+static void free_state(policy_state *s)
+{
+    free(s->heads);
+    free(s->memory);
+    free(s->marks);
+}
 
 // Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in
 // decode, but the prefill shows it the whole context.
@@ -27,7 +45,7 @@ static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double rat
     const model_config *c = &r->m->config;
     size_t floats = 0;
     for (size_t i = 0; i < r->n_heads; i++) {
-        policy_head *h = &r->heads[i];
+        policy_head *h = &r->now.heads[i];
         *h = (policy_head){.p = r->p,
                            .layer = (uint32_t)(i / c->n_kv_heads),
                            .kv_head = (uint32_t)(i % c->n_kv_heads),
@@ -42,13 +60,13 @@ static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double rat
         floats += r->p->kind->floats ? r->p->kind->floats(h) : 0;
     }
     r->memory_at[r->n_heads] = floats;
-    r->memory = need(floats, sizeof *r->memory, "numbers of a policy's state");
-    r->memory_after = need(floats, sizeof *r->memory_after, "numbers of a policy's state");
+    r->now.memory = need(floats, sizeof(float), "numbers of a policy's state");
+    r->after.memory = need(floats, sizeof(float), "numbers of a policy's state");
     for (size_t i = 0; i < r->n_heads; i++) {
-        r->heads[i].memory = r->memory + r->memory_at[i];
-        r->heads[i].marks = r->marks + i * r->max_room;
+        r->now.heads[i].memory = r->now.memory + r->memory_at[i];
+        r->now.heads[i].marks = r->now.marks + i * r->max_room;
     }
-    memcpy(r->after, r->heads, r->n_heads * sizeof *r->heads);
+    copy_state(r, &r->after, &r->now);
     return KVB_OK;
 }
 
@@ -66,11 +84,12 @@ kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, co
     policy_run *r = need(1, sizeof *r, "policies");
     *r = (policy_run){
         .p = p, .m = m, .n_tokens = n_tokens, .extra = extra, .max_room = (uint32_t)room, .n_heads = n_heads};
-    r->heads = need(n_heads, sizeof *r->heads, "heads");
-    r->after = need(n_heads, sizeof *r->after, "heads");
+    policy_state *const states[] = {&r->now, &r->after};
+    for (int i = 0; i < 2; i++) {
+        states[i]->heads = need(n_heads, sizeof(policy_head), "heads");
+        states[i]->marks = need(n_heads * room, sizeof(uint32_t), "marked entries");
+    }
     r->memory_at = need(n_heads + 1, sizeof *r->memory_at, "heads");
-    r->marks = need(n_heads * room, sizeof *r->marks, "marked entries");
-    r->marks_after = need(n_heads * room, sizeof *r->marks_after, "marked entries");
     r->keep = need(room, sizeof *r->keep, "entries");
     r->scores = need((size_t)m->config.n_kv_heads * n_tokens, sizeof *r->scores, "scores");
     r->kept = kept_set_open((uint32_t)n_heads, n_heads * n_tokens);
@@ -84,13 +103,9 @@ void policy_run_close(policy_run *r)
 {
     if (!r) return;
     kept_set_free(&r->kept);
-    free(r->heads);
-    free(r->after);
+    free_state(&r->now);
+    free_state(&r->after);
     free(r->memory_at);
-    free(r->memory);
-    free(r->memory_after);
-    free(r->marks);
-    free(r->marks_after);
     free(r->keep);
     free(r->scores);
     free(r);
@@ -109,18 +124,11 @@ static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *er
     for (uint32_t g = 0; g < view->n_kv_heads && status == KVB_OK; g++) {
         size_t i = (size_t)view->layer * view->n_kv_heads + g;
         uint32_t *keep = r->kept.positions + r->n_kept, n = 0;
-        status = policy_prefill(&r->heads[i], view, r->scores + (size_t)g * T, keep, &n, err);
+        status = policy_prefill(&r->now.heads[i], view, r->scores + (size_t)g * T, keep, &n, err);
         r->kept.offsets[i] = r->n_kept;
         r->kept.offsets[i + 1] = r->n_kept += n;
     }
     return status;
-}
-
-static void remember_prefill(policy_run *r)
-{
-    memcpy(r->after, r->heads, r->n_heads * sizeof *r->heads);
-    memcpy(r->memory_after, r->memory, r->memory_at[r->n_heads] * sizeof *r->memory);
-    memcpy(r->marks_after, r->marks, r->n_heads * r->max_room * sizeof *r->marks);
 }
 
 static kvb_status see_all(void *context, const layer_view *view, kvb_error *err)
@@ -128,8 +136,9 @@ static kvb_status see_all(void *context, const layer_view *view, kvb_error *err)
     const policy_watch *watch = context;
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < watch->n && status == KVB_OK; i++) {
-        status = see_layer(watch->runs[i], view, err);
-        if (status == KVB_OK && view->layer + 1 == watch->runs[i]->m->config.n_layers) remember_prefill(watch->runs[i]);
+        policy_run *r = watch->runs[i];
+        status = see_layer(r, view, err);
+        if (status == KVB_OK && view->layer + 1 == r->m->config.n_layers) copy_state(r, &r->after, &r->now);
     }
     return status;
 }
@@ -147,12 +156,10 @@ layer_observer policy_observer(policy_watch *watch)
 void policy_run_restart(policy_run *r)
 {
     for (size_t i = 0; i < r->n_heads; i++) { // what was counted stays
-        r->after[i].looked = r->heads[i].looked;
-        r->after[i].steps = r->heads[i].steps;
+        r->after.heads[i].looked = r->now.heads[i].looked;
+        r->after.heads[i].steps = r->now.heads[i].steps;
     }
-    memcpy(r->heads, r->after, r->n_heads * sizeof *r->heads);
-    memcpy(r->memory, r->memory_after, r->memory_at[r->n_heads] * sizeof *r->memory);
-    memcpy(r->marks, r->marks_after, r->n_heads * r->max_room * sizeof *r->marks);
+    copy_state(r, &r->now, &r->after);
 }
 
 const kept_set *policy_run_kept(const policy_run *r)
@@ -170,7 +177,7 @@ kv_cache *policy_run_cache(policy_run *r, const session *s, uint32_t extra)
 
 static policy_head *head_of(policy_run *r, const decode_view *view, uint32_t kv_head)
 {
-    return &r->heads[(size_t)view->layer * r->m->config.n_kv_heads + kv_head];
+    return &r->now.heads[(size_t)view->layer * r->m->config.n_kv_heads + kv_head];
 }
 
 static uint32_t choose_entries(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
@@ -197,18 +204,13 @@ static kvb_status evict_layer(void *context, const decode_view *view, kvb_error 
     policy_run *r = context;
     uint32_t G = r->m->config.n_kv_heads;
     kvb_status status = KVB_OK;
-    double during = 0, left = 0;
     for (uint32_t g = 0; g < G && status == KVB_OK; g++) {
         policy_head *h = head_of(r, view, g);
         kv_span span = kv_cache_span(view->cache, view->layer, g);
         uint32_t n;
         status = policy_evict(h, span, r->keep, &n, err);
         if (status == KVB_OK && n < span.count) kv_cache_keep(view->cache, view->layer, g, r->keep, n);
-        during += (double)span.count / G;
-        left += (double)n / G;
     }
-    r->stats.peak = during > r->stats.peak ? during : r->stats.peak;
-    r->stats.kept = left > r->stats.kept ? left : r->stats.kept;
     return status;
 }
 
@@ -224,14 +226,15 @@ kvb_status policy_run_turn(policy_run *r, const kv_cache *c, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < r->n_heads && status == KVB_OK; i++)
-        status = policy_new_turn(&r->heads[i], kv_cache_span(c, r->heads[i].layer, r->heads[i].kv_head), err);
+        status =
+            policy_new_turn(&r->now.heads[i], kv_cache_span(c, r->now.heads[i].layer, r->now.heads[i].kv_head), err);
     return status;
 }
 
-policy_stats policy_run_stats(const policy_run *r)
+double policy_run_looked(const policy_run *r)
 {
-    policy_stats s = r->stats;
-    for (size_t i = 0; i < r->n_heads; i++)
-        if (r->heads[i].steps) s.looked += (double)r->heads[i].looked / (double)r->heads[i].steps / (double)r->n_heads;
-    return s;
+    double sum = 0;
+    for (const policy_head *h = r->now.heads; h < r->now.heads + r->n_heads; h++)
+        if (h->steps) sum += (double)h->looked / (double)h->steps / (double)r->n_heads;
+    return sum;
 }

@@ -36,9 +36,5 @@ void policy_run_restart(policy_run *run);
 // Begins a new turn after the entries in the cache.
 kvb_status policy_run_turn(policy_run *run, const kv_cache *c, kvb_error *err);
 
-typedef struct policy_stats {
-    double kept;   // entries in the cache after a step: mean over heads, maximum over steps
-    double looked; // entries attended to: mean over heads and over all steps since the run was opened
-    double peak;   // entries in the cache during a step: mean over heads, maximum over steps
-} policy_stats;
-policy_stats policy_run_stats(const policy_run *run);
+// Entries attended to: mean over heads and over all steps since the run was opened.
+double policy_run_looked(const policy_run *run);

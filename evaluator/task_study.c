@@ -493,7 +493,7 @@ static kvb_status finish_cells(bench *b, const char *hash, kvb_error *err)
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < b->n && status == KVB_OK; i++) {
         task_result *r = &b->cells[i].cell->samples[b->index];
-        if (b->cells[i].run) r->looked = policy_run_stats(b->cells[i].run).looked / b->n_tokens;
+        if (b->cells[i].run) r->looked = policy_run_looked(b->cells[i].run) / b->n_tokens;
         r->done = true;
         b->s->n_answered++;
         status = remember(b->s, b->cells[i].cell, b->index, hash, err);

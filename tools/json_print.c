@@ -64,8 +64,6 @@ static void print_value(const cJSON *value)
         printf("%.*s", (int)shown, text);
         if (shown < size) printf("...\" (%zu bytes)", strlen(value->valuestring));
         free(text);
-    } else if (cJSON_IsRaw(value)) { // a number as it stands in a file
-        fputs(value->valuestring, stdout);
     } else { // a list of plain values
         const cJSON *item;
         fputs("[", stdout);

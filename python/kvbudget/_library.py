@@ -132,6 +132,7 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
     "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
+    "kvb_table_find": [c.c_char_p, c.c_size_t, c.c_char_p, c.POINTER(Expectation), c.POINTER(Weights), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],

@@ -22,6 +22,7 @@ from .controller import Controller, Pass
 from .hooks import Around, inputs_of, join, not_watched
 from .models import AttentionLayer, attention_layers, check_model, decoder_of, has_window, only_windows
 from .ragged import WatchedLayer
+from .ready import find
 from .table import Table
 
 
@@ -52,7 +53,7 @@ class Run(Controller):
     """Inside of the block every cache that the model fills is cut to the table's budgets, layer by layer.
 
     model        a decoder of transformers with sdpa, eager or flash attention, for which torch's sdpa is taken
-    table        a :class:`Table` or its path; it must be for this model's shape
+    table        a :class:`Table` or its path, for this model's shape; or "auto": the ready table of these weights
     ratio        the share of all cached tokens that goes, below 1; 0 leaves everything as it is
     target_size  instead of a ratio: how many tokens the heads keep on average, shared out by the table; the cache does
                  not grow
@@ -82,7 +83,7 @@ class Run(Controller):
         when: Literal["prefill", "call"] = "prefill", **rules: Any,
     ):  # fmt: skip
         check_model(model)
-        super().__init__(table, ratio, **rules)
+        super().__init__(find(model) if isinstance(table, str) and table == "auto" else table, ratio, **rules)
         self.table.check(model.config)
         one_of("when", when, ("prefill", "call"))
         if when == "call":

@@ -14,7 +14,7 @@ SNAPSHOT = re.compile(r"models--([\w.-]+?)(?:--([\w.-]+))?/snapshots/([0-9a-f]{4
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
-def _folder(model: Any) -> Path | None:
+def source_of(model: Any) -> Path | None:
     """Where the weights were loaded from: a folder of the user's, or one of the hub's cache."""
     name, commit = str(getattr(model.config, "_name_or_path", "") or ""), getattr(model.config, "_commit_hash", None)
     if name and os.path.isdir(name):
@@ -40,7 +40,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return files if all(f.is_file() for f in files) else []
 
 
-def _hub(folder: Path) -> dict[str, str]:
+def hub_of(folder: Path) -> dict[str, str]:
     """Repository and commit by the cache's own path; the commit alone in a folder that `hf download` wrote."""
     if found := SNAPSHOT.search(folder.as_posix()):
         first, second, commit = found.groups()
@@ -70,8 +70,8 @@ def describe(model: Any) -> dict[str, str]:
     out where there are none. What was changed in memory since does not show in them, it does in model_sha256.
     """
     found = {"model_shape": _shape(model)}
-    if folder := _folder(model):
-        found |= _hub(folder)
+    if folder := source_of(model):
+        found |= hub_of(folder)
         if files := _weight_files(folder):
             hashes = {f.name: file_sha256(f) for f in files}
             found |= {"model_container": "safetensors", "model_files": json.dumps(hashes, separators=(",", ":"))}

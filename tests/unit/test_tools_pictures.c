@@ -23,13 +23,9 @@ static size_t occurrences(const char *what)
 UNIT_TEST(parts_of_pictures)
 {
     FILE *file = begin_picture();
-    svg_escape(file, "a<b> & \"c\"\x01");
+    svg_text(file, 1, 2.5, "name", "<&\x01");
     fclose(file);
-    ck_assert_str_eq(text, "a&lt;b&gt; &amp; \"c\"?");
-    file = begin_picture();
-    svg_text(file, 1, 2.5, "name", "<&");
-    fclose(file);
-    ck_assert(strstr(text, "<text ") && strstr(text, "class=\"name\"") && strstr(text, "&lt;&amp;</text>"));
+    ck_assert(strstr(text, "<text ") && strstr(text, "class=\"name\"") && strstr(text, "&lt;&amp;?</text>"));
 }
 
 UNIT_TEST(colours)

@@ -4,6 +4,7 @@
 #include "runtime/limits.h"
 #include "tools/cli.h"
 #include "tools/report/results.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -85,11 +86,7 @@ static void word_warnings(budgets_command *b)
     }
     if (b->sum.warnings & KVB_WARN_LENGTH) {
         uint32_t shortest = UINT32_MAX, longest = 0;
-        for (uint32_t i = 0; i < info->n_calibration_tokens; ++i) {
-            uint32_t tokens = info->calibration_tokens[i];
-            shortest = tokens < shortest ? tokens : shortest;
-            longest = tokens > longest ? tokens : longest;
-        }
+        widen_lengths(info, &shortest, &longest);
         warn(b, "%u tokens are far from the table's calibration, %u to %u tokens", b->n_tokens, shortest, longest);
     }
     if (b->sum.warnings & KVB_WARN_CLAMPED) {

@@ -8,6 +8,7 @@
 #include "tools/report/heatmap.h"
 #include "tools/report/output.h"
 #include "tools/report/results_chart.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,14 +129,7 @@ static void describe(const plot *p, char title[NAME_SIZE], char subtitle[NAME_SI
              : *first->model_id ? first->model_id
                                 : "unnamed model");
     uint32_t least = UINT32_MAX, most = 0;
-    for (size_t i = 0; i < p->n_tables; i++) {
-        const kvb_info *info = kvb_table_info(p->tables[i]);
-        for (uint32_t j = 0; j < info->n_calibration_tokens; j++) {
-            uint32_t tokens = info->calibration_tokens[j];
-            if (tokens < least) least = tokens;
-            if (tokens > most) most = tokens;
-        }
-    }
+    for (size_t i = 0; i < p->n_tables; i++) widen_lengths(kvb_table_info(p->tables[i]), &least, &most);
     char tokens[32];
     snprintf(tokens, sizeof tokens, least == most ? "%u" : "%u to %u", least, most);
     snprintf(subtitle, NAME_SIZE, "%u layers x %u KV heads; calibrated on contexts of %s tokens", first->n_layers,

@@ -13,7 +13,7 @@ static int run_report(const cli_command *self, int argc, char **argv)
         {"record", 'R', CLI_INPUTS, &records, "RUN.h5",
          "the record that a table was made from, repeatable: its texts and settings"},
         {"results", 'r', CLI_INPUTS, &found, "FILE.json",
-         "what eval, task, solve or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
+         "what eval, task or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
          "repeatable"},
         {"quiet", 'q', CLI_FLAG, &quiet, NULL, "do not say what was written"},
         {0}};
@@ -48,8 +48,8 @@ const cli_command cmd_report = {
     "make a page of tables and results, to read, print and pass on",
     "Writes one HTML file that needs no network and stays below 2 MB: whether the table helps, in words; KL,\n"
     "agreement and tasks next to other ways to split the cache, with intervals; head maps at 50, 80 and 90 %;\n"
-    "losses with their bound; uncertain heads and what to do about them; what the table was made from; how to\n"
-    "load it; and how to make it again.\n"
+    "losses with their bound; uncertain heads and what to do about them; what the table was made from; and\n"
+    "how to make it again.\n"
     "\n"
     "A table alone gives a page too, which says what was not measured. Results belong to a table when they are\n"
     "of its metric and, from eval and task, of this exact file.\n"

@@ -168,15 +168,9 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
 // Everything that can be refused before any work is done.
 static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_error *err)
 {
-    kvb_status status = selection_open(from, path, &l->wanted, err);
+    kvb_status status = solve_line_open(l, from, path, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    layer_map layers;
-    status = layer_map_read(&layers, from->r, err);
-    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
-    layer_map_free(&layers);
-    if (status != KVB_OK) return status;
-    warn_of_rows(&l->options);
     if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))
         return kvb_fail(err, KVB_MISMATCH,
                         "%s: the record does not say how many query heads of what size the model has, which a table "

@@ -18,7 +18,7 @@ bool wishes_ratios(const constraint_wishes *w)
     return w->ratios || w->bytes;
 }
 
-void wishes_free(constraint_wishes *w)
+static void wishes_free(constraint_wishes *w)
 {
     cli_list_free(&w->caps);
     cli_list_free(&w->floors);
@@ -277,13 +277,27 @@ kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, c
     return o->own_ratios ? KVB_OK : cut_rows(o, err);
 }
 
-void warn_of_rows(const study_options *o)
+// Tells where a table for every per cent ends before 99 %.
+static void warn_of_rows(const study_options *o)
 {
     if (!o->limits || o->own_ratios || o->n_rows == ROWS) return;
     fprintf(stderr,
             "warning: floors and pins demand at least %.4g %% of the cache: the table ends at %g %% pruned (%u "
             "rows), more cannot be had\n",
             100 * constrained_demand(o->limits), 100 * o->ratios[o->n_rows - 1], o->n_rows);
+}
+
+kvb_status solve_line_open(solve_line *l, selection *from, const char *path, kvb_error *err)
+{
+    kvb_status status = selection_open(from, path, &l->wanted, err);
+    if (status != KVB_OK) return status;
+    record_shape shape = record_get_shape(from->r);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
+    if (status == KVB_OK) warn_of_rows(&l->options);
+    return status;
 }
 
 // ---- The command line ----------------------------------------------------------------------------------------------

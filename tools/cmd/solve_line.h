@@ -80,6 +80,10 @@ void solve_line_free(solve_line *l);
 // is not given. An exit code.
 int solve_line_check(solve_line *l, const char *aggregate);
 
+// Opens the record and what the options mean for it; tells where a table for every per cent ends before 99 %. The
+// caller closes the selection, also after a failure.
+kvb_status solve_line_open(solve_line *l, selection *from, const char *path, kvb_error *err);
+
 // Options that do not go together, and what is said of it.
 typedef struct refusal {
     bool when;
@@ -95,12 +99,9 @@ study_progress progress_on(progress *bar);
 bool wishes_limit(const constraint_wishes *w);
 // Whether ratios were chosen, in whichever way: the table then need not have a row for every per cent.
 bool wishes_ratios(const constraint_wishes *w);
-void wishes_free(constraint_wishes *w);
 
 // What the wishes mean for a record and the layers that it has of its model: fills ratios, n_rows, own_ratios and,
 // where anything but ratios is wished for, limits of the options, which then point to *limits (to be freed by the
 // caller, also after a failure). o->scope is set. Errors: KVB_ARGUMENT, naming the option.
 kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, const layer_map *layers,
                         study_options *o, kvb_limits *limits, kvb_error *err);
-// Tells where a table for every per cent ends before 99 %.
-void warn_of_rows(const study_options *o);

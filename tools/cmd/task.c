@@ -166,26 +166,19 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     return status;
 }
 
-static void list_tasks(void)
+static void list_kind(const spec_row *row, const char *summary)
 {
-    for (size_t i = 0; i < task_kind_count; i++) {
-        const task_kind *kind = &task_kinds[i];
-        printf("%-16s %s\n", kind->spec.name, kind->summary);
-        for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
-            printf("  :%s=%.0f (%.0f to %.0f) %s\n", p->name, p->value, p->low, p->high, p->meaning);
-    }
+    printf("%-16s %s\n", row->name, summary);
+    for (const spec_parameter *p = row->parameters; p->name; p++)
+        printf("  :%s=%g (%g to %g%s%s) %s\n", p->name, p->value, p->low, p->high, p->choices ? ", or " : "",
+               p->choices ? p->choices : "", p->meaning);
 }
 
-static void list_policies(void)
+static void list_kinds(void)
 {
+    for (size_t i = 0; i < task_kind_count; i++) list_kind(&task_kinds[i].spec, task_kinds[i].summary);
     printf("\nPolicies:\n");
-    for (size_t i = 0; i < policy_kind_count; i++) {
-        const policy_kind *kind = policy_kinds[i];
-        printf("%-16s %s\n", kind->spec.name, kind->summary);
-        for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
-            printf("  :%s=%g (%g to %g%s%s) %s\n", p->name, p->value, p->low, p->high, p->choices ? ", or " : "",
-                   p->choices ? p->choices : "", p->meaning);
-    }
+    for (size_t i = 0; i < policy_kind_count; i++) list_kind(&policy_kinds[i]->spec, policy_kinds[i]->summary);
 }
 
 static int check_usage(const cli_command *self, task_command *c, char **operands, int n_operands)
@@ -251,8 +244,7 @@ static int task_main(const cli_command *self, int argc, char **argv)
     int first, code = cli_parse(self, options, argc, argv, &first);
     kvb_error err = {0};
     if (code == EXIT_DONE && list) {
-        list_tasks();
-        list_policies();
+        list_kinds();
     } else if (code == EXIT_DONE) {
         code = check_usage(self, &c, argv + first, argc - first);
         if (code == EXIT_DONE) code = methods_read_ratios(&c.with);

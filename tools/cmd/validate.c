@@ -54,19 +54,6 @@ static kvb_status open_for_comparison(solve_line *l, kvb_table **table, selectio
     return status == KVB_OK ? study_options_aggregate(o, "mean_loss", err) : status;
 }
 
-static kvb_status open_record(solve_line *l, selection *from, const char *path, kvb_error *err)
-{
-    kvb_status status = selection_open(from, path, &l->wanted, err);
-    if (status != KVB_OK) return status;
-    record_shape shape = record_get_shape(from->r);
-    layer_map layers;
-    status = layer_map_read(&layers, from->r, err);
-    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
-    layer_map_free(&layers);
-    if (status == KVB_OK) warn_of_rows(&l->options);
-    return status;
-}
-
 // table_path: NULL, or the table that was compared.
 static kvb_status give_validate_results(const solve_line *l, const selection *from, const char *table_path,
                                         results *found, kvb_error *err)
@@ -83,8 +70,8 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     kvb_table *table = NULL;
     selection from = {0};
     results found = results_begin("validate");
-    kvb_status status =
-        table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
+    kvb_status status = table_path ? open_for_comparison(l, &table, &from, path, table_path, err)
+                                   : solve_line_open(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_validate_results(l, &from, table_path, &found, err);

@@ -1,4 +1,5 @@
 #include "tools/report/heatmap.h"
+#include "tools/report/html.h"
 #include "tools/report/svg.h"
 #include <math.h>
 
@@ -162,7 +163,7 @@ void heatmap_svg(const heatmap *map, FILE *out)
     svg_layout l = layout_svg(map);
     if (map->bare) {
         fprintf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n<title>", l.width, l.height);
-        svg_escape(out, map->title);
+        html_put(out, map->title);
         fputs("</title>\n", out);
     } else {
         svg_begin(out, l.width, l.height, map->title, map->subtitle);

@@ -10,6 +10,7 @@
 #include "tools/report/heatmap.h"
 #include "tools/report/html.h"
 #include "tools/report/results_chart.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,23 +194,6 @@ static size_t find_worth(const page *p, const page_table *t, worth *out, size_t 
     return n;
 }
 
-// Loss of the even split at a ratio on the texts of a table, as `solve --json` tells it; NaN where nothing does.
-static double find_uniform_loss(const page *p, const page_table *t, double ratio)
-{
-    const char *metric = kvb_table_info(t->file)->metric;
-    for (size_t i = 0; i < p->n_results; i++) {
-        const cJSON *row;
-        cJSON_ArrayForEach(row, p->results[i].rows)
-        {
-            if (strcmp(results_text(row, "metric"), metric) != 0 || fabs(results_number(row, "ratio") - ratio) > 1e-9)
-                continue;
-            double loss = results_number(row, "uniform_loss");
-            if (!isnan(loss)) return loss;
-        }
-    }
-    return NAN;
-}
-
 // "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
 static void put_name(const page_writer *w, const page_table *t)
 {
@@ -328,20 +312,16 @@ static void put_untried(page_writer *w, const page_table *t)
 {
     kvb_row row = row_near(t->file, HEADLINE);
     fputs("<p class=\"badge\">not tried yet</p>\n", w->out);
-    double even = find_uniform_loss(w->p, t, row.ratio);
     if (t->knows_losses && in_nats(t)) {
         fprintf(w->out,
-                "<p>From the texts that it was made from, it predicts a KL of <b>%.3g</b> nats at %.4g&nbsp;%% pruned",
+                "<p>From the texts that it was made from, it predicts a KL of <b>%.3g</b> nats at %.4g&nbsp;%% pruned. "
+                "Nobody has measured it.</p>\n",
                 row.table_loss, 100 * row.ratio);
-        if (!isnan(even)) fprintf(w->out, ", of an even split %.3g", even);
-        fputs(". Nobody has measured it.</p>\n", w->out);
     } else if (t->knows_losses) {
         fprintf(w->out,
                 "<p>On the texts that it was made from, %.4g&nbsp;%% pruned loses <b>%.3g&nbsp;%%</b> of what later "
-                "tokens looked at",
+                "tokens looked at. What that means for the model's answers was not measured.</p>\n",
                 100 * row.ratio, 100 * row.table_loss);
-        if (!isnan(even)) fprintf(w->out, ", an even split %.3g&nbsp;%%", 100 * even);
-        fputs(". What that means for the model's answers was not measured.</p>\n", w->out);
     } else fputs("<p>Its losses are not known, and what it does was not measured.</p>\n", w->out);
     fputs(
         "<p>To see what it is worth on texts that it has not seen, and then again this report:</p>\n<pre>kvbudget eval "
@@ -507,27 +487,23 @@ static void put_chart(page_writer *w, const svg_chart *chart)
 
 static void put_losses_of(page_writer *w, const page_table *t)
 {
-    double ratio[99], table[99], bound[99], uniform[99];
+    double ratio[99], table[99], bound[99];
     char title[CHART_TITLE_SIZE];
     size_t n = kvb_table_info(t->file)->n_rows;
-    bool knows_uniform = false;
     for (size_t r = 0; r < n; r++) {
         kvb_row row = {0};
         (void)kvb_table_row(t->file, (uint32_t)r, &row, NULL); // r is in range
         ratio[r] = row.ratio;
         table[r] = row.table_loss;
         bound[r] = row.lower_bound;
-        uniform[r] = find_uniform_loss(w->p, t, row.ratio);
-        knows_uniform = knows_uniform || !isnan(uniform[r]);
     }
-    const svg_series series[] = {
-        {.name = "this table", .y = table}, {.name = "lower bound", .y = bound}, {.name = "even split", .y = uniform}};
+    const svg_series series[] = {{.name = "this table", .y = table}, {.name = "lower bound", .y = bound}};
     snprintf(title, sizeof title, "%.150s: what is lost%s", kvb_table_info(t->file)->metric,
              in_nats(t) ? ", nats as predicted" : "");
     put_chart(w, &(svg_chart){.title = title,
                               .x = ratio,
                               .n = n,
-                              .n_series = knows_uniform ? 3 : 2,
+                              .n_series = 2,
                               .series = series,
                               .logarithmic = in_nats(t),
                               .y_unit = in_nats(t) ? SVG_NUMBERS : SVG_SHARES});
@@ -626,8 +602,7 @@ static void put_losses(page_writer *w)
     fputs("<section id=\"losses\"><h2>Loss, and how near it is to the best</h2>\n"
           "<p>How much of what later tokens looked at is thrown away, as a share of all that can be lost, on the texts "
           "that the table was made from. No budgets lose less than the lower bound of what was solved, which with "
-          "<code>--shrink</code> may lie above the table's own loss. The even split comes from <code>solve "
-          "--json</code>.</p>\n<div class=\"charts\">\n",
+          "<code>--shrink</code> may lie above the table's own loss.</p>\n<div class=\"charts\">\n",
           w->out);
     for (size_t i = 0; i < w->p->n_tables; i++)
         if (w->p->tables[i].knows_losses) put_losses_of(w, &w->p->tables[i]);
@@ -758,11 +733,7 @@ static void put_fact(FILE *out, const char *name, const char *value)
 static void put_lengths(FILE *out, const kvb_info *info)
 {
     uint32_t least = UINT32_MAX, most = 0;
-    for (uint32_t i = 0; i < info->n_calibration_tokens; i++) {
-        uint32_t t = info->calibration_tokens[i];
-        if (t < least) least = t;
-        if (t > most) most = t;
-    }
+    widen_lengths(info, &least, &most);
     fprintf(out, "<dt>calibrated on</dt><dd>%u text%s of ", info->n_contexts, info->n_contexts == 1 ? "" : "s");
     if (least == most) fprintf(out, "%u tokens", most);
     else fprintf(out, "%u to %u tokens", least, most);
@@ -825,38 +796,7 @@ static void put_origins(page_writer *w)
     fputs("</div></section>\n", w->out);
 }
 
-// ---- How to use it, and how to repeat it ----------------------------------------------------------------------------
-
-// A literal of Python.
-static void put_literal(FILE *out, const char *text)
-{
-    cJSON *item = cJSON_CreateString(text);
-    char *literal = cJSON_PrintUnformatted(item);
-    html_put(out, literal);
-    cJSON_free(literal);
-    cJSON_Delete(item);
-}
-
-static void put_use(page_writer *w)
-{
-    fputs("<section id=\"use\"><h2>How to use it</h2>\n", w->out);
-    for (size_t i = 0; i < w->p->n_tables; i++) {
-        const page_table *t = &w->p->tables[i];
-        put_table_heading(w, t);
-        fputs("<p>In transformers, where the memory is really freed:</p>\n<pre>import kvbudget\n\n"
-              "with kvbudget.compress(model, ",
-              w->out);
-        put_literal(w->out, t->path);
-        fputs(", 0.8) as run:\n    model.generate(**inputs, max_new_tokens=200)\nprint(run.report())</pre>\n"
-              "<p>The tokens of every head for an engine of your own; <code>kvbudget help export</code> has other "
-              "forms, for "
-              "kvpress too:</p>\n<pre>kvbudget budgets ",
-              w->out);
-        html_shell_word(w->out, t->path);
-        fputs(" --ratio 80% --tokens 4096</pre>\n", w->out);
-    }
-    fputs("</section>\n", w->out);
-}
+// ---- How to repeat it -----------------------------------------------------------------------------------------------
 
 static void put_file(FILE *out, const char *kind, const char *path, const char *sha256)
 {
@@ -1010,7 +950,6 @@ static void put_page(const page *p, FILE *out)
                 true);
     put_unsure(&w);
     put_origins(&w);
-    put_use(&w);
     put_repeat(&w);
     fputs("</main>\n<footer><p>Made by kvbudget ", out);
     html_put(out, kvb_version());

@@ -170,11 +170,6 @@ kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 
-void results_print(const results *r)
-{
-    json_print(r->document);
-}
-
 kvb_status results_write(const results *r, const char *path, kvb_error *err)
 {
     atomic_file file;
@@ -199,7 +194,7 @@ kvb_status results_write_pair(const results *r, const char *name, kvb_error *err
 kvb_status results_give(const results *r, bool json, const char *csv, kvb_error *err)
 {
     kvb_status status = csv ? results_write_csv(r, csv, err) : KVB_OK;
-    if (status == KVB_OK && json) results_print(r);
+    if (status == KVB_OK && json) json_print(r->document);
     return status;
 }
 

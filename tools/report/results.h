@@ -35,8 +35,6 @@ cJSON *results_detail(results *r);
 // Three columns: NAME, NAME_low and NAME_high. NaN is null.
 void results_interval(cJSON *row, const char *name, interval x);
 
-// Prints the document to standard output.
-void results_print(const results *r);
 // Writes it, or its rows as CSV (RFC 4180, a header, empty where a row has no such column or null), whole or not at
 // all. Errors: those of atomic_file.h.
 kvb_status results_write(const results *r, const char *path, kvb_error *err);

@@ -1,25 +1,14 @@
 // Pictures: what they have in common, the colours of cells, the styles of lines, and line charts.
 #include "tools/report/svg.h"
+#include "tools/report/html.h"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-// Control characters are not allowed in XML at all.
-void svg_escape(FILE *out, const char *text)
-{
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-        if (*p == '&') fputs("&amp;", out);
-        else if (*p == '<') fputs("&lt;", out);
-        else if (*p == '>') fputs("&gt;", out);
-        else if (*p < 0x20 || *p == 0x7f) fputc('?', out);
-        else fputc(*p, out);
-    }
-}
-
 void svg_text(FILE *out, double x, double y, const char *class, const char *text)
 {
     fprintf(out, "<text x=\"%g\" y=\"%g\" class=\"%s\">", x, y, class);
-    svg_escape(out, text);
+    html_put(out, text);
     fputs("</text>\n", out);
 }
 
@@ -30,7 +19,7 @@ void svg_begin(FILE *out, int width, int height, const char *title, const char *
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
             "role=\"img\">\n<title>",
             width, height, width, height);
-    svg_escape(out, title);
+    html_put(out, title);
     // The picture brings its own background, so it can be read on any page; pages in dark mode get a dark one.
     fputs("</title>\n<style>\n"
           "text{font-family:'DejaVu Sans',Verdana,Arial,sans-serif;font-size:11px;fill:#222}\n"
@@ -378,7 +367,7 @@ static void put_line(FILE *out, const axes *a, const svg_chart *chart, size_t se
         down = true;
     }
     fputs("\"><title>", out);
-    svg_escape(out, chart->series[series].name);
+    html_put(out, chart->series[series].name);
     fputs("</title></path>\n", out);
     // Lines of many points are marked at different places, so that marks of lines that run together stay apart.
     for (size_t i = every == 1 ? 0 : (every * (2 * series + 1) / (2 * chart->n_series)) % every; i < chart->n;

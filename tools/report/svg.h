@@ -10,9 +10,7 @@ void svg_end(FILE *out);
 
 enum { SVG_MARGIN = 24 }; // left of the title
 
-// Text from a file, escaped. Classes: title, sub, name, r (right aligned), m (centred), n (in a cell), n d (in a light
-// cell).
-void svg_escape(FILE *out, const char *text);
+// Escapes the text. Classes: title, sub, name, r (right aligned), m (centred), n (in a cell), n d (in a light cell).
 void svg_text(FILE *out, double x, double y, const char *class, const char *text);
 
 typedef struct svg_series {

@@ -1,5 +1,6 @@
 // Numbers with their nouns.
 #pragma once
+#include "runtime/kvbudget.h"
 #include <stdint.h>
 #include <stdio.h>
 
@@ -16,4 +17,14 @@ static inline const char *questions_on(char out[WORDS_SIZE], uint32_t questions,
     snprintf(out, WORDS_SIZE, "%u %s on %u %.30s%s", questions, plural(questions, "question", "questions"), n, what,
              n == 1 ? "" : "s");
     return out;
+}
+
+// Widens a range by the lengths of the texts that a table was calibrated on.
+static inline void widen_lengths(const kvb_info *info, uint32_t *least, uint32_t *most)
+{
+    for (uint32_t i = 0; i < info->n_calibration_tokens; i++) {
+        uint32_t n = info->calibration_tokens[i];
+        if (n < *least) *least = n;
+        if (n > *most) *most = n;
+    }
 }

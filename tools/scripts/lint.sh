@@ -143,9 +143,6 @@ grep -nE '^ *(if \([^()]*\) |else )?(f?close|closedir|pclose|H5[A-Z]{1,2}close)\
 grep -lE '\bfile_map\(' "${sources_c[@]}" | grep -vxF -e formats/file_read.c -e profiler/weights/gguf.c |
     while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
     check 'who maps a file asks whether it changed meanwhile'
-grep -lE '\bgguf_open\(' "${sources_c[@]}" | grep -vxF profiler/weights/gguf.c |
-    while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
-    check 'who opens a GGUF file asks whether it changed meanwhile'
 
 # ---- Headers ---------------------------------------------------------------------------------------------------------
 read -r -a flags <<<"${LINT_FLAGS:--std=c11 -D_GNU_SOURCE -I.}"
