@@ -143,10 +143,7 @@ static const struct {
     {"Base-1", NULL, 3, {"has this shape"}},
     {"", NULL, 3, {"has this shape"}},
     {"Org/Base-1B", NULL, 4, {"n_layers: expected 4, the table says 3"}},
-    {"Org/New",
-     NULL,
-     4,
-     {"none of the 4 tables in /tmp/", "4 layers with 6 query and 2 KV heads of 64 numbers"}},
+    {"Org/New", NULL, 4, {"none of the 4 tables in /tmp/", "4 layers with 6 query and 2 KV heads of 64 numbers"}},
 };
 
 UNIT_TEST(test_find)
