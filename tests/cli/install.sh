@@ -21,7 +21,9 @@ if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 't
 for f in code-c.jsonl plain/math-en.txt eval/story-en.txt; do
     exists "installs the text $f" "$prefix/share/kvbudget/calib-data/$f"
 done
-if [ "$(find "$T/root" ! -type d ! -path '*/calib-data/*' ! -path '*/tables/*' | wc -l)" = 8 ]; then ok 'and nothing else'; else
+if [ "$(find "$T/root" ! -type d ! -path '*/calib-data/*' ! -path '*/tables/*' | wc -l)" = 8 ]; then
+    ok 'and nothing else'
+else
     not_ok 'and nothing else'
     find "$T/root" ! -type d
 fi

@@ -11,7 +11,7 @@ for name in gemma-3-270m qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct
     says 'it is of the weights that get-model.sh fetches' "|$hash|" "$KVB_ROOT/tools/scripts/get-model.sh"
 done
 says 'with names, shape and worth' 'HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers, 3 KV heads of 64 numbers' listed
-says 'as measured' 'KL to the full cache 0.001148 at 50 %, 0.01579 at 80 %, 0.0632 at 90 %, 0.2655 at 95 % pruned;' listed
+says 'as measured' 'KL to the full cache 0.001148 at 50 %, 0.01579 at 80 %, 0.0632 at 90 %, 0.2655 at 95 %' listed
 
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
@@ -30,7 +30,7 @@ json.dump(j, open("other.json", "w"))
 PY
 
 mkdir ready
-fails 'an unknown model' 'no table for "tiny.gguf".*none of the 4 tables in .* is; `kvbudget tune`' tables tiny.gguf
+fails 'an unknown model' 'no table for "tiny.gguf".*none of the 4 tables in .* is; .kvbudget tune.' tables tiny.gguf
 export KVBUDGET_TABLES=$PWD/ready
 expect 0 'an empty folder' tables
 if [ -s out ]; then not_ok 'has nothing to list'; else ok 'has nothing to list'; fi
@@ -60,7 +60,7 @@ for name, layers in (("Tiny-1M", 2), ("Tiny-1M-chat", 2), ("Tiny-9M", 3)):
 PY
 expect 0 'weights of this name and shape' tables Tiny-1M
 says 'are found' "^$PWD/ready/tiny-1m.safetensors\$"
-fails 'another name' 'no table for "Tiny-1M-chat", 2 layers.*has this shape and is for Org/Tiny-1M; if your weights are' \
+fails 'another name' 'no table for "Tiny-1M-chat", 2 layers.*has this shape and is for Org/Tiny-1M; if your weights' \
     tables Tiny-1M-chat
 fails 'another shape' 'no table for "Tiny-9M", 3 layers with 4 query and 2 KV heads of 16 numbers: none of the 1' \
     tables Tiny-9M
