@@ -66,7 +66,7 @@ fails 'another shape' 'no table for "Tiny-9M", 3 layers with 4 query and 2 KV he
     tables Tiny-9M
 fails 'a model that is not there' 'nothing.gguf' tables nothing.gguf
 KVBUDGET_TABLES=$PWD/none fails 'no folder' 'no folder of tables there; name it in KVBUDGET_TABLES' tables
-for name in Tiny Org/ /Tiny Org/a/b Org/Tiny, 'Org/Tiny M'; do
+for name in Tiny Org/ /Tiny Org/a/b 'Org/Tiny,' 'Org/Tiny M'; do
     misused "the name '$name'" 'expected ORGANISATION/NAME' tables --add own.safetensors --name "$name" \
         --results worth.json
 done
