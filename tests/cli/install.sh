@@ -110,6 +110,14 @@ if awk '/^cu_seqlens  / { rows = $NF } /^pages/ { pages = $NF; n = NF - 7 }
     not_ok 'pages hold all rows'
     cat example.out
 fi
+# A server's steps read the rows that the budgets keep, and no others.
+if "$KVB_BUILD/examples/07_serve" t.safetensors 1000 2 3 0 0.8 >serve.out 2>&1 &&
+    awk '{ rows[NR] = $2 } END { exit !(NR == 3 && rows[2] > 0 && rows[3] < 0.22 * rows[2]) }' serve.out; then
+    ok 'example 07_serve'
+else
+    not_ok 'example 07_serve'
+    cat serve.out
+fi
 example 03_grow 1000 512
 cp example.out grows.out
 example 03_grow 1000 512 1000
