@@ -8,15 +8,18 @@ unit, the command's name as "by", and for each page that quotes it a place, whic
     "KeyDiff, AdaKV > 50 %"     the cell under a column of that name, in the row that begins with these cells
 
 Places are compared without markup. README.md repeats what other pages measure, so each figure in its tables must be
-in the file. Prints a line per finding.
+in the file. "models" says which tables quote docs/models.csv, and which of its rows each kind of row there is (null:
+measured elsewhere). Prints a line per finding.
 """
 
+import csv
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 FIGURES = "docs/figures.json"
+MODELS = "docs/models.csv"
 NUMBER = r"\d[\d,.]*(?:e-?\d+)?"
 # What a row of README.md counts or measures: a number that stands alone, no version, name or part of a link.
 FIGURE = re.compile(rf"(?<![\w./(-])({NUMBER})(?![\w/-])")
@@ -73,6 +76,37 @@ def at(pieces: list[Piece], place: str) -> list[list[Piece]]:
     return list(rows.values())
 
 
+def compare_with_models(page: str, pieces: list[Piece], rows: dict[str, str | None]) -> set[tuple[int, str]]:
+    """Compares the tables of a page whose rows begin with a model and a kind of row; gives what was quoted."""
+    with open(MODELS, encoding="utf-8") as file:
+        measured = {
+            (
+                re.sub("[ -]", "", r["model"]),
+                f"{r['metric'].split(':')[0]} {r['allocator']} {'as-cut' if r['refit'] == '0' else 'refitted'}",
+                f"{float(r['ratio']):.0%}",
+            ): r["kl"]
+            for r in csv.DictReader(file)
+        }
+    quoted = set()
+    for piece in pieces:
+        model = re.sub("[ -]", "", piece.row.lower()).partition("|")[0]
+        model = next((m for m, _, _ in measured if model.startswith(m)), "")
+        if not model or not piece.column.endswith(" %"):
+            continue
+        kind = piece.row.split(" | ")[1]
+        known = [rows[k] for k in sorted(rows, key=len) if kind.endswith(k)]
+        if not known:
+            print(f"{page}: which row of {MODELS} is '{kind}'? {FIGURES}, models, does not say")
+        elif known[-1]:
+            kl = measured[model, known[-1], piece.column.replace(" ", "")]
+            if piece.text != f"{float(kl):.{len(piece.text.partition('.')[2])}f}":
+                print(f"{page}: {piece.text} in '{piece.row[:40]}', {piece.column}; {MODELS} has {float(kl):.4g}")
+            quoted.add((id(piece), piece.text))
+    if not quoted:
+        print(f"{page}: no table quotes {MODELS}, one was expected")
+    return quoted
+
+
 def main() -> None:
     told = json.loads(Path(FIGURES).read_text(encoding="utf-8"))
     pages: dict[str, list[Piece]] = {}
@@ -86,13 +120,13 @@ def main() -> None:
             found = at(pieces, place)
             if len(found) != 1:
                 print(f"{page}: '{place}' of figure {name} is there {len(found)} times, once was expected")
-            for piece in found[0] if len(found) == 1 else []:
-                if figure["value"] in numbers(piece.text):
-                    quoted.add((id(piece), figure["value"]))
-                    break
-            else:
-                if len(found) == 1:
-                    print(f"{page}: '{place}' does not say {figure['value']}, which is figure {name}")
+                continue
+            saying = [piece for piece in found[0] if figure["value"] in numbers(piece.text)]
+            quoted.update((id(piece), figure["value"]) for piece in saying)
+            if not saying:
+                print(f"{page}: '{place}' does not say {figure['value']}, which is figure {name}")
+    for page in told["models"]["pages"]:
+        quoted |= compare_with_models(page, pages.setdefault(page, pieces_of(page)), told["models"]["rows"])
     for used in {f["by"] for f in told["figures"].values()} ^ set(told["commands"]):
         print(f"{FIGURES}: no figure is measured by '{used}', or no command has that name")
     for piece in pages.setdefault("README.md", pieces_of("README.md")):
