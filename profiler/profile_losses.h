@@ -46,7 +46,7 @@ void profile_losses_enter(profile_losses *l, const profile_context *c);
 // Computes one layer's scores of metric i, if losses use other scores than the recorded ones.
 kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err);
 
-// Records the curves of n questions in the slots 0 .. n-1, and the gains if the shortest question is among them.
+// Records the curves of n questions in the slots 0 .. n-1, and the gains if the first question is among them.
 kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
                               float *const *scores, record_writer *writer, kvb_error *err);
 

@@ -724,7 +724,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
          "with --curves, queries of every question that this is measured on (4)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
-         "with --curves, tokens of each context's shortest question that the layers' gains are\nmeasured on (4)"},
+         "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (4)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},
