@@ -175,7 +175,7 @@ static kvb_status begin_adding(log_file *log, kvb_error *err)
     if (log->file >= 0 && !file_lock(log->file, false))
         return kvb_fail(err, KVB_IO, "%s: another process is writing it; wait for it or stop it", log->path);
     bool good = log->file >= 0 && fstat(log->file, &st) == 0;
-    if (good && !S_ISREG(st.st_mode)) return kvb_fail(err, KVB_ARGUMENT, "%s: is no file, expected one", log->path);
+    if (good && !S_ISREG(st.st_mode)) return kvb_fail(err, KVB_ARGUMENT, "%s: expected a regular file", log->path);
     log->size = good ? whole_lines(log->file, st.st_size) : -1;
     if (log->size >= 0 && (log->size == st.st_size || file_truncate(log->file, log->size))) return KVB_OK;
     return kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));

@@ -38,7 +38,7 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
     const float *scores = oracle ? importance : s->now.scores[column->method];
     *out = (kept_set){0};
     if (!scores)
-        return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known here",
+        return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known",
                         column->how->label);
     grant a = grant_open(&shape);
     kvb_status status = allocator_budgets(column->how, &shape, ratio, s->now.n_tokens, scores, &s->attention, m->sink,
@@ -56,7 +56,7 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
     const allocator_shape shape = shape_of(m);
     *out = NULL;
     if (allocator_needs_scores(column->how))
-        return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores that are not there when a policy begins",
+        return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores, which do not exist when a policy begins",
                         column->how->label);
     grant a = grant_open(&shape);
     kvb_status status =

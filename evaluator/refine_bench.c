@@ -118,7 +118,7 @@ static kvb_status add_damage(refine_bench *b, char (*keys)[LOG_KEY], const damag
     for (uint32_t i = 0; i < n; i++)
         if (!isfinite(values[i].kl) || !isfinite(values[i].nll)) {
             free(lines);
-            return kvb_fail(err, KVB_NUMERIC, "a cut cache gave logits that are no numbers");
+            return kvb_fail(err, KVB_NUMERIC, "a cut cache gave logits that are not numbers");
         }
     for (uint32_t i = 0; i < n; i++) {
         lines[i] = cJSON_CreateObject();

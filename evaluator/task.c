@@ -828,7 +828,7 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
     if (t->kind->hay == HAY_ESSAY && (!source->haystack || !source->haystack[strspn(source->haystack, WHITE)]))
         return kvb_fail(err, KVB_ARGUMENT, "task %s: hides needles in a text; give one with --haystack FILE", t->spec);
     if (n_tokens == 0 && !t->kind->whole_text)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: how long? give --tokens N", t->kind->spec.name);
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: how long should a sample be? give --tokens N", t->kind->spec.name);
     size_t units = 0;
     kvb_status status = KVB_OK;
     if (!t->kind->whole_text) status = fit_units(&units, t, source, n_tokens, index, err);

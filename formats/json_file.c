@@ -63,7 +63,7 @@ kvb_status json_sealed_line(char **out, const cJSON *object, kvb_error *err)
     *out = NULL;
     if (n < 3 || text[n - 1] != '}') {
         cJSON_free(text);
-        return kvb_fail(err, KVB_ARGUMENT, "a line to write is no object with members");
+        return kvb_fail(err, KVB_ARGUMENT, "a line to write is not an object with members");
     }
     kvb_status status = sha256_hex(text, n - 1, hash, err);
     if (status == KVB_OK) *out = need_text("%.*s%s%s%s\n", (int)n - 1, text, seal_begin, hash, seal_end);

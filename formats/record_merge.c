@@ -175,8 +175,8 @@ static kvb_status add_metrics(cJSON *all, const char *first_name, const cJSON *m
         if (!held) set(all, one->string, cJSON_Duplicate(one, true));
         else if (!same_settings(held, one))
             return kvb_fail(err, KVB_MISMATCH,
-                            "%s and %s cannot be joined: metric %s has other settings in the one than in the other",
-                            first_name, second_name, one->string);
+                            "%s and %s cannot be joined: metric %s has different settings in the two", first_name,
+                            second_name, one->string);
     }
     return KVB_OK;
 }

@@ -236,7 +236,7 @@ static kvb_status parts_lock(int *lock, const char *folder, kvb_error *err)
     for (int i = 0; i < ATTEMPTS && result == LOCK_AGAIN; i++) result = try_lock(lock, folder, path, err);
     free(path);
     if (result == LOCK_AGAIN)
-        return kvb_fail(err, KVB_IO, "%s: other processes make and remove the folder all the time", folder);
+        return kvb_fail(err, KVB_IO, "%s: other processes keep creating and removing the folder", folder);
     if (result == LOCK_FAILED) return KVB_IO;
     kvb_status status = clean(folder, err);
     if (status == KVB_OK) return KVB_OK;

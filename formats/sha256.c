@@ -94,7 +94,7 @@ kvb_status sha256_file_hex(const char *path, char out[65], kvb_error *err)
         return status;
     }
     kvb_status status = S_ISREG(st.st_mode) ? sha256_descriptor_hex(file, path, out, err)
-                                            : kvb_fail(err, KVB_ARGUMENT, "%s: is no file, expected one", path);
+                                            : kvb_fail(err, KVB_ARGUMENT, "%s: expected a regular file", path);
     (void)file_close(file);
     return status;
 }

@@ -196,7 +196,7 @@ static kvb_status draw_lines(const maker *m, const char *text, const text_line *
     char hash[65];
     if (n < wanted)
         return kvb_fail(m->err, KVB_ARGUMENT,
-                        "%s: sample '%s': %zu lines of its context have %d to %d letters and begin as no other does, "
+                        "%s: sample '%s': %zu lines of its context have %d to %d letters and begin like no other, "
                         "expected %zu; give --lines %zu, or more --tokens",
                         m->name, m->c->sample_id, n, TEXT_LINE_MIN, TEXT_LINE_MAX, wanted, n);
     kvb_status status = sha256_hex(m->c->sample_id, strlen(m->c->sample_id), hash, m->err);

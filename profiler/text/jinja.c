@@ -70,7 +70,7 @@ static void dict_set(jinja *j, jinja_value *dict, const char *key, const jinja_v
         *place = value;
         return;
     }
-    if (strlen(key) > MAX_KEY_BYTES) jinja_fail(j, "a dict's key of more than %d bytes", MAX_KEY_BYTES);
+    if (strlen(key) > MAX_KEY_BYTES) jinja_fail(j, "a dict key of more than %d bytes", MAX_KEY_BYTES);
     if (dict->size == MAX_KEYS) jinja_fail(j, "a dict of more than %d keys", MAX_KEYS);
     grow(j, dict);
     dict->keys[dict->size] = key;
@@ -150,7 +150,7 @@ static const jinja_value *as_string(jinja *j, const jinja_value *v)
     case VALUE_INTEGER:
         return jinja_string(j, number, (size_t)snprintf(number, sizeof number, "%" PRId64, v->number));
     default:
-        jinja_fail(j, "%s is written as text, which is not read here", kind_name(v));
+        jinja_fail(j, "%s is written as text, which is not supported", kind_name(v));
     }
 }
 
@@ -158,7 +158,7 @@ static const jinja_value *as_list(jinja *j, const jinja_value *v)
 {
     if (v->kind == VALUE_LIST) return v;
     jinja_value *list = jinja_new(j, VALUE_LIST);
-    if (v->kind == VALUE_DICT && v->number) jinja_fail(j, "the keys of a dict, of which some are no texts");
+    if (v->kind == VALUE_DICT && v->number) jinja_fail(j, "the keys of a dict that has keys other than texts");
     if (v->kind == VALUE_DICT) {
         for (size_t i = 0; i < v->size; i++) list_add(j, list, jinja_string(j, v->keys[i], strlen(v->keys[i])));
     } else if (v->kind == VALUE_STRING) {
@@ -211,7 +211,7 @@ static const jinja_value *text_argument(jinja *j, const jinja_arguments *args, s
 {
     const jinja_value *v = args->n > i ? args->given[i] : otherwise;
     if (v && v->kind == VALUE_STRING) return v;
-    if (v || !otherwise) jinja_fail(j, "expected a text as argument, found %s", v ? kind_name(v) : "none");
+    if (v || !otherwise) jinja_fail(j, "expected a text as the argument, found %s", v ? kind_name(v) : "none");
     return jinja_string(j, "", 0);
 }
 
@@ -230,7 +230,7 @@ static const jinja_value *text_strip(jinja *j, const jinja_value *v, const char 
 {
     const char *set = args->n ? text_argument(j, args, 0, NULL)->text : NULL;
     for (const char *p = set; p && *p; p++)
-        if (*p & 0x80) jinja_fail(j, "%s of letters beyond ASCII", name);
+        if (*p & 0x80) jinja_fail(j, "%s of letters that are not ASCII", name);
     return strip_ends(j, v, set, name[0] != 'r', name[0] != 'l');
 }
 
@@ -242,7 +242,7 @@ static const jinja_value *text_split(jinja *j, const jinja_value *v, const jinja
     jinja_value *list = jinja_new(j, VALUE_LIST);
     const char *p = v->text;
     jinja_spend(j, v->size + by->size);
-    if (!by->size) jinja_fail(j, "split without a text to split at");
+    if (!by->size) jinja_fail(j, "split by an empty text");
     for (const char *at; most != 0 && (at = strstr(p, by->text)); most--) {
         list_add(j, list, jinja_string(j, p, (size_t)(at - p)));
         p = at + by->size;
@@ -254,7 +254,7 @@ static const jinja_value *text_split(jinja *j, const jinja_value *v, const jinja
 static const jinja_value *text_replace(jinja *j, const jinja_value *v, const jinja_arguments *args)
 {
     const jinja_value *old = text_argument(j, args, 0, NULL), *with = text_argument(j, args, 1, NULL);
-    if (!old->size || args->n > 2) jinja_fail(j, "replace of nothing, or some times only");
+    if (!old->size || args->n > 2) jinja_fail(j, "replace of an empty text, or with a count");
     jinja_text text = {0};
     const char *p = v->text;
     jinja_spend(j, v->size + old->size);
@@ -275,7 +275,7 @@ static bool starts_or_ends(jinja *j, const jinja_value *v, const jinja_value *wi
             if (with->items[i]->kind == VALUE_STRING && starts_or_ends(j, v, with->items[i], at_end)) return true;
         return false;
     }
-    if (with->kind != VALUE_STRING) jinja_fail(j, "expected a text as argument, found %s", kind_name(with));
+    if (with->kind != VALUE_STRING) jinja_fail(j, "expected a text as the argument, found %s", kind_name(with));
     return with->size <= v->size && memcmp(v->text + (at_end ? v->size - with->size : 0), with->text, with->size) == 0;
 }
 
@@ -288,7 +288,7 @@ static const jinja_value *change_case(jinja *j, const jinja_value *v, const char
         char c = text[i];
         bool small = c >= 'a' && c <= 'z', large = c >= 'A' && c <= 'Z';
         bool up = *name == 'u' || (*name == 't' && !word) || (*name == 'c' && i == 0);
-        if (c & 0x80) jinja_fail(j, "%s of letters beyond ASCII", name);
+        if (c & 0x80) jinja_fail(j, "%s of letters that are not ASCII", name);
         if (small && up) text[i] = (char)(c - 'a' + 'A');
         if (large && !up) text[i] = (char)(c - 'A' + 'a');
         word = small || large;
@@ -308,7 +308,7 @@ static const jinja_value *text_method(jinja *j, const jinja_value *of, const cha
     if (strcmp(name, "upper") == 0 || strcmp(name, "lower") == 0 || strcmp(name, "title") == 0 ||
         strcmp(name, "capitalize") == 0)
         return change_case(j, of, name);
-    jinja_fail(j, "a text's method %s, which is not read here", name);
+    jinja_fail(j, "a text's method %s, which is not supported", name);
 }
 
 // Pairs of key and value, as lists.
@@ -338,15 +338,15 @@ static const jinja_value *dict_method(jinja *j, const jinja_value *of, const cha
         for (size_t i = 0; i < of->size; i++) list_add(j, list, of->items[i]);
         return list;
     }
-    jinja_fail(j, "a dict's method %s, which is not read here", name);
+    jinja_fail(j, "a dict's method %s, which is not supported", name);
 }
 
 static const jinja_value *call_method(jinja *j, const jinja_value *of, const char *name, const jinja_arguments *args)
 {
-    if (args->named->size) jinja_fail(j, "%s with an argument that has a name", name);
+    if (args->named->size) jinja_fail(j, "%s with a named argument", name);
     if (of->kind == VALUE_STRING) return text_method(j, of, name, args);
     if (of->kind == VALUE_DICT) return dict_method(j, of, name, args);
-    jinja_fail(j, "a list's method %s, which is not read here", name);
+    jinja_fail(j, "a list's method %s, which is not supported", name);
 }
 
 static const jinja_value *look_up(jinja *j, const char *name)
@@ -359,13 +359,13 @@ static const jinja_value *look_up(jinja *j, const char *name)
         if (v) return v;
     }
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        if (strcmp(name, unknown[i]) == 0) jinja_fail(j, "%s is not known here", name);
+        if (strcmp(name, unknown[i]) == 0) jinja_fail(j, "%s is not known", name);
     return undefined(j, name);
 }
 
 static const jinja_value *attribute_of(jinja *j, const jinja_value *of, const char *name)
 {
-    if (of->kind == VALUE_UNDEFINED) jinja_fail(j, "%s is undefined, and asked for its %s", of->missing_name, name);
+    if (of->kind == VALUE_UNDEFINED) jinja_fail(j, "%s is undefined and has no %s", of->missing_name, name);
     if (of->kind == VALUE_DICT || of->kind == VALUE_NAMESPACE) {
         const jinja_value *found = dict_get(j, of->kind == VALUE_DICT ? of : of->fields, name);
         if (found && !is_method(of, name)) return found;
@@ -422,7 +422,7 @@ static bool passes_test(jinja *j, const char *name, const jinja_value *v, const 
     if (argument && is_one_of(name, equal)) return are_equal(j, v, argument);
     if (argument && is_one_of(name, unequal)) return !are_equal(j, v, argument);
     if (argument && strcmp(name, "in") == 0) return contains(j, argument, v);
-    jinja_fail(j, "test %s of %s, which is not read here", name, kind_name(v));
+    jinja_fail(j, "test %s of %s, which is not supported", name, kind_name(v));
 }
 
 // ---- Filters ----
@@ -471,7 +471,8 @@ static const jinja_value *filter_map(jinja *j, const jinja_value *v, const jinja
     const jinja_value *by = name ? name : args->n == 1 ? args->given[0] : NULL;
     jinja_arguments none = {.named = jinja_new(j, VALUE_DICT)};
     jinja_value *found = jinja_new(j, VALUE_LIST);
-    if (!by || by->kind != VALUE_STRING || args->named->size != (name != NULL)) jinja_fail(j, "map of other forms");
+    if (!by || by->kind != VALUE_STRING || args->named->size != (name != NULL))
+        jinja_fail(j, "map with arguments that are not supported");
     for (size_t i = 0; i < list->size; i++)
         list_add(j, found,
                  name ? attribute_of(j, list->items[i], by->text) : apply_filter(j, by->text, list->items[i], &none));
@@ -487,7 +488,7 @@ static const jinja_value *filter_choose(jinja *j, const char *name, const jinja_
     const jinja_value *how = args->n > at ? args->given[at] : NULL,
                       *with = args->n > at + 1 ? args->given[at + 1] : NULL;
     if ((attribute && (!of || of->kind != VALUE_STRING)) || (how && how->kind != VALUE_STRING) || args->n > at + 2)
-        jinja_fail(j, "%s of other forms", name);
+        jinja_fail(j, "%s with arguments that are not supported", name);
     jinja_value *found = jinja_new(j, VALUE_LIST);
     jinja_spend(j, ITEM_BYTES * list->size);
     for (size_t i = 0; i < list->size; i++) {
@@ -528,8 +529,8 @@ static const jinja_value *apply_filter(jinja *j, const char *name, const jinja_v
     if (strcmp(name, "map") == 0) return filter_map(j, v, args);
     if (is_one_of(name, choices)) return filter_choose(j, name, v, args);
     if (is_one_of(name, methods)) return call_method(j, as_string(j, v), name, args); // of a text as well
-    if (strcmp(name, "trim") != 0) jinja_fail(j, "filter %s, which is not read here", name);
-    if (args->n || args->named->size) jinja_fail(j, "trim of other letters than spaces");
+    if (strcmp(name, "trim") != 0) jinja_fail(j, "filter %s, which is not supported", name);
+    if (args->n || args->named->size) jinja_fail(j, "trim with arguments");
     return strip_ends(j, as_string(j, v), NULL, true, true);
 }
 
@@ -545,7 +546,7 @@ static const jinja_value *make_range(jinja *j, const jinja_arguments *args)
     }
     if (args->n == 1) numbers[1] = numbers[0], numbers[0] = 0;
     if (args->n < 1 || args->n > 3 || numbers[2] != 1 || numbers[1] - numbers[0] > MOST)
-        jinja_fail(j, "range of other forms, or of more than %d numbers", MOST);
+        jinja_fail(j, "range with more than three arguments, or of more than %d numbers", MOST);
     jinja_value *list = jinja_new(j, VALUE_LIST);
     for (int64_t i = numbers[0]; i < numbers[1]; i++) list_add(j, list, jinja_integer(j, i));
     return list;
@@ -565,7 +566,8 @@ static const jinja_value *today(jinja *j, const jinja_arguments *args)
     for (const char *p = form->text; *p;) {
         size_t i = 0, n = sizeof parts / sizeof *parts;
         while (i < n && strncmp(p, parts[i].code, strlen(parts[i].code)) != 0) i++;
-        if (i == n && *p == '%') jinja_fail(j, "strftime_now of \"%.4s\", which is no part of a day", p);
+        if (i == n && *p == '%')
+            jinja_fail(j, "strftime_now of \"%.4s\", which is not a part of a date that is supported", p);
         jinja_append(j, &text, i < n ? parts[i].text : p, i < n ? strlen(parts[i].text) : 1);
         p += i < n ? strlen(parts[i].code) : 1;
     }
@@ -575,7 +577,7 @@ static const jinja_value *today(jinja *j, const jinja_arguments *args)
 static const jinja_value *call_function(jinja *j, const char *name, const jinja_arguments *args)
 {
     if (strcmp(name, "namespace") == 0 || strcmp(name, "dict") == 0) {
-        if (args->n) jinja_fail(j, "%s of an argument without name", name);
+        if (args->n) jinja_fail(j, "%s with an argument that has no name", name);
         if (*name == 'd') return args->named;
         jinja_value *made = jinja_new(j, VALUE_NAMESPACE);
         made->fields = args->named; // made for this call
@@ -584,7 +586,7 @@ static const jinja_value *call_function(jinja *j, const char *name, const jinja_
     if (strcmp(name, "range") == 0) return make_range(j, args);
     if (strcmp(name, "strftime_now") == 0) return today(j, args);
     const jinja_value *why = args->n ? args->given[0] : &jinja_none; // raise_exception
-    jinja_fail(j, "it refuses one message of a user: \"%.200s\"", why->kind == VALUE_STRING ? why->text : "");
+    jinja_fail(j, "it refuses a single user message: \"%.200s\"", why->kind == VALUE_STRING ? why->text : "");
 }
 
 // ---- Expressions ----
@@ -649,7 +651,7 @@ static const jinja_value *arithmetic(jinja *j, const char *sign, const jinja_val
     bool small = numbers && x->number < largest && x->number > -largest && y->number < largest && y->number > -largest;
     bool divides = *sign == '/' || *sign == '%';
     if (!small || strcmp(sign, "/") == 0 || strcmp(sign, "**") == 0 || (divides && y->number == 0))
-        jinja_fail(j, "%s %s %s, which is not read here", kind_name(x), sign, kind_name(y));
+        jinja_fail(j, "%s %s %s, which is not supported", kind_name(x), sign, kind_name(y));
     if (*sign == '+') return jinja_integer(j, x->number + y->number);
     if (*sign == '-') return jinja_integer(j, x->number - y->number);
     if (*sign == '*') return jinja_integer(j, x->number * y->number);

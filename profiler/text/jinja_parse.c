@@ -40,7 +40,7 @@ void jinja_spend(jinja *j, size_t bytes)
 void jinja_enter(jinja *j)
 {
     j->depth++;
-    if (j->depth > MAX_DEPTH) jinja_fail(j, "more than %d levels within each other", MAX_DEPTH);
+    if (j->depth > MAX_DEPTH) jinja_fail(j, "more than %d nested levels", MAX_DEPTH);
     jinja_spend(j, STEP_BYTES);
 }
 
@@ -237,7 +237,7 @@ static void read_string(lexer *l)
             p++;
             c = p < l->end ? unescape(*p) : -1;
         }
-        if (c < 0) jinja_fail(l->j, "a text holds an escape that is not read here");
+        if (c < 0) jinja_fail(l->j, "a text holds an escape that is not supported");
         char byte = (char)c;
         jinja_append(l->j, &text, &byte, 1);
     }

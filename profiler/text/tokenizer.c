@@ -626,7 +626,8 @@ kvb_status tokenizer_open(tokenizer **out, const weights *w, const char *pre, kv
     const char *folder = weights_folder_path(w);
     *out = NULL;
     if (file) return tokenizer_from_gguf(out, file, pre, err);
-    if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut; leave it out", folder);
+    if (pre)
+        return kvb_fail(err, KVB_ARGUMENT, "--pre: %s defines its own way of splitting words; leave it out", folder);
     return tokenizer_from_folder(out, folder, err);
 }
 

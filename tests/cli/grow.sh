@@ -94,7 +94,7 @@ fails 'other answers' 'short.h5: sample short: the answer to question 2 is anoth
 fails 'a record that is not there' 'none.h5' "${ADD[@]}" short.jsonl -o none.h5
 fails 'a record of another maker' 'does not say which model' profile tiny.gguf --add short.jsonl -o imported.h5 --quiet
 misused 'nothing to add to' 'which record should be added to' profile tiny.gguf --add short.jsonl
-misused '--add --shard' 'has no shards' "${ADD[@]}" short.jsonl -o run.h5 --shard 1/2
+misused '--add --shard' 'exclude each other' "${ADD[@]}" short.jsonl -o run.h5 --shard 1/2
 same 'the record stays as it was' long.h5 run.h5
 
 # Scores that this program would not give: the record is of another machine, and nothing is mixed.

@@ -122,8 +122,8 @@ expect 0 'a record from another model' profile else.gguf calib.jsonl -o else.h5 
 fails 'a table for another model than the record' 'else.h5 and good.safetensors are of different models' validate \
     else.h5 good.safetensors
 fails 'its certificate against such a record' 'of different models' validate --certificate good.safetensors else.h5
-misused 'a metric beside a table' 'says itself' validate run.h5 good.safetensors --metric keydiff
-misused 'constraints beside a table' 'says itself' validate run.h5 good.safetensors --block 16
+misused 'a metric beside a table' 'already says' validate run.h5 good.safetensors --metric keydiff
+misused 'constraints beside a table' 'already says' validate run.h5 good.safetensors --block 16
 misused 'settings beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --shrink 0.5
 expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
 cp out v.json

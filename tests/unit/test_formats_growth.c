@@ -166,7 +166,7 @@ UNIT_TEST(test_what_does_not_belong_together_is_refused)
          "seed is 0 in the first, 5 in the second"},
         {{.contexts = 1, .metrics = 3, .questions = 3},
          {.contexts = 2, .metrics = 3, .questions = 3, .settings = "{\"window\":0.2}"},
-         "metric tova has other settings"},
+         "metric tova has different settings"},
         {{.contexts = 1, .metrics = 3, .questions = 3},
          {.contexts = 2, .metrics = 1, .questions = 3},
          "context two has no scores of metric keydiff"},

@@ -157,8 +157,8 @@ UNIT_TEST(sealed_lines)
     cJSON *object = cJSON_CreateObject();
     char *line, expected[200], hash[65];
     bool holds;
-    help_fails(json_sealed_line(&line, object, err), KVB_ARGUMENT, "no object with members");
-    help_fails(json_sealed_line(&line, NULL, err), KVB_ARGUMENT, "no object with members");
+    help_fails(json_sealed_line(&line, object, err), KVB_ARGUMENT, "not an object with members");
+    help_fails(json_sealed_line(&line, NULL, err), KVB_ARGUMENT, "not an object with members");
     cJSON_AddNumberToObject(object, "a", 1);
     help_ok(json_sealed_line(&line, object, err));
     help_ok(sha256_hex("{\"a\":1", 6, hash, err));

@@ -311,7 +311,7 @@ UNIT_TEST(mistakes)
     refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "expected 40 x 309; give --contexts");
     r = recipe();
     r.n_lines = 1000;
-    refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "begin as no other does, expected 1000; give --lines");
+    refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "begin like no other, expected 1000; give --lines");
     r = recipe();
     r.n_repeated = 151;
     refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "too few to repeat in 151 pieces; give --repeat 150");

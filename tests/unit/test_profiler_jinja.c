@@ -61,12 +61,12 @@ UNIT_TEST(test_golden)
 UNIT_TEST(test_messages)
 {
     static const char *const cases[][2] = {
-        {"\n\n{{ x.y }}", "line 3: x is undefined, and asked for its y"},
-        {"{{ raise_exception('only with tools') }}", "it refuses one message of a user: \"only with tools\""},
-        {"{{ 'a'|tojson }}", "filter tojson, which is not read here"},
+        {"\n\n{{ x.y }}", "line 3: x is undefined and has no y"},
+        {"{{ raise_exception('only with tools') }}", "it refuses a single user message: \"only with tools\""},
+        {"{{ 'a'|tojson }}", "filter tojson, which is not supported"},
         {"{% include 'x' %}", "expected a statement that is read here (if, for, set, macro), found \"include\""},
         {"{% for x in messages %}", "expected {% endfor %}"},
-        {"{{ pad_token }}", "pad_token is not known here"},
+        {"{{ pad_token }}", "pad_token is not known"},
         {"{{ 1 + }}", "expected a name, found \"\""},
         {"{{ 'open }}", "a text without its closing quote"},
         {"{{ strftime_now('%H') }}", "strftime_now of \"%H\""},
@@ -87,10 +87,10 @@ UNIT_TEST(test_hostile)
         {"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "bytes of memory"},
         {"{% set n = namespace(x='aaaaaaaaaaaaaaaa') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
          "bytes of memory"},
-        {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "levels within each other"},
+        {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested levels"},
         {"{% set n = namespace(x=[], y=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% set n.y = [n.y] %}"
          "{% endfor %}{{ n.x == n.y }}",
-         "levels within each other"},
+         "nested levels"},
     };
     kvb_error err;
     char *text, deep[20001];

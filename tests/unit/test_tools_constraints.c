@@ -58,7 +58,7 @@ UNIT_TEST(sizes_of_caches)
         constraint_wishes w;
         const char *says;
     } wrong[] = {{{.bytes = "1GiB"}, "needs --tokens T"},
-                 {{.bytes = "1GiB", .tokens = 1000}, "nothing has to be pruned"},
+                 {{.bytes = "1GiB", .tokens = 1000}, "nothing needs to be pruned"},
                  {{.bytes = "300", .tokens = 1000}, "too small"},
                  {{.bytes = "1QiB", .tokens = 1000}, "expected a size"},
                  {{.bytes = "-1", .tokens = 1000}, "expected a size"},

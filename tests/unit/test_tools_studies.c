@@ -242,7 +242,7 @@ UNIT_TEST(of_a_promise)
     SHOWN(1, help_ok(promise_report_print(&r, err)));
     says("Prune 25 %. With probability 0.9");
     says("KL is below 0.1 (a text counts as at most 1)");
-    says("50 % is not to be had with more texts");
+    says("More texts would not help at 50 %");
     help_ok(promise_report_fill(&r, &found, err));
     ck_near(cJSON_GetNumberValue(cJSON_GetObjectItem(found.settings, "promised_ratio")), 0.25);
     ck_near(value("mean", NULL, 0.5, NULL), 0.5);

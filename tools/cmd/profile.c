@@ -231,8 +231,9 @@ static int open_base(profile_command *p)
     kvb_error err = {0};
     if (!p->output) return cli_usage_error(p->self, "--add: -o RUN.h5 is missing: which record should be added to?");
     if (p->shard)
-        return cli_usage_error(p->self, "--add has no shards: profile what is new with --shard into a record of its "
-                                        "own, and `kvbudget merge` both");
+        return cli_usage_error(p->self,
+                               "--add and --shard exclude each other: profile what is new with --shard into another "
+                               "record, then join both with `kvbudget merge`");
     if (record_open(&p->base, p->output, &err) != KVB_OK) return cli_failed(p->self, &err);
     const cJSON *a = record_attributes(p->base);
     if (record_shard(p->base)) {
@@ -597,7 +598,7 @@ static void end_progress(profile_command *p, kvb_status status, const profile_ti
     else if (p->n_shards)
         progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1, p->n_shards,
                      queries);
-    else if (p->add && !job->n_contexts) progress_end(&p->bar, "%s: has all of this already", p->output);
+    else if (p->add && !job->n_contexts) progress_end(&p->bar, "%s: already holds all of this", p->output);
     else if (p->add)
         progress_end(&p->bar, "%s: %zu %s now; prefilled %zu, %llu tokens; added %llu %s", p->output, job->growth.n_ids,
                      plural(job->growth.n_ids, "context", "contexts"), job->n_contexts, tokens, questions, asked);

@@ -85,8 +85,8 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
         if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric) &&
             strcmp(record_text(from->r, "imported_from"), "curves") != 0)
             fprintf(stderr,
-                    "minimised is the importance that is evicted; the record has no curves of what eviction does "
-                    "to the output (profile --curves), which --loss output minimises\n");
+                    "note: the table minimises the evicted importance; the record has no curves (profile --curves), so "
+                    "--loss output cannot minimise the change of the output\n");
     }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !l->words.alone)

@@ -227,7 +227,7 @@ static kvb_status ratio_of_bytes(const constraint_wishes *w, uint32_t n_heads, u
     return kvb_fail(err, KVB_ARGUMENT,
                     *ratio > 0
                         ? "a cache of %.0f tokens is too small: %u KV heads keep at least one each (%.0f in all)"
-                        : "a cache of %.0f tokens holds all tokens of %u KV heads (%.0f): nothing has to be pruned",
+                        : "a cache of %.0f tokens holds all tokens of %u KV heads (%.0f): nothing needs to be pruned",
                     keep, n_heads, all);
 }
 
@@ -283,7 +283,7 @@ static void warn_of_rows(const study_options *o)
     if (!o->limits || o->own_ratios || o->n_rows == ROWS) return;
     fprintf(stderr,
             "warning: floors and pins demand at least %.4g %% of the cache: the table ends at %g %% pruned (%u "
-            "rows), more cannot be had\n",
+            "rows)\n",
             100 * constrained_demand(o->limits), 100 * o->ratios[o->n_rows - 1], o->n_rows);
 }
 

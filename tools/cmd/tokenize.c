@@ -98,7 +98,7 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
 {
     struct stat info;
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut", path);
+        if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s defines its own way of splitting words", path);
         return tokenizer_from_folder(out, path, err);
     }
     gguf_set set;

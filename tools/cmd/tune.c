@@ -365,7 +365,7 @@ static void print_worth(const tune_command *c, const results_document *d)
         for (int o = 0; o < 2; o++) better[o] += kl < others[o];
     }
     if (gentle > 0)
-        printf("Up to %.0f %% pruned, what the model says hardly changes (KL at most 0.05).\n", 100 * gentle);
+        printf("Up to %.0f %% pruned, the model's output hardly changes (KL at most 0.05).\n", 100 * gentle);
     else printf("Even at 50 %% pruned the KL is above 0.05: prune less, or give texts like those that you serve.\n");
     if (better[0] == 4 && better[1] == 4) printf("It is better than both at every ratio.\n");
     else

@@ -158,7 +158,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && certificate && (l.metrics.count || own))
         code = cli_usage_error(self, "--certificate takes the metric and all settings from the table");
     if (code == EXIT_DONE && table && (l.metrics.count || own))
-        code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
+        code = cli_usage_error(self, "%s already says which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
     if (code == EXIT_DONE) {
         kvb_error err = {0};

@@ -86,9 +86,7 @@ static void print_next(const promise_report *r)
     }
     uint32_t n = texts_needed(r, r->n_passed);
     if (n) printf("%.4g %% would take about %u texts like these.\n", 100 * r->ratios[r->n_passed], n);
-    else
-        printf("%.4g %% is not to be had with more texts: their mean is above the limit.\n",
-               100 * r->ratios[r->n_passed]);
+    else printf("More texts would not help at %.4g %%: their mean is above the limit.\n", 100 * r->ratios[r->n_passed]);
 }
 
 kvb_status promise_report_print(const promise_report *r, kvb_error *err)

@@ -315,7 +315,7 @@ void print_validation(const validation *v)
     }
     printf("  Losses are shares of all importance that can be lost; gaps and costs are shares of the optimum.\n");
     if (v->table)
-        printf("  The optimum is of mean curves, the table of whole tokens at every length: it can be a trifle lower "
+        printf("  The optimum is of mean curves, the table of whole tokens at every length: it can be slightly lower "
                "where "
                "heads are at their floor.\n");
     if (unproved)
