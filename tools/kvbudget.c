@@ -53,7 +53,8 @@ static const char WORKFLOW[] =
     "       kvbudget eval model.gguf snapkv.safetensors some-text.txt\n"
     "\n"
     "A model is a GGUF file, or a folder of Hugging Face: config.json, safetensors, tokenizer.json (docs/models.md).\n"
-    "Stop long work with Ctrl-C and continue it later with --resume. `kvbudget inspect FILE` explains its files.\n"
+    "Stop long work with Ctrl-C; the same command continues it (profile: with --resume). `kvbudget inspect "
+    "FILE`\nexplains its files.\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C.\n";
 
 static void print_help(void)

@@ -256,6 +256,6 @@ const cli_command cmd_budgets = {
     "  kvbudget budgets snapkv.safetensors --ratio 80% --tokens 4096\n"
     "  kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096 --block 16 --strict --json\n"
     "\n"
-    "Counts are rounded as kvpress rounds them, to the bit; kvb_budgets() has other rules.\n",
+    "Counts are rounded exactly as kvpress rounds them; kvb_budgets() also has other rules.\n",
     run_budgets,
 };

@@ -139,7 +139,7 @@ static int calib_main(const cli_command *self, int argc, char **argv)
         {"repeat", 0, CLI_COUNT, &r->n_repeated, "N",
          "ask for N pieces of each context word for word, at equal distances"},
         {"answer-tokens", 'n', CLI_COUNT, &r->n_answer, "N",
-         "tokens of a piece, and the most of a line's rest (64); a profile records N - 1 queries"},
+         "tokens of a piece, and at most of the rest of a line (64); a profile records N - 1 queries"},
         {"questions", 'q', CLI_COUNT, &r->n_own, "N",
          "keep only the first N questions of each context that has some; 0: none"},
         {"ignore-answers", 0, CLI_FLAG, &r->ignore_answers, NULL,
@@ -163,8 +163,8 @@ const cli_command cmd_calib = {
     .synopsis = "calib MODEL TEXT... -o CALIB.jsonl [OPTION]...",
     .summary = "make calibration data from plain texts: questions that the texts answer themselves",
     .details =
-        "Makes questions that the text itself answers, so that nobody has to write any. Of MODEL (a GGUF file, or a\n"
-        "Hugging Face folder) only the tokenizer is read. TEXT is a plain text in UTF-8, or calibration data\n"
+        "Makes questions that the text itself answers, so that nobody has to write any. Only the tokenizer of MODEL "
+        "(a\nGGUF file, or a Hugging Face folder) is read. TEXT is a plain text in UTF-8, or calibration data\n"
         "(.jsonl), whose own questions come first; if a question has no answer, `profile` samples one.\n"
         "\n"
         "  --lines     \"The line of the text above that begins with \"...\" is: ...\", answered with the rest of the\n"
@@ -172,8 +172,9 @@ const cli_command cmd_calib = {
         "  --continue  the text's own next tokens, without a question, as in kvbudget eval\n"
         "  --repeat    the context word for word, in pieces (as KVzip, arXiv 2505.23416)\n"
         "\n"
-        "Lines of 30 to 220 characters are used (longer ones sentence by sentence) that begin like no other line of\n"
-        "the context. Contexts, questions and answers are written as tokens: a continuation begins exactly where its\n"
+        "Lines of 30 to 220 characters (longer ones sentence by sentence) are used if no other line of the "
+        "context\nbegins like them. Contexts, questions and answers are written as tokens: a continuation begins "
+        "exactly where its\n"
         "context ends, and `profile --chat` refuses them. The same seed and files give the same bytes.\n"
         "\n"
         "Examples:\n"

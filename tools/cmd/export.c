@@ -159,7 +159,7 @@ const cli_command cmd_export = {
         "duo           For DuoAttention and kvpress's DuoAttentionPress: a folder with full_attention_heads.tsv, the\n"
         "              shares that heads keep, and config.json with sink_size, recent_size and the ratio of heads "
         "that\n"
-        "              stream. Such heads keep all or little, so it is the table's order of heads more than its "
+        "              stream. Heads then keep all or little, so this is the table's order of heads rather than its "
         "budgets.\n"
         "shares        For Attention Matching (--precomputed-budget-path): JSON, {\"L0H0\": the head's share of all "
         "kept\n"

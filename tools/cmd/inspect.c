@@ -238,13 +238,11 @@ const cli_command cmd_inspect = {
     .synopsis = "inspect FILE [--answers MODEL] [--json]",
     .summary = "show the contents of a record, a table, a ranking or a calibration file",
     .details =
-        "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
-        "contexts,\n"
-        "metrics, questions, and, if it has curves, the gain and predicted loss of each layer;\n"
-        "for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
-        "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
-        "keeps); for a learned ranking its features and how much they weigh;\n"
-        "for calibration lines the contexts and questions.\n"
+        "Recognises a file by its content, checks it, and prints what it holds:\n  record             attributes, "
+        "contexts, metrics, questions and, if it has curves, each layer's gain and\n                     predicted "
+        "loss\n  table              metadata, and the rows at 50, 80 and 90 % or all that it was solved for "
+        "(unsure_heads: for\n                     how many heads the questions disagree by more than the head keeps)\n "
+        " ranking            its features and how much they weigh\n  calibration lines  contexts and questions\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"

@@ -118,14 +118,15 @@ const cli_command cmd_learn = {
     .synopsis = "learn RUN.h5 -o RANK.safetensors [OPTION]...",
     .summary = "fit a ranking of tokens to a record, from its metrics, for each head",
     .details =
-        "Budgets say how many tokens a head keeps; the metric says which ones, and most of the loss comes from\n"
-        "that choice. For every KV head it fits a ridge regression of the oracle importance on the recorded metrics'\n"
+        "Budgets say how many tokens a head keeps; the metric says which ones, and most of the loss comes from\nthat "
+        "choice. For every KV head, learn fits a ridge regression of the oracle importance on the recorded metrics'\n"
         "scores (z and z|z| over the head's tokens, and the mean of z over the layer's KV heads, which\n"
         "finds rare tokens that one head overlooks) and on recency. It takes seconds.\n"
         "\n"
         "Every set of metrics is judged on texts left out in turn, and the cheapest set within 5 % of the best is\n"
-        "taken: metrics that only read keys are cheap, those that recompute attention are not. For a ranking that\n"
-        "needs no queries, name only such metrics with --feature. lambda and exponent are chosen in the same way.\n"
+        "taken: metrics that only read keys are cheap, those that recompute attention are not. For a ranking "
+        "that\nneeds no queries, name only metrics that need none with --feature. lambda and exponent are chosen in "
+        "the same way.\n"
         "\n"
         "The ranking is a metric: --metric learned=RANK.safetensors in solve, profile, eval and task. Its budgets\n"
         "are solved from the record that it was fitted to, each text ranked by weights that have not seen it. The\n"

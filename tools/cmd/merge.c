@@ -61,7 +61,7 @@ const cli_command cmd_merge = {
     "the bytes of one profile over all texts with all metrics, in the order given. To add to a record in place,\n"
     "see `kvbudget help profile`, --add.\n"
     "\n"
-    "It refuses different models, seeds or options; texts of one name from different files;\n"
+    "It refuses different models, seeds or options; texts of the same name from different files;\n"
     "different numbers for the same thing; a metric that only some texts have. The message says which.\n"
     "\n"
     "Examples:\n"

@@ -257,9 +257,9 @@ static int run_plot(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_plot = {
     "plot", "plot TABLE...|RESULTS.json... -o FILE.svg [--ratios LIST]", "draw budgets and results, for a paper",
-    "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
-    "its\n"
-    "tokens that the head keeps (on a square-root scale, to distinguish small shares). `budgets` prints counts.\n"
+    "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, and the colour is the "
+    "share\nof its tokens that a head keeps (on a square-root scale, to tell small shares apart). `budgets` prints "
+    "counts.\n"
     "\n"
     "Results are what eval, task, solve --holdout and solve --ablation write as JSON. Lines have one colour, mark and\n"
     "dash per allocator, the same in every picture, and can be distinguished in grey. For a PDF:\n"

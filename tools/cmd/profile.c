@@ -726,7 +726,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
          "with --curves, queries of every question that this is measured on (4)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
          "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (4)"},
-        {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
+        {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, for the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},
         {"oracle", 0, CLI_CHOICE, &p->oracle, "lukv|output",
@@ -768,11 +768,10 @@ static size_t list_running(profile_command *p, cli_option *out)
          "run only the I-th of N shares of the work, as one element of a job array; `kvbudget\nmerge` joins the "
          "shards"},
         {"resume", 0, CLI_FLAG, &p->resume, NULL,
-         "continue a run that was stopped; the record has the same bytes as that of one that was\nnot"},
+         "continue a run that was stopped; the record has the same bytes as without the stop"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: "
-         "throw "
-         "away what another addition that was stopped has left"},
+         "discard what another addition left behind when it was stopped"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print how much work, memory and time it would take, and stop"},

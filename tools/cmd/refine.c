@@ -429,12 +429,12 @@ const cli_command cmd_refine = {
     "refine",
     "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets by the damage that they really do",
-    "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
-    "constraints are kept. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
-    "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
-    "each head loses when it alone is cut, solved like a table; this takes up to three quarters of\n"
-    "the evaluations. Then all heads of a layer move together, then each by itself; losses are relative to\n"
-    "the table's at each ratio. The search ends after six rounds without a gain on the second set of texts.\n"
+    "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\nconstraints are "
+    "kept. Keys, values, scores and the full cache's predictions of every text are computed once,\nso a candidate "
+    "costs one continuation over cut caches, many in a batch. First every head is cut alone, and a\ntable is solved "
+    "from what each loses; this takes up to three quarters of the evaluations. Then the search\nmoves all heads of a "
+    "layer together, then each by itself; losses are relative to the table's at each ratio.\nIt ends after six rounds "
+    "without a gain on the second set of texts.\n"
     "\n"
     "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
     "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"

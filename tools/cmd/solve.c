@@ -284,9 +284,9 @@ const cli_command cmd_solve = {
     "solve",
     "solve RUN.h5 --metric M -o M.safetensors [OPTION]...",
     "turn a record into a table: the best split of the cache over all heads",
-    "For every question and every ratio from 1 % to 99 % pruned it finds how many tokens each KV head should\n"
-    "keep to lose the least oracle importance if this metric chooses the tokens, on average over the\n"
-    "questions, each loss being a share of what that question could lose.\n"
+    "For every ratio from 1 % to 99 % pruned it finds how many tokens each KV head should keep to lose the "
+    "least\noracle importance when this metric chooses the tokens. The loss is the average over the questions, each as "
+    "a\nshare of what that question could lose.\n"
     "\n"
     "It prints, each as a share of all importance that can be lost, averaged over the questions:\n"
     "  table       loss of the table itself, rounded to whole tokens, on these questions\n"

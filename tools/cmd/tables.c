@@ -171,7 +171,7 @@ static int run_tables(const cli_command *self, int argc, char **argv)
     tables_command c = {.self = self};
     const cli_option options[] = {
         {"add", 0, CLI_INPUT, &c.add, "TABLE", "put a copy of this table into the folder"},
-        {"name", 0, CLI_TEXT, &c.names, "ORG/NAME,...", "with --add: under which names the weights are public"},
+        {"name", 0, CLI_TEXT, &c.names, "ORG/NAME,...", "with --add: the names under which the weights are published"},
         {"results", 0, CLI_INPUT, &c.measured, "FILE.json", "with --add: what eval measured, as tune leaves it"},
         {0},
     };
@@ -192,15 +192,15 @@ static int run_tables(const cli_command *self, int argc, char **argv)
 const cli_command cmd_tables = {
     .name = "tables",
     .synopsis = "tables [MODEL | --add TABLE --name ORG/NAME,... --results FILE.json]",
-    .summary = "list ready tables, find the one of a model, or add one",
+    .summary = "list ready tables, find the one for a model, or add one",
     .details =
         "Without an operand, lists the tables that come with the program. With a model, prints the path of its table:\n"
         "the one that was made from these very weights, by their SHA-256, or else from weights of this shape and "
         "name.\n"
         "The name is that of the folder or GGUF file (SmolLM2-135M-Instruct-Q8_0.gguf is SmolLM2-135M-Instruct), or "
         "the\n"
-        "repository where a folder tells it. Without such a table, says what comes near and ends with status 1.\n"
-        "--add copies a table there with what it is worth, for everybody who has the folder.\n"
+        "repository, where the folder says which. Without such a table it names the nearest and ends with status 1.\n"
+        "--add copies a table into the folder, with what it is worth, for everybody who uses the folder.\n"
         "\n"
         "The folder is KVBUDGET_TABLES, or else tables/ beside the program's folder, or share/kvbudget/tables.\n"
         "\n"

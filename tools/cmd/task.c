@@ -212,8 +212,8 @@ static int task_main(const cli_command *self, int argc, char **argv)
         {"task", 'k', CLI_LIST, &c.tasks, "TASK",
          "a task, name[:parameter=value...]; may be repeated. --list shows all"},
         {"tokens", 't', CLI_COUNT, &c.tokens, "N",
-         "length with question and answer (RULER's max_seq_length); of qa the context's, and 0\n(default) takes whole "
-         "texts"},
+         "length with question and answer (RULER's max_seq_length); for qa the length of the\ncontext, and 0 (default) "
+         "takes whole texts"},
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
         {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),

@@ -542,16 +542,16 @@ static int tune_main(const cli_command *self, int argc, char **argv)
     tune_command c = {.self = self, .goal_name = "text", .n_tokens = 2048};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
-         "the table NAME.safetensors and its report NAME.html; steps are in NAME.tune/"},
+         "the table NAME.safetensors and its report NAME.html; NAME.tune/ gets the files of all steps"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
-         "how long it may take, such as 10min: so many texts are read and so many budgets tried\n(default: a fixed "
-         "amount "
-         "of work, which gives the same table on every run)"},
+         "time limit, such as 10min, which decides how many texts are read and how many budgets tried\n(default: a "
+         "fixed amount of work, which gives the same table on every run)"},
         {"for", 0, CLI_CHOICE, &c.goal_name, "text|lookup",
-         "text (default): what follows changes least; lookup: single tokens stay that a question may\nask for, at "
-         "about twice the KL"},
+         "text (default): change what follows least; lookup: keep single tokens that a question may\nask for, at about "
+         "twice the KL"},
         {"refit", 0, CLI_FLAG, &c.refit, NULL,
-         "for caches whose kept keys and values are refitted after the prefill: choose and judge\nby such caches"},
+         "choose and judge the table for caches whose kept keys and values are refitted after the\nprefill "
+         "(docs/refit.md)"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
@@ -584,13 +584,13 @@ const cli_command cmd_tune = {
     .synopsis = "tune MODEL [TEXT...] -o NAME [OPTION]...",
     .summary = "from a model to its best table and a report, by one command",
     .details =
-        "Makes the best table that the other commands can make, with the settings that worked best on four models:\n"
+        "Makes the best table that the other commands can make, with settings that worked best on four models:\n"
         "\n"
-        "  profile   the model reads texts with its full cache; what every token was worth is recorded\n"
+        "  profile   the model reads texts with its full cache, and what every token was worth is recorded\n"
         "  learn     a ranking of tokens is fitted for each head; it needs no queries, so any engine can use it\n"
-        "  profile   the texts again: what evicting by this ranking does to the model's output\n"
+        "  profile   the model reads the texts again; what evicting by this ranking does to its output is recorded\n"
         "  solve     budgets that lose the least importance, and budgets that change the output least\n"
-        "  refine    both, and budgets between them, are measured on other texts; each ratio takes the best\n"
+        "  refine    both tables, and budgets between them, are measured on other texts; each ratio takes the best\n"
         "  eval      tokens are evicted for real, on texts that nothing was fitted to\n"
         "  report    NAME.html\n"
         "\n"
