@@ -1,13 +1,13 @@
-// What a command line reads and what it writes. Every file that it names is told here before any work is done, so that
-// no output takes the place of an input, of another output, or of a file that is something else. cli_parse() tells what
-// options and operands say; a command adds what only it knows, such as one file per metric.
+// The files that a command line reads and writes. Every one is registered here before any work begins, so that no
+// output can overwrite an input, another output, or a file of another kind. cli_parse() registers what options and
+// operands name; a command registers what only it knows, such as one file per metric. Not for use from several threads.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 
-// What an output holds. A file that exists is replaced when it is empty or looks like one of these.
+// What an output will hold. An existing file may be replaced if it is empty or looks like a file of this kind.
 typedef enum file_kind {
-    FILE_ANY, // only compared with what else is named: its kind is told later, or it may be a folder
+    FILE_ANY, // only compared with the other files: its kind is registered later, or it may be a folder
     FILE_RECORD,
     FILE_TABLE,
     FILE_RANKING,
@@ -22,21 +22,28 @@ typedef enum file_kind {
     FILE_RESULTS,       // results as JSON
     FILE_RESULTS_SET,   // NAME.json, NAME.csv, NAME.svg and NAME.cells
     FILE_REFINED_TABLE, // a table, with a log in FILE.cells
-    FILE_LOG,           // its reader looks for itself
+    FILE_LOG,           // checked by the code that reads it
     FILE_KINDS,
-    FILE_PER_METRIC = 64 // with one of these: a folder, or a name with {metric} in it, is told later, metric by metric
+    FILE_PER_METRIC =
+        64 // added to one of these: a folder, or a name with {metric}, whose files are registered one by one
 } file_kind;
 
-// Forgets all files. `force`: files of another kind may be replaced, as --force says.
+// Forgets all registered files. `force`: outputs may replace files of another kind (--force).
 void named_files_begin(bool force);
 
-// A file or folder that is read; a missing one is left to whoever reads it. Of `prefix=FILE` and `FILE:suffix`, and of
-// a model in several files, all are meant that exist.
+// Registers a file or folder that will be read. It need not exist: the code that reads it reports that. In
+// `prefix=FILE` and `FILE:suffix` both FILE and the whole name are registered, if they exist. One file of a model in
+// parts stands for all parts, and NAME.npy for NAME.json too.
 void named_input(const char *path);
 
-// A file that will be written. `option` names who writes it: the same path may be told again under the same one.
-// KVB_ARGUMENT: an empty name; one of the files that are read, or in a folder that is read and no file of this kind;
-// what another option writes; a file of another kind, without --force. Symbolic links are followed, and a file that
-// does not exist yet is known by its folder and name. Errors also: those of atomic_file_check(), but for FILE_ANY and
-// records, whose writers look for themselves.
+// Registers a file that will be written; `kind` is a file_kind, with FILE_PER_METRIC or without. `option` says which
+// option names it ("--output"): the same path may be registered again for the same option. Paths are compared after
+// following symbolic links; a file that does not exist yet is identified by its folder and its name. Touches no file.
+// Fails with KVB_ARGUMENT if
+//   - the name is empty;
+//   - the file is also read, or lies in a folder that is read without being a file of this kind;
+//   - another option writes the same file;
+//   - the file exists, is of another kind, and `force` is not set.
+// Also returns the errors of atomic_file_check(), except for FILE_ANY and records, which their writers check
+// themselves.
 kvb_status named_output(const char *path, const char *option, unsigned kind, kvb_error *err);

@@ -1,19 +1,20 @@
-// Standard output and standard error. All that the program prints goes through them, and names of files and texts out
-// of files are in it: a terminal must not obey those. Escape sequences of the program's own are told apart by how they
-// are printed.
+// Standard output and standard error. What the program prints contains names of files and texts from files, and a
+// terminal must not obey control characters in those. So everything is filtered, except what the program prints with
+// terminal_sequence() and terminal_put_bytes().
 #pragma once
 #include <stdio.h>
 
-// From here on a control character in what is printed, one that changes the direction of writing, and a byte that is no
-// UTF-8 appear as \u001b, \u202e and \x9b; newlines and tabs stay. In JSON that is the same text. A reader that is gone
-// ends the program as SIGPIPE does.
+// Filters both streams from now on: control characters other than newline and tab, characters that change the writing
+// direction, and bytes that are not UTF-8 are printed as \u001b, \u202e and \x9b. In JSON, the first two mean the same
+// text as before. If the reader of a pipe is gone, the program ends as by SIGPIPE. Call once, before anything is
+// printed.
 void terminal_guard_streams(void);
 
-// An escape sequence or a carriage return of the program's own, as printf.
+// Prints, like printf, an escape sequence or a carriage return that the terminal is to obey.
 void terminal_sequence(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// A text that was asked for byte by byte: just so into files and pipes, as all else on a terminal.
+// Prints bytes to standard output: unchanged into a file or pipe, filtered on a terminal.
 void terminal_put_bytes(const void *bytes, size_t size);
 
-// Flushes standard output; why not all of it could be written, or NULL.
+// Flushes standard output. Returns NULL, or a message that says why not everything could be written.
 const char *terminal_output_failure(void);

@@ -66,17 +66,20 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 bool product_prepare(int threads);
 // May run on any thread of the region that follows. Returns false, with c undefined, if oneDNN fails.
 bool product_run(const product *p, const void *a, const void *b, float *c);
-// In bf16x3, of the high part of b alone, the low one being zero: packed_high_bytes are those of it, at the front of
-// what packed_store makes; 0 where b is not kept so (few terms, other precisions, the tile unit).
+// For a b in bf16x3 whose low part is zero: product_run_high() reads only the high part, the first packed_high_bytes()
+// of what packed_store() wrote. packed_high_bytes() returns 0 if b is not stored in two parts (few terms, another
+// precision, the tile unit); product_run_high() must then not be called.
 size_t packed_high_bytes(precision p, uint32_t k, uint32_t n);
 bool product_run_high(const product *p, const void *a, const void *b, float *c);
-// Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits
-// depend on nothing else, and operands that were split for few rows each and stand one behind the other are one of many
-// rows. `add`: c gets the product added to what it holds, which is more exact than a sum that begins with that.
+// The same for any number of rows, with rows of c that are ldc floats apart; may be called only if
+// product_takes_any_rows(). A row's bits depend on no other row and not on their number. Operands that were split for a
+// few rows each and lie one behind the other count as one operand with all the rows. `add`: the product is summed first
+// and then added to what c holds, which is more exact than starting the sum with that.
 bool product_takes_any_rows(void);
 void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc, bool add);
-// There too, with a matrix b that was packed by steps_pack (packed_steps.h): its `bits`, and the `parts` that float32
-// needs of it, 2 or 3. packed_step_bytes are those of b [k,n].
+// The same for a matrix b that steps_pack() packed (packed_steps.h). `bits` is as given there; `parts` is the number of
+// bfloat16 parts that float32 results need, 2 or 3 (steps_fit_two_parts()). packed_step_bytes() returns the size of
+// such a b [k,n].
 size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n);
 void product_run_steps(const product *p, uint32_t rows, const void *a, const void *b, unsigned bits, unsigned parts,
                        float *c, size_t ldc, bool add);

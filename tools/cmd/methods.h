@@ -1,5 +1,5 @@
-// What `eval` and `task` share of a command line: metrics, policies, allocators, tables and ratios, and which of them
-// go together.
+// The part of a command line that `eval` and `task` share: metrics, policies, allocators, tables and ratios, and which
+// of them are combined.
 #pragma once
 #include "evaluator/method.h"
 #include "profiler/metric/learned.h"
@@ -9,15 +9,15 @@
 
 typedef struct methods {
     const cli_command *self;
-    // As the options say:
+    // What the options gave; zero before they are parsed:
     cli_list metric_names, policy_names, allocator_names, ratio_names;
     uint64_t sink, window; // UINT64_MAX: as the table or the metric says
     bool refit;
-    // Opened:
-    const model *m;
+    // Filled by methods_read_ratios() and methods_open():
+    const model *m; // borrowed
     allocator *allocators;
     size_t n_allocators;
-    learned_list learned; // rankings that metrics are, of files and of tables
+    learned_list learned; // the rankings of learned metrics, from files and from tables
     method *items;        // metrics before policies
     size_t n_items;
     method_column *columns;
@@ -26,7 +26,7 @@ typedef struct methods {
     size_t n_ratios;
 } methods;
 
-// Their options, for a command's list.
+// Entries for a command's list of options.
 // clang-format off
 #define METHODS_OPTIONS(e) \
     {"ratio", 'r', CLI_LIST, &(e).ratio_names, "R,...", \
@@ -52,19 +52,23 @@ typedef struct methods {
      "cache's; not with policies (docs/refit.md)"}
 // clang-format on
 
-bool methods_is_table(const char *operand); // by its name
+// Whether an operand names a table: by its ending, .safetensors, with or without `:strict`.
+bool methods_is_table(const char *operand);
 
-// Reads the ratios, and refuses to refit under policies. What is wrong with the command line is printed, and EXIT_USAGE
-// returned.
+// Parses the ratios, and checks that --refit is not combined with policies. Returns EXIT_DONE, or EXIT_USAGE after a
+// message.
 int methods_read_ratios(methods *e);
-// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and
-// --policy there are the three metrics that `profile` records, or none at all when `bare`.
+// Opens metrics, policies, allocators and those of the n operands that are tables, for a model, which must outlive *e.
+// Without any table, --metric or --policy, the three metrics that `profile` records are used, or none if `bare`. The
+// caller frees with methods_free(), also after a failure.
 kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err);
-// How texts are to become ids, chat template and control tokens: as the tables were calibrated (metadata chat,
-// special), or as options say that are true already. KVB_MISMATCH where tables differ and no option decides. Sets t
-// accordingly.
+// Sets how *t turns texts into ids (chat template, control tokens): as the tables were calibrated (metadata chat and
+// special), unless the option `chat` or `special` is set. Fails with KVB_MISMATCH if the tables differ and no option
+// decides.
 kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err);
+// What runs and reports need of it; valid until methods_free().
 method_list methods_list(const methods *e);
-uint32_t methods_refit(const methods *e); // reference queries a KV head; 0: caches stay as they are cut
 compared methods_compared(const methods *e);
+// Returns the number of reference queries per KV head for refitting; 0 without --refit.
+uint32_t methods_refit(const methods *e);
 void methods_free(methods *e);

@@ -1,13 +1,14 @@
-// Text in an HTML page, whatever the bytes are: names of files and metadata come from anybody.
+// Writes text into an HTML page safely, whatever its bytes are: names of files and metadata may come from anybody.
+// Write errors are left to ferror(out).
 #pragma once
 #include <stdio.h>
 
-// Escaped for the text of an element and for a quoted attribute. Control characters become '?', bytes that are not
-// UTF-8 the replacement character, and so do the characters that turn the direction of writing, which could make a
-// name look like another one.
+// Writes text, escaped for the content of an element or for a quoted attribute. Control characters become '?'. Bytes
+// that are not UTF-8 become the replacement character, and so do characters that change the writing direction, which
+// could make one name look like another.
 void html_put(FILE *out, const char *text);
-// Formatted, then escaped.
+// Formats like printf, then writes the result as html_put() does.
 void html_putf(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// A word of a shell's command line, in quotes where it needs them.
+// Writes one word of a shell command, escaped for HTML and quoted for the shell if it needs that.
 void html_shell_word(FILE *out, const char *word);

@@ -1,25 +1,28 @@
-// Where a metric's files go.
+// The names of the files that a command writes for its metrics.
 #pragma once
 #include "tools/named_files.h"
 #include <stdbool.h>
 
 enum { PATH_SIZE = 4096 };
 
-// `pattern` with {metric} replaced, or in the folder `pattern`, or, unless there are several metrics, just so.
-// KVB_ARGUMENT: a pattern that does not tell metrics apart, or a path that is too long.
+// Writes to `out` the path of a metric's file. If `pattern` contains {metric}, that is replaced by the metric's name;
+// if it is an existing folder, the file is NAME + extension in it; otherwise it is the path itself. In names, ':' and
+// '=' become '_'. `several`: there are several metrics. Fails with KVB_ARGUMENT if several metrics would get the same
+// path because of the pattern, or if the path does not fit.
 kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *metric, const char *extension,
                        bool several, kvb_error *err);
-// What an option writes for every metric; `ending` is that of files in a folder.
+// What an option writes for every metric.
 typedef struct output_form {
-    const char *option;
+    const char *option; // "--output"
     file_kind kind;
-    const char *ending;
+    const char *ending; // of files in a folder: ".safetensors"
 } output_form;
-// Whether every one of the metrics gets a file of its own, before any work is done. Names of files have no ':' and '=',
-// so two metrics may ask for the same one, and the later would replace the earlier: KVB_ARGUMENT.
-// Errors also: those of named_output().
+// Checks, before any work is done, that each of the n metrics gets a file of its own, and registers the files with
+// named_output(), whose errors it returns. Since ':' and '=' become '_', two metrics may have the same file name; that
+// fails with KVB_ARGUMENT.
 kvb_status output_check(const char *pattern, const output_form *form, const char *const *metrics, size_t n,
                         kvb_error *err);
 
-// Pictures are SVG; rsvg-convert makes PDF and PNG of it. KVB_ARGUMENT: a name that does not end in .svg.
+// Checks that a picture's name ends in .svg; otherwise fails with KVB_ARGUMENT and a message that names rsvg-convert,
+// which makes PDF and PNG from SVG.
 kvb_status picture_check(const char *path, kvb_error *err);
