@@ -9,23 +9,20 @@
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
-// One option of a subcommand. `value` receives what the user gave, by kind:
-// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, POSITIVE the same without 0, REAL double*, LIST
-// cli_list* (the option may be repeated), CHOICE const char**, one of the words of its metavar (a|b|c). INPUT and
-// INPUTS are TEXT and LIST that name files to read, or hold one behind a '='; CLI_WRITES(kind) is TEXT that names a
-// file to write.
+// What kind of value an option takes, and what cli_option.value points to.
 typedef enum cli_kind {
-    CLI_FLAG,
-    CLI_TEXT,
-    CLI_CHOICE,
-    CLI_COUNT,
-    CLI_POSITIVE,
-    CLI_REAL,
-    CLI_LIST,
-    CLI_INPUT,
-    CLI_INPUTS,
-    CLI_OUTPUT
+    CLI_FLAG,     // bool; the option takes no value
+    CLI_TEXT,     // const char *, which then points into argv
+    CLI_CHOICE,   // the same; one of the words of the metavar (a|b|c)
+    CLI_COUNT,    // uint64_t
+    CLI_POSITIVE, // uint64_t, at least 1
+    CLI_REAL,     // double
+    CLI_LIST,     // cli_list; the option may be repeated
+    CLI_INPUT,    // as CLI_TEXT: a file to read, perhaps behind a '='
+    CLI_INPUTS,   // as CLI_LIST: such files
+    CLI_OUTPUT    // as CLI_TEXT: a file to write; use CLI_WRITES
 } cli_kind;
+// CLI_OUTPUT with the kind of file (named_files.h).
 #define CLI_WRITES(file_kind) (CLI_OUTPUT + (file_kind))
 
 typedef struct cli_list {
@@ -51,30 +48,31 @@ typedef struct cli_command {
     int (*run)(const struct cli_command *self, int argc, char **argv);
 } cli_command;
 
-// Of every command that prints numbers: JSON and CSV of the same rows.
+// The options of every command that prints numbers: the same rows as JSON and CSV.
 #define RESULTS_OPTIONS(o)                                                                                  \
     {"json", 0, CLI_FLAG, &(o).json, NULL, "print all rows as JSON instead of the table (docs/output.md)"}, \
     {                                                                                                       \
         "csv", 0, CLI_WRITES(FILE_CSV), &(o).csv, "FILE", "also write all rows as CSV"                      \
     }
 
-// Parses argv with getopt_long. `options` ends with a {0} entry. On success returns EXIT_DONE and the operands are
-// argv[*first .. argc-1]; --help prints the manual of the command and returns -1 (the caller returns EXIT_DONE);
-// a wrong option prints what is wrong and where to look and returns EXIT_USAGE. Operands and options that are files are
-// told to named_files.h; EXIT_FAILED after a message where an output may not be written. A command with outputs has
-// --force, whether its options say so or not.
+// Parses argv with getopt_long and stores the values. `options` ends with a {0} entry; --help is added to them, and
+// --force if any option is an output. Registers operands and options that are files (named_files.h). Returns
+//   EXIT_DONE    success: the operands are argv[*first .. argc-1]
+//   -1           --help was given and the command's manual printed; the caller returns EXIT_DONE
+//   EXIT_USAGE   an option is wrong; what is wrong and where to look was printed
+//   EXIT_FAILED  an output may not be written; why was printed
 int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first);
-// The same where the first operand is a file of this kind to write.
+// The same for commands whose first operand is a file of this kind to write.
 int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
                      int *first);
 void cli_print_manual(const cli_command *command, const cli_option *options);
 void cli_list_free(cli_list *list);
-// A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
+// Parses a share to prune, 0.8 or 80%: at least 0 and below 1. Returns false for anything else.
 bool cli_ratio(double *out, const char *text);
 
-// A folder that comes with the program: the one that the environment variable names; where it is not set, NAME beside
-// the program's own folder (source tree, wheel), or share/kvbudget/NAME there (installed). *out is malloc'd, NULL on
-// failure: KVB_IO, which says where no folder of `what` was.
+// Finds a folder that comes with the program: the one that the environment variable names; if that is not set, NAME
+// beside the program's own folder (source tree, wheel), or else share/kvbudget/NAME beside it (installed). The caller
+// frees *out. Fails with KVB_IO, and a message that says where a folder of `what` was looked for; *out is then NULL.
 kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err);
 
 // `kvbudget help metrics`; with --json, of each metric that stands by itself: default and choices of its parameters
@@ -87,36 +85,38 @@ void print_metrics_json(void);
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int cli_failed(const cli_command *command, const kvb_error *err);
 
-// Progress of long work: a redrawn bar with rate and time left on a terminal, a plain line every few seconds in a log.
+// Progress of long work on stderr: on a terminal a bar that is redrawn, with rate and time left; in a log a plain line
+// every few seconds.
 typedef struct progress {
     const char *label;
     double start, last_shown; // seconds, CLOCK_MONOTONIC
     double first_done;        // what was done at the first update: resumed work must not count towards the rate
-    double left;              // seconds, as last told
+    double left;              // seconds, as last shown
     bool terminal, quiet;
 } progress;
 
 void progress_begin(progress *p, const char *label, bool quiet);
-// Draws at most a few times a second. unit: what is counted; NULL: nothing that could be counted, only a share.
+// Draws at most a few times a second. `unit` is what `done` and `total` count; NULL: show only the share.
 void progress_update(progress *p, double done, double total, const char *unit);
 void progress_end(progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void progress_clear(progress *p); // takes away what a terminal shows of it; nothing is said of its end
-// weights_watch.hashed of a bar: gigabytes; false once somebody wants to stop.
+void progress_clear(progress *p); // removes the bar from a terminal without a last line
+// For weights_watch.hashed; `bar` is a progress. Counts gigabytes; returns false after a signal to stop.
 bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
-// SIGINT, SIGTERM and SIGHUP end the program, and its temporary files with it; those that were ignored when it started
-// stay ignored. A file that grows beyond `ulimit -f` is an error of writing. Called before anything starts a thread (a
-// parallel region, MPI), since threads take over what is blocked.
+// From now on SIGINT, SIGTERM and SIGHUP remove temporary files and end the program; those that were ignored at the
+// start stay ignored. SIGXFSZ is ignored, so that growing beyond `ulimit -f` is a write error. Call before anything
+// starts a thread (a parallel region, MPI), because threads inherit the signal mask.
 void cli_watch_signals(void);
-// From here on the first of them only leaves its number here, and a second one kills; long work polls it and stops
-// cleanly with KVB_INTERRUPTED.
+// From now on the first of these signals only stores its number in cli_stop_requested, which long work polls in order
+// to stop with KVB_INTERRUPTED; a second signal ends the program.
 extern atomic_int cli_stop_requested;
 void cli_catch_signals(void);
-// After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
+// Call when everything is cleaned up. After such a signal, ends the program by that signal, so that a shell's loop ends
+// too; without one, does nothing.
 void cli_end_by_signal(void);
 
-// Columns of the terminal behind fd, or `otherwise` when it is none.
+// Returns the number of columns of the terminal that fd is, or `otherwise` if it is not a terminal.
 int cli_terminal_width(int fd, int otherwise);
 
 // All commands, in the order of the help: row(NAME) is what cmd/NAME.c defines as `const cli_command cmd_NAME`.

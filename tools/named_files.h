@@ -24,8 +24,7 @@ typedef enum file_kind {
     FILE_REFINED_TABLE, // a table, with a log in FILE.cells
     FILE_LOG,           // checked by the code that reads it
     FILE_KINDS,
-    FILE_PER_METRIC =
-        64 // added to one of these: a folder, or a name with {metric}, whose files are registered one by one
+    FILE_PER_METRIC = 64 // added to one of these: a folder or a name with {metric}; its files are registered later
 } file_kind;
 
 // Forgets all registered files. `force`: outputs may replace files of another kind (--force).

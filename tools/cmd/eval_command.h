@@ -1,25 +1,25 @@
-// The command line of `kvbudget eval` in three parts, and what was opened from it.
+// The command line that `eval`, `refine` and `recommend` share, in three parts, and what is opened from it.
 #pragma once
 #include "evaluator/sweep.h"
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
 
-// Who runs on which texts.
+// Which model runs on which texts.
 typedef struct eval_inputs {
     const char *backend_name, *compute, *bos, *pre;
     bool chat, special;
     uint64_t n_tokens, n_next; // context and continuation of every text
-    // Opened:
+    // Filled when opened:
     const backend *device;
     opened_model opened;
-    const model *m; // of it
+    const model *m; // that of `opened`
     sweep_text *texts;
     size_t n_texts;
-    size_t *origin; // [n_texts] which operand each came from, the model being 0
-    size_t reading; // that operand, while texts are read
+    size_t *origin; // [n_texts] the operand that each text came from; the model is operand 0
+    size_t reading; // while texts are read: the current operand
 } eval_inputs;
 
-// What all commands begin with; and the options of those that are about one table, as entries of a list.
+// The defaults of these inputs, and entries for a command's list of options.
 // clang-format off
 #define EVAL_INPUTS {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64}
 #define EVAL_INPUT_OPTIONS(in) \
@@ -44,17 +44,20 @@ typedef struct eval_command {
     eval_inputs in;
     // What is compared, and how:
     methods with;
-    uint64_t batch, threads, seed; // seed: of who draws texts
+    uint64_t batch, threads, seed; // seed: for commands that draw
     eval_outputs out;
 } eval_command;
 
-// Whether --tokens and --next can be; EXIT_USAGE after a message where not.
+// Each of the following returns EXIT_DONE; EXIT_USAGE, after a message, if the command line is wrong; or EXIT_FAILED,
+// after a message, if a file is.
+
+// Checks --tokens and --next.
 int eval_check_lengths(const eval_command *e);
-// From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
-// EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
+// Opens model, methods, ratios and texts from n operands (the model first) and the options.
 int eval_open_inputs(eval_command *e, char **operands, size_t n);
-// For commands that are about one table and nothing else, such as refine: whether there are operands enough.
+// Checks the number of operands of a command that is about one table, such as refine: a model, a table and texts.
 int eval_check_operands(const cli_command *self, int n);
-// Catches signals, takes the threads, and opens; e->with has one column. `ratios`: those without --ratio.
+// For such a command: catches signals, sets the threads and opens everything; e->with then has one column. `ratios` is
+// the default of --ratio.
 int eval_open_table(eval_command *e, char **operands, size_t n, const char *ratios);
 void eval_free_inputs(eval_command *e);

@@ -1,4 +1,4 @@
-// What commands that run a model open of it: the model and its text side.
+// A model as commands open it: its weights, and what turns texts into its token ids.
 #pragma once
 #include "profiler/model/model.h"
 #include "profiler/text/model_text.h"
@@ -13,7 +13,8 @@ typedef struct opened_wishes {
     const weights_watch *watch;
 } opened_wishes;
 
-// Opens all of it and loads the weights, which take longest, last. `wishes` NULL: none. On failure *out is zero.
+// Opens both, and loads the weights last, since they take longest. `wishes` may be NULL. On failure *out is zero. The
+// caller closes it.
 kvb_status opened_model_open(opened_model *out, const char *path, const backend *b, const opened_wishes *wishes,
                              kvb_error *err);
-void opened_model_close(opened_model *o); // leaves it zero; a zero one is allowed
+void opened_model_close(opened_model *o); // a zero struct is allowed; leaves it zero

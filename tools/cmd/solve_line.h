@@ -1,5 +1,5 @@
-// The command line of solve and validate, in three parts: which part of the record, how to solve (with what is demanded
-// of budgets beyond their sum), what to write.
+// The command line of solve and validate in three parts: which part of the record to use, how to solve (including
+// constraints on the budgets), and what to write.
 #pragma once
 #include "study/layer_map.h"
 #include "study/options.h"
@@ -7,7 +7,7 @@
 #include "study/selection.h"
 #include "tools/cli.h"
 
-// Options of both commands, for their tables: which part of the record, and what is protected.
+// Options of both commands: which part of the record to use, and how many tokens are protected.
 // clang-format off
 #define SELECTION_OPTIONS(l) \
     {"sink", 0, CLI_COUNT, &(l).options.sink, "N", \
@@ -18,14 +18,14 @@
     {"questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context"}
 // clang-format on
 
-// As given on the command line; counts are 0 and texts NULL when not given.
+// Constraints as the command line gives them: what was not given is 0 or NULL.
 typedef struct constraint_wishes {
     uint64_t block, levels, ranks, tokens;
     cli_list caps, floors, ceilings, pins;
     const char *ratios, *bytes, *dtype;
 } constraint_wishes;
 
-// Entries of a table of options. Help texts of one line each; details are in `kvbudget help solve`.
+// The options for them.
 // clang-format off
 #define CONSTRAINT_OPTIONS(w) \
     {"ratios", 0, CLI_TEXT, &(w).ratios, "LIST", \
@@ -47,7 +47,7 @@ typedef struct constraint_wishes {
     {"pin", 0, CLI_LIST, &(w).pins, "LAYER[.HEAD]", "these heads keep everything; repeatable"}
 // clang-format on
 
-// The names among the options, as given; NULL: not given.
+// Options that are words, as given; NULL: not given.
 typedef struct option_words {
     const char *aggregate, *scope, *hull, *order, *loss;
     bool paper, alone, shrink; // shrink: was given
@@ -73,35 +73,36 @@ typedef struct solve_line {
     solve_outputs outputs;
 } solve_line;
 
-// What holds before the command line is read; and the end of it.
+// The defaults, before the command line is parsed. The caller frees with solve_line_free().
 solve_line solve_line_make(const cli_command *self);
 void solve_line_free(solve_line *l);
-// Checks what was given, and fills `wanted` and `options` but for what depends on the record. aggregate: how where it
-// is not given. An exit code.
+// Checks what was given, and fills `wanted` and `options`, except what depends on the record. `aggregate`: the default
+// of
+// --aggregate. Returns an exit code; if it is not EXIT_DONE, a message was printed.
 int solve_line_check(solve_line *l, const char *aggregate);
 
-// Opens the record and what the options mean for it; tells where a table for every per cent ends before 99 %. The
-// caller closes the selection, also after a failure.
+// Opens the record, and completes `options` with what depends on it. Warns if constraints end a table for every per
+// cent before 99 %. The caller closes the selection, also after a failure.
 kvb_status solve_line_open(solve_line *l, selection *from, const char *path, kvb_error *err);
 
-// Options that do not go together, and what is said of it.
+// A reason to refuse a command line, such as two options that exclude each other.
 typedef struct refusal {
     bool when;
     const char *why;
 } refusal;
-// Says why of the first one that holds. An exit code.
+// Prints `why` of the first one whose `when` is true and returns EXIT_USAGE; returns EXIT_DONE if there is none.
 int refuse_first(const cli_command *self, const refusal *all, size_t n);
 
-// The bar that study/ tells of its progress; stops it after a signal.
+// Makes a study_progress that draws `bar`, and asks the study to stop after a signal.
 study_progress progress_on(progress *bar);
 
-// Whether anything but ratios was given.
+// Whether a constraint other than ratios was given.
 bool wishes_limit(const constraint_wishes *w);
-// Whether ratios were chosen, in whichever way: the table then need not have a row for every per cent.
+// Whether ratios were chosen (--ratios or --bytes), so that the table need not have a row for every per cent.
 bool wishes_ratios(const constraint_wishes *w);
 
-// What the wishes mean for a record and the layers that it has of its model: fills ratios, n_rows, own_ratios and,
-// where anything but ratios is wished for, limits of the options, which then point to *limits (to be freed by the
-// caller, also after a failure). o->scope is set. Errors: KVB_ARGUMENT, naming the option.
+// Applies the constraints to a record's shape and layers: fills the options' ratios, n_rows and own_ratios and, if a
+// constraint other than ratios was given, `limits`, which then points to *limits. o->scope must be set. The caller
+// frees *limits, also after a failure. Fails with KVB_ARGUMENT, naming the option.
 kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, const layer_map *layers,
                         study_options *o, kvb_limits *limits, kvb_error *err);

@@ -1,4 +1,4 @@
-// The texts that a table is tuned on: those that come with the program and the user's own, each with one part to play.
+// The texts that a table is tuned on: those that come with the program and the user's own, each with one purpose.
 #pragma once
 #include "profiler/text/tokenizer.h"
 #include <stdbool.h>
@@ -13,7 +13,7 @@ typedef enum text_part {
 typedef struct tune_text {
     char *path;
     text_part part;
-    bool own; // the user's
+    bool own; // one of the user's
     size_t n_tokens;
     char sha256[65];
 } tune_text;
@@ -32,12 +32,12 @@ kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const 
                            uint32_t n_next, kvb_error *err);
 void tune_texts_close(tune_texts *t); // a zero struct is allowed
 
-// Leaves the first `most` texts that calibrate, and in any case those of the user.
+// Removes all texts that calibrate but the first `most`; the user's always stay.
 void tune_texts_limit(tune_texts *t, size_t most);
 size_t tune_texts_count(const tune_texts *t, text_part part);
 
-// Writes calibration data of the texts that calibrate, from number `first` up to `last` of them: from each of the
-// user's up to four contexts, from every other one; what follows a context is its answer, and `n_lines` of its lines
-// are asked for as well, where it has so many.
+// Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1. A
+// user's text gives up to four contexts, any other gives one. What follows a context is the answer to one question;
+// `n_lines` of its lines are asked for as well, if it has as many. Errors: those of reading and of atomic_file.h.
 kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
                             uint32_t n_next, uint32_t n_lines, const char *path, kvb_error *err);
