@@ -35,8 +35,7 @@ interval interval_share(const value_groups *a);
 // same" does not look certain.
 interval interval_share_difference(const value_groups *a, const double *const *b);
 
-// ---- Losses of methods on the same pairs: a text is a group, since its questions are alike and no independent draws
-// ----
+// ---- Losses of methods on the same pairs: a text is a group, since its questions are not independent ----------------
 
 // Losses of M methods on P pairs; pairs of one text stand together.
 typedef struct loss_sample {
