@@ -8,11 +8,6 @@ const char *const ablation_ways[N_WAYS] = {"uniform",           "PyramidKV",   "
 static const double PYRAMID_BETA = 20, ADA_ALPHA = 0.2; // published values
 enum { PYRAMID_WINDOW = 8, RATIOS = ABLATION_RATIOS };
 
-static solve_options solve_for(const ablation *x)
-{
-    return (solve_options){x->options.hull, x->options.scope, x->ratios, RATIOS, x->options.limits};
-}
-
 // Tokens in all of a ratio: as greedy keeps them.
 static uint64_t total_of(const allocation *a, uint32_t row)
 {
@@ -88,15 +83,12 @@ kvb_status ablation_open(ablation *x, const selection *from, const char *metric,
 
 kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err)
 {
-    pair_walk w;
-    solve_options solve = solve_for(x);
+    const study_options *o = &x->options;
+    const solve_options solve = {o->hull, o->scope, x->ratios, RATIOS, o->limits};
     study_progress_begin(progress, x->pairs.n_pairs);
-    kvb_status status = KVB_OK;
-    pair_walk_open(&w, &x->pairs, &solve, x->options.min_keep, progress);
-    while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
-        status = pair_walk_name(&w, compare_pair(x, &w, err), err);
-    pair_walk_close(&w);
-    return status;
+    pair_walk w = pair_walk_open(&x->pairs, solve, o->min_keep, progress);
+    while (pair_walk_next(&w, err)) w.status = compare_pair(x, &w, err);
+    return pair_walk_close(&w);
 }
 
 void ablation_free(ablation *x)

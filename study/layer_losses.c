@@ -28,8 +28,6 @@ static void add_pair(layer_losses *out, const loss_curves *c, double share, cons
 static kvb_status read_pairs(layer_losses *out, const pair_set *pairs, const study_options *o, const layer_map *layers,
                              const double *even, const double *pruned, size_t n, kvb_error *err)
 {
-    pair_walk w;
-    const solve_options solve = study_solve_options(o);
     out->n_layers = pairs->longest.n_layers;
     out->layer = need(out->n_layers, sizeof *out->layer, "layers");
     out->gain = need(out->n_layers, sizeof *out->gain, "layers");
@@ -39,12 +37,10 @@ static kvb_status read_pairs(layer_losses *out, const pair_set *pairs, const stu
         if (place != UINT32_MAX) out->layer[place] = l;
     }
     for (uint32_t l = 0; l < out->n_layers; l++) out->gain[l] = pairs->gain[l];
-    pair_walk_open(&w, pairs, &solve, 0, NULL);
-    kvb_status status = pair_walk_next(&w, err);
-    for (; status == KVB_OK && !w.ended; status = pair_walk_next(&w, err))
+    pair_walk w = pair_walk_open(pairs, study_solve_options(o), 0, NULL);
+    while (pair_walk_next(&w, err))
         add_pair(out, &w.problem.curves, 1.0 / pairs->n_pairs, even, pruned, layers->n_layers, n);
-    pair_walk_close(&w);
-    return status;
+    return pair_walk_close(&w);
 }
 
 kvb_status layer_losses_read(layer_losses *out, const char *path, const char *metric, const double *even,

@@ -5,8 +5,7 @@
 
 study_options study_options_make(void)
 {
-    study_options o = {.aggregate_name = "mean_loss",
-                       .aggregate = AGGREGATE_MEAN_LOSS,
+    study_options o = {.aggregate = AGGREGATE_MEAN_LOSS,
                        .hull = HULL_FEASIBLE,
                        .scope = SCOPE_GLOBAL,
                        .sink = AS_RECORDED,
@@ -14,21 +13,6 @@ study_options study_options_make(void)
                        .n_rows = ROWS};
     table_ratios(o.ratios);
     return o;
-}
-
-kvb_status study_options_aggregate(study_options *o, const char *name, kvb_error *err)
-{
-    char *end = "";
-    o->aggregate_name = name;
-    o->tail = 0;
-    if (strcmp(name, "mean_ratio") == 0) o->aggregate = AGGREGATE_MEAN_RATIO;
-    else if (strcmp(name, "mean_loss") == 0) o->aggregate = AGGREGATE_MEAN_LOSS;
-    else o->aggregate = AGGREGATE_TAIL;
-    if (o->aggregate != AGGREGATE_TAIL || strcmp(name, "worst") == 0) return KVB_OK;
-    if (strncmp(name, "cvar:", 5) == 0) o->tail = strtod(name + 5, &end);
-    if (!*end && o->tail > 0 && o->tail <= 1) return KVB_OK;
-    return kvb_fail(err, KVB_ARGUMENT, "expected mean_ratio, mean_loss, worst or cvar:A with 0 < A <= 1, found '%s'",
-                    name);
 }
 
 // A number from 0 to 1 in the metadata; 0 where there is none, as in tables from before it was invented.
@@ -63,9 +47,11 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
         o->limits = limits;
     }
     o->scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
-    if (study_options_aggregate(o, info->aggregate, NULL) != KVB_OK)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; a newer kvbudget may know it", path,
-                        info->aggregate);
+    bool merged = strcmp(info->aggregate, aggregation_name(AGGREGATE_MEAN_LOSS)) == 0;
+    o->aggregate = merged ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO;
+    if (strcmp(info->aggregate, aggregation_name(o->aggregate)) != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; another version of kvbudget may know it",
+                        path, info->aggregate);
     const char *loss = kvb_table_metadata(table, "loss"), *gains = kvb_table_metadata(table, "gains");
     o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (gains && strcmp(gains, "all") != 0)
@@ -89,6 +75,11 @@ solve_options study_solve_options(const study_options *o)
 bool every_per_cent(const study_options *o)
 {
     return !o->own_ratios && o->n_rows == ROWS;
+}
+
+const char *aggregation_name(aggregation aggregate)
+{
+    return aggregate == AGGREGATE_MEAN_LOSS ? "mean_loss" : "mean_ratio";
 }
 
 const char *scope_name(solve_scope scope)

@@ -1,6 +1,7 @@
 #include "study/pairs.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include "solver/constrained.h"
 #include "study/learned_scores.h"
 #include <math.h>
 #include <stdlib.h>
@@ -110,14 +111,16 @@ void pairs_close(pair_set *p)
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
-                    study_progress *progress)
+pair_walk pair_walk_open(const pair_set *pairs, solve_options solve, double min_keep, study_progress *progress)
 {
-    size_t numbers = (size_t)shape_heads(&pairs->longest) * pairs->longest.n_tokens;
-    *w = (pair_walk){.pairs = pairs, .solve = *solve, .min_keep = min_keep, .progress = progress};
-    w->scores = need(numbers, sizeof *w->scores, "scores");
-    size_t curves = (size_t)shape_heads(&pairs->longest) * RECORD_CURVE_LEVELS;
-    w->oracle = need(numbers > curves ? numbers : curves, sizeof *w->oracle, "importances");
+    size_t heads = shape_heads(&pairs->longest), numbers = heads * pairs->longest.n_tokens,
+           curves = heads * RECORD_CURVE_LEVELS;
+    return (pair_walk){.pairs = pairs,
+                       .solve = solve,
+                       .min_keep = min_keep,
+                       .progress = progress,
+                       .scores = need(numbers, sizeof(float), "scores"),
+                       .oracle = need(numbers > curves ? numbers : curves, sizeof(float), "importances")};
 }
 
 static void leave_context(pair_walk *w)
@@ -126,12 +129,14 @@ static void leave_context(pair_walk *w)
     metric_order_free(&w->order);
 }
 
-void pair_walk_close(pair_walk *w)
+kvb_status pair_walk_close(pair_walk *w)
 {
+    kvb_status status = w->status;
     leave_context(w);
     free(w->scores);
     free(w->oracle);
     *w = (pair_walk){0};
+    return status;
 }
 
 // Scores, their order, and a problem of the context's shape.
@@ -151,8 +156,8 @@ static kvb_status enter_context(pair_walk *w, kvb_error *err)
     return KVB_OK;
 }
 
-// The first pair from the present place on. `ended` when there is none.
-static kvb_status find_pair(pair_walk *w, kvb_error *err)
+// The first pair from the present place on; false: there is none.
+static bool find_pair(pair_walk *w, kvb_error *err)
 {
     const selection *s = w->pairs->from;
     for (; w->context < s->n_contexts; w->context++, w->question = 0) {
@@ -160,36 +165,56 @@ static kvb_status find_pair(pair_walk *w, kvb_error *err)
         bool entered = w->problem.loss != NULL;
         while (w->question < c->n_questions && !selection_has(s, &c->questions[w->question], w->question))
             w->question++;
-        if (w->question < c->n_questions) return entered ? KVB_OK : enter_context(w, err);
+        if (w->question < c->n_questions) {
+            if (!entered) w->status = enter_context(w, err);
+            return true;
+        }
         leave_context(w);
     }
-    w->ended = true;
-    return KVB_OK;
+    return false;
 }
 
-kvb_status pair_walk_next(pair_walk *w, kvb_error *err)
+// Puts record, context and question before the message of what was done with the pair.
+static void name_pair(const pair_walk *w, kvb_error *err)
+{
+    if (w->status == KVB_OK || !err) return;
+    const record_context_info *c = selection_context(w->pairs->from, w->context);
+    kvb_error inner = *err;
+    kvb_fail(err, w->status, "%s: context %s, question %u: %s", w->pairs->from->path, c->id,
+             c->questions[w->question].number, inner.message);
+}
+
+bool pair_walk_next(pair_walk *w, kvb_error *err)
 {
     const selection *s = w->pairs->from;
-    if (w->begun && !study_progress_step(w->progress))
-        return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
+    name_pair(w, err);
+    if (w->status == KVB_OK && w->begun && !study_progress_step(w->progress))
+        w->status = kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
     w->question += w->begun;
     w->pair += w->begun;
     w->begun = true;
-    kvb_status status = find_pair(w, err);
-    if (status != KVB_OK || w->ended) return status;
-    if (w->pairs->loss == LOSS_OUTPUT)
-        return output_curves_fill(&w->problem.curves, s, w->context, w->question, w->pairs->metric, w->pairs->gain,
-                                  w->oracle, err);
-    status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // names file and question
-    if (status != KVB_OK) return status;
-    return pair_walk_name(w, loss_curves_fill(&w->problem.curves, &w->order, w->oracle, err), err);
+    if (w->status != KVB_OK || !find_pair(w, err) || w->status != KVB_OK) return false;
+    loss_curves *c = &w->problem.curves;
+    if (w->pairs->loss == LOSS_OUTPUT) {
+        w->status = output_curves_fill(c, s, w->context, w->question, w->pairs->metric, w->pairs->gain, w->oracle, err);
+        return w->status == KVB_OK;
+    }
+    w->status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // names what it reads
+    if (w->status != KVB_OK) return false;
+    w->status = loss_curves_fill(c, &w->order, w->oracle, err);
+    name_pair(w, err);
+    return w->status == KVB_OK;
 }
 
-kvb_status pair_walk_name(const pair_walk *w, kvb_status status, kvb_error *err)
+// ---- Judging --------------------------------------------------------------------------------------------------------
+
+kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                       const double *prune_ratio, kvb_error *err)
 {
-    if (status == KVB_OK || !err) return status;
-    const record_context_info *c = selection_context(w->pairs->from, w->context);
-    kvb_error inner = *err;
-    return kvb_fail(err, status, "%s: context %s, question %u: %s", w->pairs->from->path, c->id,
-                    c->questions[w->question].number, inner.message);
+    uint32_t *keep = need(shape_heads(&c->shape), sizeof *keep, "heads");
+    kvb_status status = KVB_OK;
+    if (limits) status = constrained_loss_add(sum, c, limits, n_rows, prune_ratio, keep, err);
+    else table_loss_add(sum, c, n_rows, prune_ratio, keep);
+    free(keep);
+    return status;
 }

@@ -31,8 +31,8 @@ typedef struct pair_walk {
     uint32_t question;      // index in the context
     float *scores, *oracle; // [L,G,T] of this context, of this pair
     problem problem;        // made for this context; problem.curves is the pair's
-    bool ended;             // there was no pair left
     uint32_t pair;          // number of pairs before it
+    kvb_status status;      // KVB_OK: the walk goes on; whoever works on a pair puts its own here
     // The walk's own:
     solve_options solve;
     double min_keep;
@@ -43,11 +43,15 @@ typedef struct pair_walk {
 
 // Begins a walk, which the caller closes. solve: options of the problem; min_keep: as in study_options; progress: NULL,
 // or called after every pair (the caller sets its done and total).
-void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
-                    study_progress *progress);
-void pair_walk_close(pair_walk *w);
-// Reads the next pair and fills the curves, or sets w->ended. Errors name record, context and question;
-// KVB_INTERRUPTED.
-kvb_status pair_walk_next(pair_walk *w, kvb_error *err);
-// If status is not KVB_OK, puts record, context and question before the message. Returns status.
-kvb_status pair_walk_name(const pair_walk *w, kvb_status status, kvb_error *err);
+pair_walk pair_walk_open(const pair_set *pairs, solve_options solve, double min_keep, study_progress *progress);
+// Reads the next pair and fills the curves. Returns false when there was no pair left or w->status is not KVB_OK: of
+// the work on the last pair, whose message gets record, context and question in front, or of reading, which names them
+// too; KVB_INTERRUPTED.
+bool pair_walk_next(pair_walk *w, kvb_error *err);
+// Ends the walk, at any place. Returns its status.
+kvb_status pair_walk_close(pair_walk *w);
+
+// Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, rounded to whole tokens as the
+// runtime does. `limits` are the table's constraints, or NULL.
+kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                       const double *prune_ratio, kvb_error *err);

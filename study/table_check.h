@@ -1,7 +1,7 @@
 // Checks the bounds of a table against the record it was made from, with code that shares only the loss curves with the
 // solver: solver/checker.h.
 #pragma once
-#include "study/gather.h"
+#include "study/pairs.h"
 
 typedef struct table_check {
     const char *path; // of the table; the caller's

@@ -31,17 +31,13 @@ static void close_sums(text_sums *s)
 static kvb_status read_sums(text_sums *s, const pair_set *pairs, const study_options *o, study_progress *progress,
                             kvb_error *err)
 {
-    pair_walk w;
-    solve_options solve = study_solve_options(o);
-    kvb_status status = KVB_OK;
     open_sums(s, pairs);
-    pair_walk_open(&w, pairs, &solve, o->min_keep, progress);
-    while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended) {
-        status = pair_walk_name(&w, problem_solve(&w.problem, err), err);
-        if (status == KVB_OK) status = pair_sums_add(&s->of[w.context], &w.problem, err);
+    pair_walk w = pair_walk_open(pairs, study_solve_options(o), o->min_keep, progress);
+    while (pair_walk_next(&w, err)) {
+        w.status = problem_solve(&w.problem, err);
+        if (w.status == KVB_OK) w.status = pair_sums_add(&s->of[w.context], &w.problem, err);
     }
-    pair_walk_close(&w);
-    return status;
+    return pair_walk_close(&w);
 }
 
 // The texts but one that have pairs.
@@ -75,21 +71,17 @@ static kvb_status make_tables(judging *j, size_t text, kvb_error *err)
 
 static kvb_status judge(judging *j, study_progress *progress, kvb_error *err)
 {
-    pair_walk w;
     study_table *t = j->t;
-    solve_options solve = study_solve_options(&t->options);
-    kvb_status status = KVB_OK;
-    pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress);
     j->text = SIZE_MAX;
-    while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended) {
-        if (w.context != j->text) status = make_tables(j, w.context, err);
-        for (int r = 0; r < N_RIVALS && status == KVB_OK; r++)
-            status = judge_table(j->v->loss[r], &w.problem.curves, NULL, ROWS, j->tables[r], err);
+    pair_walk w = pair_walk_open(&t->pairs, study_solve_options(&t->options), t->options.min_keep, progress);
+    while (pair_walk_next(&w, err)) {
+        if (w.context != j->text) w.status = make_tables(j, w.context, err);
+        for (int r = 0; r < N_RIVALS && w.status == KVB_OK; r++)
+            w.status = judge_table(j->v->loss[r], &w.problem.curves, NULL, ROWS, j->tables[r], err);
     }
-    pair_walk_close(&w);
     for (int r = 0; r < N_RIVALS; r++)
         for (int i = 0; i < ROWS; i++) j->v->loss[r][i] /= t->pairs.n_pairs;
-    return status;
+    return pair_walk_close(&w);
 }
 
 // Whether a row prunes what its ratio says, to half a token over all heads. The published way's does not where a short

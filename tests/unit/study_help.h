@@ -93,10 +93,10 @@ static inline void case_select(selection *s, const char *path)
     help_ok(selection_open(s, path, &all, err));
 }
 
-static inline study_options case_options(const char *aggregate)
+static inline study_options case_options(aggregation aggregate)
 {
     study_options o = study_options_make();
-    help_ok(study_options_aggregate(&o, aggregate, err));
+    o.aggregate = aggregate;
     return o;
 }
 
@@ -113,7 +113,7 @@ static inline void case_save(const study_table *t, const char *to)
 static inline void case_solve_to(const selection *from, const char *to)
 {
     study_table t;
-    study_options o = case_options("mean_loss");
+    study_options o = case_options(AGGREGATE_MEAN_LOSS);
     help_ok(study_table_open(&t, from, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
     case_save(&t, to);

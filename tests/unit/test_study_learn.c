@@ -286,7 +286,7 @@ UNIT_TEST(tables_of_a_ranking)
     ck_assert_str_eq(from.metrics[0], kvb_ranking_about(r)->name);
     ck_assert_ptr_nonnull(selection_ranking(&from, from.metrics[0]));
     ck_assert_ptr_null(selection_ranking(&from, from.metrics[1]));
-    study_options o = case_options("mean_loss");
+    study_options o = case_options(AGGREGATE_MEAN_LOSS);
     help_ok(study_table_open(t, &from, from.metrics[0], &o, false, err));
     help_ok(study_table_solve(t, NULL, err));
     case_save(t, strcpy(table, help_path("table.safetensors")));

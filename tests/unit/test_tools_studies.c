@@ -22,7 +22,7 @@ static void setup(void)
 {
     help_setup();
     case_select(&from, case_record("run.h5", TEXTS, 3));
-    o = case_options("mean_loss");
+    o = case_options(AGGREGATE_MEAN_LOSS);
     found = results_begin("test");
 }
 

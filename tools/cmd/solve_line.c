@@ -335,16 +335,16 @@ static int check_words(solve_line *l)
 }
 
 // What --aggregate, --paper, --shrink and --min-keep make together. An exit code.
-static int check_aggregation(solve_line *l, const char *otherwise)
+static int check_aggregation(solve_line *l, aggregation otherwise)
 {
-    kvb_error err = {0};
     study_options *o = &l->options;
     const char *given = l->words.aggregate;
     if (l->words.paper && given) return cli_usage_error(l->self, "--paper is --aggregate mean_ratio; give one of them");
     if (l->words.paper && (!isnan(o->shrink) || !isnan(o->min_keep)))
         return cli_usage_error(l->self, "--paper takes neither --shrink nor --min-keep: the paper has none");
-    if (study_options_aggregate(o, given ? given : l->words.paper ? "mean_ratio" : otherwise, &err) != KVB_OK)
-        return cli_usage_error(l->self, "--aggregate: %s", err.message);
+    o->aggregate = l->words.paper || is(given, "mean_ratio") ? AGGREGATE_MEAN_RATIO
+                   : given                                   ? AGGREGATE_MEAN_LOSS
+                                                             : otherwise;
     l->words.shrink = !isnan(o->shrink);
     if (isnan(o->shrink)) o->shrink = o->aggregate == AGGREGATE_MEAN_LOSS ? DEFAULT_SHRINK : 0;
     if (isnan(o->min_keep)) o->min_keep = 0;
@@ -380,19 +380,16 @@ static int check_together(const solve_line *l)
 {
     const study_options *o = &l->options;
     const solve_outputs *out = &l->outputs;
-    bool limited = wishes_limit(&l->wishes), tail = o->aggregate == AGGREGATE_TAIL, full = o->hull == HULL_FULL;
+    bool full = o->hull == HULL_FULL;
     const refusal refusals[] = {
-        {tail && o->exact, "--exact solves one problem; worst and cvar are found by solving many greedily"},
         {o->exact && full, "--hull full is a form of greedy; the exact solution uses no hulls"},
         {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
-        {limited && tail,
-         "worst and cvar mix the budgets of several problems, which breaks constraints; use mean_loss or mean_ratio"},
-        {limited && full, "--hull full is the published form of greedy, which knows no constraints"}};
+        {wishes_limit(&l->wishes) && full, "--hull full is the published form of greedy, which knows no constraints"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 
-int solve_line_check(solve_line *l, const char *aggregate)
+int solve_line_check(solve_line *l, aggregation aggregate)
 {
     int code = check_words(l);
     if (code == EXIT_DONE) code = check_aggregation(l, aggregate);

@@ -703,8 +703,7 @@ static void put_unsure(page_writer *w)
         "to question, by more than what the head is given (the standard deviation is larger than the share kept), "
         "the texts do not agree about that head.</p>\n"
         "<p>What to do: profile more texts and more questions of the kind that you serve (<code>profile</code>); "
-        "until then guard such heads with <code>solve --shrink 0.3</code> or <code>--min-keep</code>, or look after "
-        "the texts that lose most with <code>solve --aggregate worst</code>.</p>\n"
+        "until then guard such heads with <code>solve --shrink 0.3</code> or <code>--min-keep</code>.</p>\n"
         "<div class=\"wide\"><table><thead><tr><th>table</th><th>pruned</th><th>not certain</th>"
         "<th class=\"text\">layer.head</th></tr></thead><tbody>\n",
         w->out);
