@@ -1,5 +1,4 @@
 #include "evaluator/allocator.h"
-#include "evaluator/head_scores.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/metric/spec.h"
@@ -14,7 +13,6 @@
 typedef struct allocator_row {
     spec_row spec; // parameters are fields of the allocator itself
     allocator_kind kind;
-    bool file; // of head scores, behind an equals sign
 } allocator_row;
 
 #define BETA SPEC(allocator, beta, 20, 1, 1e6, "first layer's budget against the last one's")
@@ -27,16 +25,14 @@ typedef struct allocator_row {
 #define TAU(which) SPEC(allocator, which, 1, 0.05, 100, "the exponent is one by it")
 
 static const allocator_row ROWS[] = {
-    {{.name = "uniform"}, ALLOCATOR_UNIFORM, false},
-    {{.name = "pyramid", .parameters = {BETA, WINDOW}}, ALLOCATOR_PYRAMID, false},
-    {{.name = "ada", .parameters = ALPHA}, ALLOCATOR_ADA, false},
-    {{.name = "ada-original", .parameters = ALPHA}, ALLOCATOR_ADA_ORIGINAL, false},
-    {{.name = "ada-global", .parameters = ALPHA}, ALLOCATOR_ADA_GLOBAL, false},
-    {{.name = "lava"}, ALLOCATOR_LAVA, false},
-    {{.name = "cake", .parameters = {TAU(tau1), TAU(tau2)}}, ALLOCATOR_CAKE, false},
-    {{.name = "headkv", .behind = "=FILE"}, ALLOCATOR_HEADKV, true},
-    {{.name = "duo", .behind = "=FILE"}, ALLOCATOR_DUO, true},
-    {{.name = "oracle"}, ALLOCATOR_ORACLE, false},
+    {{.name = "uniform"}, ALLOCATOR_UNIFORM},
+    {{.name = "pyramid", .parameters = {BETA, WINDOW}}, ALLOCATOR_PYRAMID},
+    {{.name = "ada", .parameters = ALPHA}, ALLOCATOR_ADA},
+    {{.name = "ada-original", .parameters = ALPHA}, ALLOCATOR_ADA_ORIGINAL},
+    {{.name = "ada-global", .parameters = ALPHA}, ALLOCATOR_ADA_GLOBAL},
+    {{.name = "lava"}, ALLOCATOR_LAVA},
+    {{.name = "cake", .parameters = {TAU(tau1), TAU(tau2)}}, ALLOCATOR_CAKE},
+    {{.name = "oracle"}, ALLOCATOR_ORACLE},
 };
 
 static const spec_row *allocator_spec(size_t i)
@@ -46,47 +42,28 @@ static const spec_row *allocator_spec(size_t i)
 
 static const spec_list ALLOCATORS = {"allocator", allocator_spec, NULL};
 
-static kvb_status read_scores(allocator *a, const char *path, const allocator_shape *shape, char hash[65],
-                              kvb_error *err)
-{
-    bool queries = a->kind == ALLOCATOR_HEADKV;
-    a->n_scores = (size_t)shape->n_layers * (queries ? shape->n_heads : shape->n_kv_heads);
-    a->scores = need(a->n_scores, sizeof *a->scores, "head scores");
-    kvb_status status =
-        head_scores_read(path, shape->n_layers, shape->n_heads, shape->n_kv_heads, queries, a->scores, err);
-    return status == KVB_OK ? sha256_file_hex(path, hash, err) : status;
-}
-
 // Exactly what it is: logs tell results apart by it.
-static void write_identity(allocator *a, const char *name, const char *hash)
+static void write_identity(allocator *a, const char *name)
 {
     char beta[SPEC_NUMBER_MAX], alpha[SPEC_NUMBER_MAX];
     spec_number(beta, sizeof beta, a->beta);
     spec_number(alpha, sizeof alpha, a->alpha);
-    snprintf(a->identity, sizeof a->identity, "%s beta=%s alpha=%s window=%u %s", name, beta, alpha, a->window, hash);
+    snprintf(a->identity, sizeof a->identity, "%s beta=%s alpha=%s window=%u ", name, beta, alpha, a->window);
     if (a->kind != ALLOCATOR_CAKE) return;
     spec_number(beta, sizeof beta, a->tau1);
     spec_number(alpha, sizeof alpha, a->tau2);
     snprintf(a->identity, sizeof a->identity, "%s tau1=%s tau2=%s", name, beta, alpha);
 }
 
-kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err)
+kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err)
 {
-    size_t row, rest, length = strlen(text);
+    size_t row;
     *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8}; // that of the others too: identities name all three
-    kvb_status status = spec_find(&ALLOCATORS, text, 0, length, &row, &rest, err);
+    kvb_status status = spec_read(&ALLOCATORS, text, 0, strlen(text), &row, out, err);
     if (status != KVB_OK) return status;
-    const allocator_row *found = &ROWS[row];
-    char hash[65] = "";
-    out->kind = found->kind;
-    if (found->file && (text[rest] != '=' || !text[rest + 1]))
-        return kvb_fail(err, KVB_ARGUMENT, "allocator '%.200s': write %s=FILE, a file with head scores", text,
-                        found->spec.name);
-    if (!found->file) status = spec_read(&ALLOCATORS, text, 0, length, &row, out, err);
-    if (status == KVB_OK) status = spec_write_all(out->label, sizeof out->label, &ALLOCATORS, &found->spec, out, err);
-    if (status == KVB_OK && found->file) status = read_scores(out, text + rest + 1, shape, hash, err);
-    write_identity(out, found->spec.name, hash);
-    return status;
+    out->kind = ROWS[row].kind;
+    write_identity(out, ROWS[row].spec.name);
+    return spec_write_all(out->label, sizeof out->label, &ALLOCATORS, &ROWS[row].spec, out, err);
 }
 
 static void append_label(allocator *a, const char *prefix, const char *text)
@@ -152,7 +129,6 @@ kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err
 void allocator_free(allocator *a)
 {
     kvb_table_close(a->table);
-    free(a->scores);
     free(a->path);
     *a = (allocator){0};
 }
@@ -166,21 +142,6 @@ bool allocator_needs_scores(const allocator *a)
 bool allocator_needs_attention(const allocator *a)
 {
     return a->kind == ALLOCATOR_LAVA || a->kind == ALLOCATOR_CAKE;
-}
-
-grant grant_open(const allocator_shape *shape)
-{
-    size_t heads = (size_t)shape->n_layers * shape->n_kv_heads;
-    return (grant){need(heads, sizeof(uint32_t), "heads"), need(heads, sizeof(uint32_t), "heads"),
-                   need(heads, sizeof(uint32_t), "heads")};
-}
-
-void grant_free(grant *a)
-{
-    free(a->keep);
-    free(a->sink);
-    free(a->window);
-    *a = (grant){0};
 }
 
 // The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the
@@ -203,67 +164,44 @@ static void allocate_attended(const allocator *a, const allocate_shape *s, doubl
     free(weight);
 }
 
-// Streaming heads keep first and last tokens, whatever the metric says.
-static void protect_streams(const allocate_shape *s, duo_split split, grant *out)
-{
-    for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++)
-        if (out->keep[h] < s->n_tokens) {
-            out->sink[h] = split.sink;
-            out->window[h] = split.recent;
-        }
-}
-
 // All layers count.
 static kvb_status allocate_all(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                                const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
-                               grant *out, kvb_error *err)
+                               uint32_t *keep, kvb_error *err)
 {
     allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
     size_t heads = (size_t)s.n_layers * s.n_kv_heads;
-    for (size_t h = 0; h < heads; h++) {
-        out->keep[h] = n_tokens;
-        out->sink[h] = sink;
-        out->window[h] = window;
-    }
+    for (size_t h = 0; h < heads; h++) keep[h] = n_tokens;
     if (!(ratio < 1)) return kvb_fail(err, KVB_ARGUMENT, "ratio %g: expected a pruned share below 1", ratio);
     if (ratio <= 0) return KVB_OK;
-    bool level = true;
     switch (a->kind) {
     case ALLOCATOR_UNIFORM:
-        allocate_uniform(&s, ratio, out->keep);
+        allocate_uniform(&s, ratio, keep);
         break;
     case ALLOCATOR_PYRAMID:
-        allocate_pyramid(&s, ratio, a->beta, a->window, out->keep);
+        allocate_pyramid(&s, ratio, a->beta, a->window, keep);
         break;
     case ALLOCATOR_ADA:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_KVPRESS, out->keep);
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_KVPRESS, keep);
         break;
     case ALLOCATOR_ADA_ORIGINAL:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_ORIGINAL, out->keep);
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_ORIGINAL, keep);
         break;
     case ALLOCATOR_ADA_GLOBAL:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_GLOBAL, out->keep);
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_GLOBAL, keep);
         break;
     case ALLOCATOR_ORACLE:
-        allocate_oracle(&s, ratio, scores, sink, window, out->keep);
+        allocate_oracle(&s, ratio, scores, sink, window, keep);
         break;
     case ALLOCATOR_LAVA:
     case ALLOCATOR_CAKE:
-        allocate_attended(a, &s, ratio, attention, sink, window, out->keep);
-        break;
-    case ALLOCATOR_HEADKV:
-        allocate_headkv(&s, ratio, a->scores, shape->n_heads, a->window, out->keep);
-        break;
-    case ALLOCATOR_DUO:
-        protect_streams(&s, allocate_duo(&s, ratio, a->scores, out->keep), out);
-        level = false;
+        allocate_attended(a, &s, ratio, attention, sink, window, keep);
         break;
     case ALLOCATOR_TABLE:
-        return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, out->keep, heads,
-                           err);
+        return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, keep, heads, err);
     }
     // Rounding costs the methods up to a token per head; compared is what they do with equally many.
-    if (level) allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, out->keep);
+    allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, keep);
     return KVB_OK;
 }
 
@@ -292,21 +230,15 @@ static void spread_layers(const allocator_shape *shape, uint32_t from, uint32_t 
 
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                              const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
-                             grant *out, kvb_error *err)
+                             uint32_t *keep, kvb_error *err)
 {
-    allocator_shape part = {.n_heads = shape->n_heads, .n_kv_heads = shape->n_kv_heads};
+    allocator_shape part = {.n_kv_heads = shape->n_kv_heads};
     for (uint32_t l = 0; shape->bounded && l < shape->n_layers; l++) part.n_layers += !layer_set_has(shape->bounded, l);
     if (!shape->bounded || part.n_layers == shape->n_layers || a->kind == ALLOCATOR_TABLE) // tables know the layers
-        return allocate_all(a, shape, ratio, n_tokens, scores, attention, sink, window, out, err);
-    allocator own = *a;
+        return allocate_all(a, shape, ratio, n_tokens, scores, attention, sink, window, keep, err);
     float *some = scores ? budgeted_layers(shape, scores, (size_t)shape->n_kv_heads * n_tokens) : NULL;
-    if (a->scores) own.scores = budgeted_layers(shape, a->scores, a->n_scores / shape->n_layers);
-    kvb_status status = allocate_all(&own, &part, ratio, n_tokens, some, attention, sink, window, out, err);
+    kvb_status status = allocate_all(a, &part, ratio, n_tokens, some, attention, sink, window, keep, err);
     free(some);
-    if (own.scores != a->scores) free(own.scores);
-    if (status != KVB_OK) return status;
-    spread_layers(shape, part.n_layers, n_tokens, out->keep);
-    spread_layers(shape, part.n_layers, sink, out->sink);
-    spread_layers(shape, part.n_layers, window, out->window);
-    return KVB_OK;
+    if (status == KVB_OK) spread_layers(shape, part.n_layers, n_tokens, keep);
+    return status;
 }

@@ -1,4 +1,4 @@
-// Allocators decide how many tokens each KV head keeps: baselines, tables, given head scores, the oracle in hindsight.
+// Allocators decide how many tokens each KV head keeps: baselines, tables, the oracle in hindsight.
 #pragma once
 #include "evaluator/window_attention.h"
 #include "profiler/model/model_config.h"
@@ -12,10 +12,8 @@ typedef enum allocator_kind {
     ALLOCATOR_ADA,          // within a layer, kvpress's form
     ALLOCATOR_ADA_ORIGINAL, // within a layer, the authors' form
     ALLOCATOR_ADA_GLOBAL,   // over all layers
-    ALLOCATOR_HEADKV,       // from scores of query heads
     ALLOCATOR_LAVA,         // over layers by the entropy of what is attended to, then within a layer
     ALLOCATOR_CAKE,         // over layers by how spread out and how variable attention is; uniform within a layer
-    ALLOCATOR_DUO,          // retrieval and streaming heads, from scores of KV heads
     ALLOCATOR_TABLE,        // LU-KV, in whatever form the table was solved
     ALLOCATOR_ORACLE // order and budgets by the oracle importance of the continuation itself, which no method can know
 } allocator_kind;
@@ -26,24 +24,21 @@ typedef struct allocator {
     char identity[160]; // identifies it exactly: kind, parameters, hash of the file
     double beta, alpha;
     double tau1, tau2; // CAKE's: its exponents are 1 / tau1 and 1 / tau2
-    uint32_t window;   // PyramidKV's and HeadKV's
+    uint32_t window;   // PyramidKV's
     kvb_table *table;  // ALLOCATOR_TABLE; owned
     char *path;        // of the table; owned
     bool strict;       // of a table: no head keeps less than sinks and window (kvb_budget_options)
-    float *scores;     // HeadKV, DuoAttention; owned
-    size_t n_scores;
 } allocator;
 
 typedef struct allocator_shape {
-    uint32_t n_layers, n_heads, n_kv_heads; // L, H, G
-    const layer_set *bounded;               // layers that keep everything and are part of no total; NULL: none
+    uint32_t n_layers, n_kv_heads; // L, G
+    const layer_set *bounded;      // layers that keep everything and are part of no total; NULL: none
 } allocator_shape;
 
 // Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
-// lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), oracle, and headkv=FILE (window 8),
-// duo=FILE: head scores, L lines of numbers (head_scores.h). Errors list the known names. The caller frees with
-// allocator_free, also after a failure.
-kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
+// lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), oracle. Errors list the known names. The
+// caller frees with allocator_free, also after a failure.
+kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err);
 // Opens a table, `FILE` or `LABEL=FILE` (if a file of that whole name exists, there is no label). With `:strict`
 // appended its budgets never cut into sinks and window; without it they are kvpress's. Without a label it is named
 // after how it was solved: kvbudget for `solve`'s default, lukv for the published way, then what differs from it:
@@ -56,20 +51,10 @@ bool allocator_needs_scores(const allocator *a);
 // Whether it reads the attention of the context's last queries: LAVa and CAKE do.
 bool allocator_needs_attention(const allocator *a);
 
-// How many tokens each head keeps, and which ones are kept for their position alone.
-typedef struct grant {
-    uint32_t *keep;   // [L*G]
-    uint32_t *sink;   // [L*G] protected first tokens of each head; DuoAttention's streaming heads have their own
-    uint32_t *window; // [L*G] protected last tokens
-} grant;
-
-grant grant_open(const allocator_shape *shape);
-void grant_free(grant *a); // a zero struct is allowed; leaves it zero
-
-// Computes the budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] are the metric's (AdaKV,
-// LAVa, CAKE) or the oracle importance (ALLOCATOR_ORACLE); `attention` is for LAVa and CAKE, NULL for others. Totals
-// are rint((1 - ratio) L G T), except for tables (which round per layer, as kvpress does), AdaKV and DuoAttention.
-// Ratio 0 keeps everything. If a model has bounded layers, L counts the other layers, and only these are pruned.
+// Computes the budgets keep [L*G] for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] are the
+// metric's (AdaKV, LAVa, CAKE) or the oracle importance (ALLOCATOR_ORACLE); `attention` is for LAVa and CAKE, NULL for
+// others. Totals are rint((1 - ratio) L G T), except for tables (which round per layer, as kvpress does). Ratio 0 keeps
+// everything. If a model has bounded layers, L counts the other layers, and only these are pruned.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                              const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
-                             grant *out, kvb_error *err);
+                             uint32_t *keep, kvb_error *err);

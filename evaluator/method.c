@@ -26,7 +26,12 @@ bool method_needs_attention(const method_list *list)
 
 static allocator_shape shape_of(const model *m)
 {
-    return (allocator_shape){m->config.n_layers, m->config.n_heads, m->config.n_kv_heads, &m->config.bounded};
+    return (allocator_shape){m->config.n_layers, m->config.n_kv_heads, &m->config.bounded};
+}
+
+static size_t heads_of(const allocator_shape *s)
+{
+    return (size_t)s->n_layers * s->n_kv_heads;
 }
 
 kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio,
@@ -40,12 +45,12 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
     if (!scores)
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known",
                         column->how->label);
-    grant a = grant_open(&shape);
+    uint32_t *keep = need(heads_of(&shape), sizeof *keep, "heads");
     kvb_status status = allocator_budgets(column->how, &shape, ratio, s->now.n_tokens, scores, &s->attention, m->sink,
-                                          m->window, &a, err);
-    if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
-    if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
-    grant_free(&a);
+                                          m->window, keep, err);
+    if (status == KVB_OK && !oracle) status = session_rank(s, column->method, keep, &scores, err);
+    if (status == KVB_OK) status = session_select(s, scores, keep, m->sink, m->window, out, err);
+    free(keep);
     return status;
 }
 
@@ -58,10 +63,10 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
     if (allocator_needs_scores(column->how))
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores, which do not exist when a policy begins",
                         column->how->label);
-    grant a = grant_open(&shape);
+    uint32_t *keep = need(heads_of(&shape), sizeof *keep, "heads");
     kvb_status status =
-        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, NULL, 0, 0, &a, err);
-    if (status == KVB_OK) status = policy_run_open(out, p, m, a.keep, ratio, n_tokens, extra, err);
-    grant_free(&a);
+        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, NULL, 0, 0, keep, err);
+    if (status == KVB_OK) status = policy_run_open(out, p, m, keep, ratio, n_tokens, extra, err);
+    free(keep);
     return status;
 }

@@ -167,22 +167,6 @@ kvb_status session_select(const session *s, const float *scores, const uint32_t 
     return status;
 }
 
-kvb_status session_select_each(const session *s, const float *scores, const uint32_t *keep, const uint32_t *sink,
-                               const uint32_t *window, kept_set *out, kvb_error *err)
-{
-    size_t heads = heads_of(s), total = 0, T = s->now.n_tokens;
-    for (size_t h = 0; h < heads; h++) total += keep[h] < T ? keep[h] : T;
-    *out = kept_set_open((uint32_t)heads, total);
-    kvb_status status = KVB_OK;
-    for (size_t h = 0; h < heads && status == KVB_OK; h++) {
-        size_t n = keep[h] < T ? keep[h] : T, at = out->offsets[h];
-        out->offsets[h + 1] = at + n;
-        status = kvb_select(scores + h * T, s->now.n_tokens, keep[h], sink[h], window[h], out->positions + at, n, err);
-    }
-    if (status != KVB_OK) kept_set_free(out);
-    return status;
-}
-
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra)
 {
     const model_config *c = &s->m->config;

@@ -70,10 +70,6 @@ kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float 
 kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
                           kept_set *out, kvb_error *err);
 
-// The same with sinks and a window for each head, [L*G].
-kvb_status session_select_each(const session *s, const float *scores, const uint32_t *keep, const uint32_t *sink,
-                               const uint32_t *window, kept_set *out, kvb_error *err);
-
 // A cache of what `kept` lists of the prefilled context (NULL: the whole context), with room for `extra` tokens. The
 // caller closes it.
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);

@@ -53,19 +53,3 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
 // (CAKE's).
 void allocate_layers(const allocate_shape *s, double ratio, const double *weight, const float *scores, uint32_t sink,
                      uint32_t window, uint32_t *keep);
-
-// HeadKV (KVCache-Factory's form) from one non-negative score per query head, [L, H], H a multiple of G, normalised to
-// sum to 1 over all heads: pool = floor(n / 1.01) L H is divided by score, and every head gets the rest of n; a KV head
-// gets the mean over its query heads, rint(score pool + n - floor(n / 1.01)) + window, at most T, with n = mean -
-// window. All scores 0, or n <= 0: uniform. The total is close to L G mean; allocate_level() makes it exact.
-void allocate_headkv(const allocate_shape *s, double ratio, const float *head_scores, uint32_t n_heads, uint32_t window,
-                     uint32_t *keep);
-
-// DuoAttention: KV heads with the highest scores [L, G] keep everything ("retrieval"), the others the first `sink` and
-// the last `recent` tokens only ("streaming"). Published: 128 and 512 where `mean` allows it; below, all heads stream,
-// with sinks of 128, or a fifth of the mean where that is at most 256.
-typedef struct duo_split {
-    uint32_t sink, recent; // of streaming heads
-    uint32_t n_retrieval;  // heads that keep everything: as many as the budget L G mean pays for
-} duo_split;
-duo_split allocate_duo(const allocate_shape *s, double ratio, const float *kv_head_scores, uint32_t *keep);

@@ -65,10 +65,6 @@ expect 0 'another precision' task tiny.gguf -k niah_single_1 -t 900 -c 1 -m none
     -p lagkv:lag=32 -r 0.8 --compute bf16x3
 says 'keeps its share' 'keydiff:block=64 +uniform +0.8 +20\.'
 misused 'a precision that does not exist' "no 'f8'" task tiny.gguf -k vt -t 600 --compute f8
-printf '0.1\t0.4\t0.2\t0.3\n0.5\t0.1\t0.1\t0.2\n' >heads.tsv
-expect 0 'budgets from head scores' task tiny.gguf -k niah_single_1 -t 900 -c 1 -m keydiff -a uniform \
-    -a headkv=heads.tsv -a duo=heads.tsv -r 0.5
-says 'HeadKV keeps its share' 'keydiff +headkv +0.5 +(49\.[5-9]|50\.)'
 misused 'a ratio beyond 1' 'below 1' task tiny.gguf -k vt -t 600 -p morphkv -r 80
 tiny_texts() { printf \
     '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }

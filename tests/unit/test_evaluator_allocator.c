@@ -1,14 +1,12 @@
-// Names of allocators, the budgets that they hand out, and files of head scores.
+// Names of allocators, and the budgets that they hand out.
 #include "evaluator/allocator.h"
-#include "evaluator/head_scores.h"
 #include "formats_help.h"
 #include <math.h>
 
 enum { L = 3, H = 4, G = 2, T = 200, HEADS = L * G };
-static const allocator_shape SHAPE = {.n_layers = L, .n_heads = H, .n_kv_heads = G};
+static const allocator_shape SHAPE = {.n_layers = L, .n_kv_heads = G};
 
-static uint32_t keep[HEADS], sink[HEADS], window[HEADS];
-static grant budgets = {keep, sink, window};
+static uint32_t keep[HEADS];
 
 static double entropies[L] = {0.9, 0.5, 0.7}, shifts[L] = {2, 9, 1};
 static window_attention seen = {.n_layers = L, .entropy = entropies, .dispersion = entropies, .shift = shifts};
@@ -18,8 +16,8 @@ static uint64_t allocate(const char *name, double ratio, const float *scores)
 {
     allocator a;
     uint64_t total = 0;
-    help_ok(allocator_parse(&a, name, &SHAPE, err));
-    help_ok(allocator_budgets(&a, &SHAPE, ratio, T, scores, &seen, 4, 8, &budgets, err));
+    help_ok(allocator_parse(&a, name, err));
+    help_ok(allocator_budgets(&a, &SHAPE, ratio, T, scores, &seen, 4, 8, keep, err));
     allocator_free(&a);
     for (int h = 0; h < HEADS; h++) {
         ck_assert(keep[h] >= 1 && keep[h] <= T);
@@ -36,11 +34,6 @@ static float *some_scores(void)
     return scores;
 }
 
-static void write_text(const char *path, const char *text)
-{
-    help_ok(atomic_write(path, text, strlen(text), err));
-}
-
 UNIT_TEST(totals)
 {
     const char *const names[] = {
@@ -53,7 +46,6 @@ UNIT_TEST(totals)
             uint64_t total = allocate(names[n], ratios[r], some_scores());
             ck_assert_msg(total == (uint64_t)rint((1 - ratios[r]) * HEADS * T), "%s at %g: %llu", names[n], ratios[r],
                           (unsigned long long)total);
-            for (int h = 0; h < HEADS; h++) ck_assert(sink[h] == 4 && window[h] == 8);
         }
     }
 }
@@ -88,70 +80,23 @@ UNIT_TEST(names_and_errors)
                                  "",
                                  NULL};
     for (int i = 0; wrong[i]; i++) {
-        help_fails(allocator_parse(&a, wrong[i], &SHAPE, err), KVB_ARGUMENT, "allocator");
+        help_fails(allocator_parse(&a, wrong[i], err), KVB_ARGUMENT, "allocator");
         allocator_free(&a);
     }
-    help_ok(allocator_parse(&a, "pyramid:beta=10", &SHAPE, err));
+    help_ok(allocator_parse(&a, "pyramid:beta=10", err));
     ck_assert_str_eq(a.label, "pyramid:beta=10");
     ck_assert_str_eq(a.identity, "pyramid beta=10 alpha=0.2 window=8 "); // logs of before know it so
     // Alphas that differ in the last digit are two allocators.
     allocator near;
-    help_ok(allocator_parse(&a, "ada:alpha=0.3", &SHAPE, err));
-    help_ok(allocator_parse(&near, "ada:alpha=0.30000000000000004", &SHAPE, err));
+    help_ok(allocator_parse(&a, "ada:alpha=0.3", err));
+    help_ok(allocator_parse(&near, "ada:alpha=0.30000000000000004", err));
     ck_assert_str_ne(a.identity, near.identity);
     ck_assert_str_ne(a.label, near.label);
-    help_fails(allocator_budgets(&a, &SHAPE, 1.0, T, NULL, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
-    help_fails(allocator_budgets(&a, &SHAPE, NAN, T, NULL, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
+    help_fails(allocator_budgets(&a, &SHAPE, 1.0, T, NULL, NULL, 4, 8, keep, err), KVB_ARGUMENT, "below 1");
+    help_fails(allocator_budgets(&a, &SHAPE, NAN, T, NULL, NULL, 4, 8, keep, err), KVB_ARGUMENT, "below 1");
     allocator_free(&a);
     help_fails(allocator_open_table(&a, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
     allocator_free(&a);
-}
-
-UNIT_TEST(files_of_head_scores)
-{
-    const float per_query[L * H] = {1, 3, 0, 0, 2, 2, 4, 8, 5, 5, 1, 1}, per_kv[L * G] = {2, 0, 2, 6, 5, 1};
-    float got[L * H];
-    write_text(help_path("s.tsv"), "1\t3\t0\t0\n2\t2\t4\t8\r\n5\t5\t1\t1\n");
-    help_ok(head_scores_read(help_path("s.tsv"), L, H, G, true, got, err));
-    for (int k = 0; k < L * H; k++) ck_assert(got[k] == per_query[k]);
-    help_ok(head_scores_read(help_path("s.tsv"), L, H, G, false, got, err)); // groups are averaged
-    for (int k = 0; k < L * G; k++) ck_assert(got[k] == per_kv[k]);
-    write_text(help_path("kv.tsv"), "2 0\n2 6\n5 1\n"); // or repeated
-    help_ok(head_scores_read(help_path("kv.tsv"), L, H, G, true, got, err));
-    ck_assert(got[0] == 2 && got[1] == 2 && got[2] == 0 && got[6] == 6 && got[11] == 1);
-    static const struct {
-        const char *name, *text;
-        kvb_status status;
-        const char *says;
-    } wrong[] = {{"short.tsv", "1 2\n3 4\n", KVB_MISMATCH, "expected one for each of 3 layers"},
-                 {"long.tsv", "1 2\n3 4\n1 2\n3 4\n", KVB_FORMAT, "line 4"},
-                 {"ragged.tsv", "1 2\n3\n1 2\n", KVB_FORMAT, "line 2"},
-                 {"word.tsv", "1 2\n3 x\n1 2\n", KVB_FORMAT, "line 2"},
-                 {"three.tsv", "1 2 3\n3 4 5\n1 2 3\n", KVB_MISMATCH, "3 heads"},
-                 {"minus.tsv", "1 2\n3 -4\n1 2\n", KVB_NUMERIC, "layer 1, head 1"},
-                 {"nan.tsv", "1 2\n3 nan\n1 2\n", KVB_NUMERIC, "layer 1, head 1"}};
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        write_text(help_path("%s", wrong[i].name), wrong[i].text);
-        help_fails(head_scores_read(help_path("%s", wrong[i].name), L, H, G, false, got, err), wrong[i].status,
-                   wrong[i].says);
-    }
-}
-
-UNIT_TEST(methods_with_head_scores)
-{
-    char name[300];
-    write_text(help_path("h.tsv"), "9 9 1 1\n1 1 1 1\n1 1 5 5\n");
-    snprintf(name, sizeof name, "headkv=%s", help_path("h.tsv"));
-    ck_assert_uint_eq(allocate(name, 0.5, NULL), HEADS * T / 2);
-    ck_assert(keep[0] > keep[1] && keep[5] > keep[4] && keep[2] == keep[3]);
-    snprintf(name, sizeof name, "duo=%s", help_path("h.tsv"));
-    allocate(name, 0.5, NULL);
-    uint32_t full = 0;
-    for (int h = 0; h < HEADS; h++) {
-        full += keep[h] == T;
-        if (keep[h] < T) ck_assert_uint_eq(keep[h], sink[h] + window[h]); // first and last tokens, nothing by score
-    }
-    ck_assert(full == 0 || keep[0] == T);
 }
 
 // The formulas as the papers have them, in double: one layer's attention of the last W queries a[h][w][j].
@@ -280,18 +225,17 @@ UNIT_TEST(bounded_layers)
     static const char *const names[] = {"uniform", "pyramid", "ada", "oracle"};
     layer_set middle = {{0}};
     layer_set_add(&middle, 1);
-    const allocator_shape with = {L, H, G, &middle}, without = {L - 1, H, G, NULL};
+    const allocator_shape with = {L, G, &middle}, without = {L - 1, G, NULL};
     const float *scores = some_scores();
     float *two = malloc((L - 1) * G * T * sizeof *two);
     memcpy(two, scores, G * T * sizeof *two);
     memcpy(two + G * T, scores + 2 * G * T, G * T * sizeof *two);
     for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
         allocator a;
-        uint32_t want[3 * HEADS];
-        grant expected = {want, want + HEADS, want + 2 * HEADS};
-        help_ok(allocator_parse(&a, names[n], &with, err));
-        help_ok(allocator_budgets(&a, &with, 0.7, T, scores, &seen, 4, 8, &budgets, err));
-        help_ok(allocator_budgets(&a, &without, 0.7, T, two, &seen, 4, 8, &expected, err));
+        uint32_t want[HEADS];
+        help_ok(allocator_parse(&a, names[n], err));
+        help_ok(allocator_budgets(&a, &with, 0.7, T, scores, &seen, 4, 8, keep, err));
+        help_ok(allocator_budgets(&a, &without, 0.7, T, two, &seen, 4, 8, want, err));
         for (int h = 0; h < HEADS; h++) ck_assert_uint_eq(keep[h], h / G == 1 ? T : want[h < G ? h : h - G]);
         allocator_free(&a);
     }

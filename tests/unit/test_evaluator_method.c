@@ -16,16 +16,15 @@ typedef struct bed {
 
 static void bed_open(bed *b)
 {
-    const allocator_shape shape = {.n_layers = L, .n_heads = H, .n_kv_heads = G};
     int32_t ids[T];
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
     b->methods[0].sink = 4, b->methods[0].window = 2;
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
-    help_ok(allocator_parse(&b->uniform, "uniform", &shape, err));
-    help_ok(allocator_parse(&b->ada, "ada", &shape, err));
-    help_ok(allocator_parse(&b->oracle, "oracle", &shape, err));
+    help_ok(allocator_parse(&b->uniform, "uniform", err));
+    help_ok(allocator_parse(&b->ada, "ada", err));
+    help_ok(allocator_parse(&b->oracle, "oracle", err));
     const method_column columns[4] = {{0, &b->uniform}, {0, &b->oracle}, {1, &b->uniform}, {1, &b->ada}};
     memcpy(b->columns, columns, sizeof columns);
     b->list = (method_list){b->methods, 2, b->columns, 4};

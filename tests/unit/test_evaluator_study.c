@@ -20,7 +20,6 @@ static const double ratios[RATIOS] = {0.4, 0.9};
 
 static void bed_open(bed *b, uint32_t n_columns, const char *log)
 {
-    const allocator_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2};
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     b->text = case_text(b->m);
@@ -29,8 +28,8 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
     help_ok(policy_parse(&b->methods[2].p, "quest", err));
     b->methods[0].sink = 4;
-    help_ok(allocator_parse(&b->allocators[0], "uniform", &shape, err));
-    help_ok(allocator_parse(&b->allocators[1], "ada", &shape, err));
+    help_ok(allocator_parse(&b->allocators[0], "uniform", err));
+    help_ok(allocator_parse(&b->allocators[1], "ada", err));
     const method_column columns[COLUMNS] = {
         {0, &b->allocators[0]}, {0, &b->allocators[1]}, {1, &b->allocators[0]}, {2, &b->allocators[0]}};
     memcpy(b->columns, columns, sizeof columns);

@@ -158,7 +158,6 @@ typedef struct field {
 
 static void field_open(field *f, const char *log)
 {
-    const allocator_shape shape = {.n_layers = L, .n_heads = 4, .n_kv_heads = G};
     memset(f, 0, sizeof *f);
     f->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     for (int t = 0; t < TEXTS; t++) {
@@ -176,8 +175,8 @@ static void field_open(field *f, const char *log)
         f->methods[i].window = 8;
     }
     help_ok(policy_parse(&f->methods[2].p, "morphkv:window=8", err));
-    for (int i = 0; i < 3; i++) help_ok(allocator_parse(&f->allocators[i], names[i], &shape, err));
-    help_ok(allocator_parse(&f->allocators[3], "pyramid:window=4", &shape, err));
+    for (int i = 0; i < 3; i++) help_ok(allocator_parse(&f->allocators[i], names[i], err));
+    help_ok(allocator_parse(&f->allocators[3], "pyramid:window=4", err));
     for (uint32_t i = 0; i < 6; i++) f->columns[i] = (method_column){i / 3, &f->allocators[i % 3]};
     f->columns[6] = (method_column){2, &f->allocators[0]};
     f->columns[7] = (method_column){2, &f->allocators[3]};

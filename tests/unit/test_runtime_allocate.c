@@ -147,38 +147,4 @@ UNIT_TEST(ada_in_its_original_form)
     ck_assert_uint_eq(keep[1], 4); // rint(0.75 + 1) + 2
 }
 
-UNIT_TEST(headkv_shares_out_by_score)
-{
-    allocate_shape s = {2, 1, 1000};
-    const float scores[4] = {1, 3, 0, 0};
-    uint32_t keep[2];
-    // n = 500 - 20, shared = 475, pool = 475 * 4: the mean over heads 0 and 1 is 1/2, so 950 + 5 + 20.
-    allocate_headkv(&s, 0.5, scores, 2, 20, keep);
-    ck_assert_uint_eq(keep[0], 975);
-    ck_assert_uint_eq(keep[1], 25);
-    const float none[4] = {0};
-    allocate_headkv(&s, 0.5, none, 2, 20, keep);
-    ck_assert_uint_eq(keep[0], 500);
-    ck_assert_uint_eq(keep[1], 500);
-}
-
-UNIT_TEST(duo_splits_heads_in_two_kinds)
-{
-    allocate_shape s = {2, 2, 4096};
-    const float scores[4] = {0.5f, 0.9f, 0.5f, 0.1f};
-    uint32_t keep[4];
-    duo_split split = allocate_duo(&s, 0.5, scores, keep); // (2048 - 640) / (4096 - 640) of 4 heads: 1.6
-    ck_assert_uint_eq(split.n_retrieval, 1);
-    ck_assert_uint_eq(keep[1], 4096);
-    ck_assert_uint_eq(keep[0], 640);
-    split = allocate_duo(&s, 0.4, scores, keep); // 2.1: of equal scores the first
-    ck_assert_uint_eq(split.n_retrieval, 2);
-    ck_assert_uint_eq(keep[0], 4096);
-    ck_assert_uint_eq(keep[2], 640);
-    split = allocate_duo(&s, 0.95, scores, keep); // mean 204
-    ck_assert_uint_eq(split.sink, 40);
-    ck_assert_uint_eq(split.n_retrieval, 0);
-    ck_assert_uint_eq(keep[1], 204);
-}
-
 UNIT_MAIN("runtime_allocate")

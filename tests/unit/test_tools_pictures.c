@@ -126,7 +126,7 @@ static const char *key_of(const svg_chart *chart, size_t series)
 UNIT_TEST(lines_have_styles)
 {
     static const char *const names[][SVG_SERIES_MAX] = {
-        {"kvbudget", "uniform", "pyramid", "ada", "lukv", "headkv", "duo", "oracle"},
+        {"kvbudget", "uniform", "pyramid", "ada", "lukv", "lava", "cake", "oracle"},
         {"a", "b", "c", "d", "e", "uniform", "kvbudget-exact", "f"},
         {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "mean_ratio", "question's optimum", "oracle",
          "uniform", "mine"}};

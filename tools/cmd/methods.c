@@ -70,14 +70,12 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
 {
     size_t n_default = sizeof DEFAULT_ALLOCATORS / sizeof *DEFAULT_ALLOCATORS,
            n_named = e->allocator_names.count ? e->allocator_names.count : n_default;
-    const model_config *c = &e->m->config;
-    const allocator_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, &c->bounded};
     e->allocators = need(n_named + n, sizeof *e->allocators, "allocators");
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n_named && status == KVB_OK; i++) {
         const char *text = e->allocator_names.count ? e->allocator_names.items[i] : DEFAULT_ALLOCATORS[i];
         if (strcmp(text, "none") == 0) continue;
-        status = allocator_parse(&e->allocators[e->n_allocators++], text, &shape, err);
+        status = allocator_parse(&e->allocators[e->n_allocators++], text, err);
     }
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
         if (!methods_is_table(operands[i])) continue;

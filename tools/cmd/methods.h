@@ -39,8 +39,7 @@ typedef struct methods {
      "no scores and from every table (task --list shows all policies)"}, \
     {"allocator", 'a', CLI_INPUTS, &(e).allocator_names, "A", \
      "allocator to compare with, repeatable: uniform, pyramid, ada (the default three),\nada-original, " \
-     "ada-global, lava, cake, headkv=FILE, duo=FILE, and in eval oracle; parameters\nfollow as :name=value; " \
-     "none: only the tables"}, \
+     "ada-global, lava, cake, and in eval oracle; parameters follow as :name=value; none:\nonly the tables"}, \
     {"sink", 0, CLI_COUNT, &(e).sink, "N", \
      "first tokens that are always kept (default: as the table or the metric says)"}, \
     {"window", 0, CLI_COUNT, &(e).window, "N", \

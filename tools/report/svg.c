@@ -106,8 +106,6 @@ static const struct {
     {"mean_loss, shrink 0.1", {BLUE, MARK_DOT, 0}},
     {"mean_loss", {BLUE, MARK_UP, 2}},
     {"question's optimum", {GREEN, MARK_CROSS, 2}},
-    {"headkv", {ORANGE, MARK_DOWN, 4}},
-    {"duo", {WINE, MARK_CROSS, 4}},
     {"oracle", {GREY, MARK_CROSS, 2}},
     {"full cache", {GREY, MARK_RING, 2}},
     // Losses of one table.
