@@ -17,8 +17,8 @@ typedef struct jinja_input {
 
 // Renders a template; `source` may be any bytes. The caller frees *out. The date is fixed to 26 July 2024 (model_text.h
 // says why). `name` is the model, for messages. Fails with KVB_UNSUPPORTED, naming the line, if the template is broken,
-// raises an exception, uses an unsupported construct, or takes too many steps or too much memory. KVB_MEMORY. On
-// failure *out is NULL.
+// raises an exception, uses an unsupported construct, or takes too many steps or too much memory. On failure *out is
+// NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
 // ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c above it, which runs it ----

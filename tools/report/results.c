@@ -222,7 +222,7 @@ interval results_interval_at(const cJSON *row, const char *name)
     return (interval){results_number(row, name), results_number(row, low), results_number(row, high)};
 }
 
-static kvb_status check_head(const results_document *r, kvb_error *err)
+static kvb_status check_schema(const results_document *r, kvb_error *err)
 {
     const char *schema = results_text(r->document, "schema");
     double version = results_number(r->document, "schema_version");
@@ -277,7 +277,7 @@ kvb_status results_parse(results_document *out, const char *text, size_t size, c
         if (!*parts[i].field) *parts[i].field = &nothing;
     }
     out->command = results_text(out->document, "command");
-    status = check_head(out, err);
+    status = check_schema(out, err);
     if (status == KVB_OK) status = check_result_rows(out, err);
     if (status != KVB_OK) results_close(out);
     return status;
