@@ -14,14 +14,15 @@ typedef struct chat_frame {
     bool trim;        // spaces and line ends at both ends of the message are left out
 } chat_frame;
 
-// For one message of a user without a system message, where an answer is to follow: the default system text of the
-// template is part of `front`. Today is 26 July 2024 (the day that Llama 3's own template has for want of a clock),
-// since a record must not depend on the day. `bos` and `eos` are these tokens' texts, NULL: there are none; `name` is
-// the model, for messages. KVB_UNSUPPORTED: the template is broken, wants what jinja.h does not read, or does not put
-// every message once, and whole, in the same frame. On failure *out is zero.
+// Finds the frame that a template puts around one user message, without a system message, when an answer is to follow;
+// the template's default system text is part of `front`. The date is fixed to 26 July 2024, which Llama 3's own
+// template uses when it has no clock, because a record must not depend on the day. `bos` and `eos` are the texts of
+// these tokens, or NULL; `name` is the model, for messages. Fails with KVB_UNSUPPORTED if the template is broken, needs
+// what jinja.h does not support, or does not put every message, once and whole, into the same frame. On failure *out is
+// zero.
 kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bos, const char *eos, const char *name,
                            kvb_error *err);
-// The same with the tokenizer's template and tokens. KVB_UNSUPPORTED also: it has no template.
+// The same with the tokenizer's template and tokens. Also fails with KVB_UNSUPPORTED if it has no template.
 kvb_status chat_frame_of(chat_frame *out, const tokenizer *t, const char *name, kvb_error *err);
 void chat_frame_free(chat_frame *f); // leaves it zero
 

@@ -1,4 +1,4 @@
-// Shared by the two kinds of sources.
+// What weights.c, weights_gguf.c and weights_hf.c share: a source of weights, and its kind.
 #pragma once
 #include "formats/file_read.h"
 #include "profiler/weights/weights.h"
@@ -21,8 +21,9 @@ typedef struct weights_kind {
     kvb_status (*text)(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
     kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
     bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
-    bool (*may_be_left)(const char *name); // by a text model; NULL: nothing may
-    // Fills the origin but its files; returns what is hashed in front of these, for cJSON_free, or NULL: nothing.
+    bool (*may_be_left)(const char *name); // whether a text model may ignore the tensor; NULL: it may ignore none
+    // Fills the origin except its files. Returns the text that is hashed before these, to be freed with cJSON_free, or
+    // NULL if there is none.
     char *(*describe)(const weights *w, weights_origin *origin);
 } weights_kind;
 
@@ -31,7 +32,7 @@ struct weights {
     char architecture[64];
     const weights_kind *kind;
     void *source;       // the kind's own
-    bool is_mxfp4;      // says the config: of its experts
+    bool is_mxfp4;      // the config says that the experts are MXFP4
     weight_name *names; // of all tensors, sorted
     size_t n_names, max_names;
     weight_file *files; // [n_files] in the order in which they are hashed
@@ -48,19 +49,19 @@ kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffi
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_add_name(weights *w, const char *name, size_t file);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
-// A file of the source, which stays mapped there until it is closed.
+// Adds a file of the source; the mapping must last until the source is closed.
 void weights_add_file(weights *w, const char *path, const file_view *map);
 
 // The parts of a hub cache's path, .../models--ORGANISATION--NAME/snapshots/COMMIT: fills id and revision and returns
 // true, or leaves both as they are. `folder` is absolute.
 bool origin_from_path(char id[200], char revision[65], const char *folder);
-// Is it a repository's name, such as "org/name"? Paths, relative ones with '.' or more than one '/', are not.
+// Whether a text is a repository's name, such as "org/name": two plain names with one '/' between them.
 bool origin_is_id(const char *text);
 // The name in https://huggingface.co/ORGANISATION/NAME[/...]; false for any other address.
 bool origin_from_url(char id[200], const char *url);
 
-// Fills id and revision of the folder that holds the weights: a hub cache's, or one that was downloaded with a folder
-// of its own (.cache/huggingface/download/FILE.metadata, whose first line is the commit). What is not known stays.
+// Sets id and revision from the folder that holds the weights: a hub cache's path, or a folder that was downloaded on
+// its own (.cache/huggingface/download/FILE.metadata, whose first line is the commit). What is not known is left alone.
 void origin_of_folder(weights_origin *o, const char *folder, const char *file);
 // `path` may lead through folders.
 void origin_add_file(weights_origin *o, const char *path, const char sha256[65]);

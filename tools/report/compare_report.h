@@ -1,11 +1,11 @@
-// What `eval` and `task` found: on the terminal, as JSON, and as files.
+// The results of `eval` and `task`: printed, as a document (results.h), and as files.
 #pragma once
 #include "evaluator/method.h"
 #include "evaluator/sweep.h"
 #include "evaluator/task_study.h"
 #include "tools/report/results.h"
 
-// What a run compares, as its reports see it.
+// What a run compares, as far as its reports need it. Everything is borrowed.
 typedef struct compared {
     method_list methods; // with their columns: a method under an allocator
     const allocator *allocators;
@@ -16,7 +16,7 @@ typedef struct compared {
 
 // Adds the setting "allocators", how each is called and what it is, and the tables among them as inputs.
 void add_allocators(results *to, const compared *with);
-// NAME.json, NAME.csv and, where something is compared, NAME.svg, each whole or not at all.
+// Writes NAME.json, NAME.csv and, if anything is compared, NAME.svg, each atomically.
 kvb_status compared_write(const results *found, const char *name, kvb_error *err);
 
 // ---- eval -----------------------------------------------------------------------------------------------------------
@@ -40,13 +40,13 @@ typedef struct task_report {
     const backend *device;
     compared with;
     uint64_t seed;
-    bool print, quiet; // whether to print tables; no hints
+    bool print, quiet; // print tables; print no hints
     results found;     // of all tasks so far; owned
 } task_report;
 
-// Begins the results with what does not depend on tasks. The caller frees them.
+// Begins r->found with what does not depend on tasks. The caller frees it.
 void task_report_open(task_report *r);
-// What was found for one task: printed, if that is wanted, and added to the results. tokens: mean of its samples.
+// Adds the results of one task to r->found, and prints them if r->print. `tokens`: the mean length of its samples.
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err);
 // Prints one answer.
 void task_report_answer(const task_report *r, const task_cell *cell, const task_sample *s, size_t question,

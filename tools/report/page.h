@@ -1,5 +1,5 @@
-// The page of `kvbudget report`: one HTML file about tables, from the tables themselves, their records and results.
-// It holds its own style and asks no network for anything.
+// The page of `kvbudget report`: one HTML file about tables, made from the tables, their records and results. It
+// contains its own style and loads nothing from a network.
 #pragma once
 #include "formats/record.h"
 #include "tools/report/results.h"
@@ -22,7 +22,7 @@ typedef struct page_table {
     const page_record *from;            // the record that it was made from; NULL: not given
 } page_table;
 
-// All paths are the caller's.
+// Paths in these structs are borrowed.
 typedef struct page {
     page_table tables[PAGE_TABLES_MAX];
     page_record records[PAGE_RECORDS_MAX];
@@ -35,14 +35,14 @@ typedef struct page_paths {
     size_t n_tables, n_records, n_results;
 } page_paths;
 
-// Opens everything and sees whether it belongs together. Errors: those of the readers; KVB_ARGUMENT too many files;
-// KVB_MISMATCH a record that no table was made from. The caller frees, also after a failure.
+// Opens everything and checks that it belongs together. Errors: those of the readers; KVB_ARGUMENT (too many files);
+// KVB_MISMATCH (a record that none of the tables was made from). The caller frees, also after a failure.
 kvb_status page_open(page *p, const page_paths *paths, kvb_error *err);
 void page_free(page *p); // a zero struct is allowed
 
-// Writes the page, whole or not at all. KVB_UNSUPPORTED: it would be larger than PAGE_BYTES_MAX. Errors also:
+// Writes the page atomically. Fails with KVB_UNSUPPORTED if it would be larger than PAGE_BYTES_MAX; other errors are
 // those of atomic_file.h.
 kvb_status page_write(const page *p, const char *path, kvb_error *err);
 
-// The style, lines that the build makes of page.css; ends with NULL.
+// The lines of page.css, which the build turns into C; ends with NULL.
 extern const char *const page_css[];

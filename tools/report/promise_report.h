@@ -1,4 +1,5 @@
-// What `recommend` prints: every ratio's damage, the promise, what it saves, and what more texts would allow.
+// The results of `recommend`: every ratio's damage, the promise, the memory that it saves, and what more texts would
+// allow.
 #pragma once
 #include "study/promise.h"
 #include "tools/report/results.h"
@@ -12,13 +13,13 @@ typedef struct promise_report {
     double confidence;
     const kvb_table *table;
     bool strict;
-    uint32_t n_tokens, n_next, length; // of the texts; for which the memory is told
+    uint32_t n_tokens, n_next, length; // context and continuation of the texts; the length for which memory is shown
     promise_row *rows;                 // [n_criteria, n_ratios]
     uint32_t n_passed;
 } promise_report;
 
 kvb_status promise_report_print(const promise_report *r, kvb_error *err);
-// Settings, rows and details of a document that its caller has begun.
+// Adds settings, rows and details to a document that the caller has begun.
 kvb_status promise_report_fill(const promise_report *r, results *to, kvb_error *err);
-// Why nothing can be promised, as an error: KVB_UNSUPPORTED.
+// Returns KVB_UNSUPPORTED with a message that says why nothing can be promised.
 kvb_status promise_report_refusal(const promise_report *r, kvb_error *err);

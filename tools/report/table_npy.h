@@ -1,10 +1,12 @@
-// A table's curve for kvpress.
+// Exports a table as the array that kvpress loads.
 #pragma once
 #include "formats/table_write.h"
 
-// The kvpress press that the metadata's metric is: as metric_parameters say, else as its scorer does; an empty object
-// where there is none. NULL: no memory. The caller's.
+// Returns the kvpress press that ranks as the table's metric does, with its arguments: from the metadata's
+// metric_parameters, or else from the metric's row. An empty object if there is none; NULL without memory. The caller
+// frees it with cJSON_Delete.
 cJSON *press_of_table(const cJSON *metadata);
 
-// table_export_npy with that press; says on standard error what kvpress will do otherwise than the table.
+// Writes the array and its side-car (table_export_npy()) with that press, and warns on stderr of everything that
+// kvpress will do differently from the table.
 kvb_status write_table_npy(const char *path, const table_content *t, kvb_error *err);
