@@ -86,7 +86,7 @@ static void cap_scores(float *line, size_t n, float cap)
     for (size_t i = 0; cap > 0 && i < n; i++) line[i] = cap * tanhf(line[i] / cap);
 }
 
-// Entries, from the first on, that stand before position `first`.
+// Entries, from the first on, that come before position `first`.
 static size_t entries_before(kv_span before, kv_span span, uint32_t first)
 {
     size_t n = 0;

@@ -45,7 +45,7 @@ kv_cache *kv_cache_fork(const kv_cache *c, uint32_t extra);
 kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 
 // The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything)
-// and leaves room for `extra` entries in every head. The next token stands at position n_tokens.
+// and leaves room for `extra` entries in every head. The next token has position n_tokens.
 kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
                           uint32_t n_tokens, const kept_set *kept, uint32_t extra);
 

@@ -292,7 +292,7 @@ static const policy_kind policy_keydiff = {
 
 // ---- LagKV: counts[0] entries are compressed already (sinks included) and never touched again ----
 //
-// When two partitions of `lag` tokens stand behind them, the first is judged by the second and cut to its best; a
+// When two partitions of `lag` tokens follow them, the first is judged by the second and cut to its best; a
 // context of T tokens ends with S + kept (n - 1) + lag + (T - S) mod lag, n = floor((T - S) / lag).
 
 static uint32_t kept_per_partition(const policy_head *h)

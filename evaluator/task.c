@@ -513,7 +513,7 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
 // ---- Questions about texts that come with answers (calibration files that were held out) ----
 //
 // Sample i is line i of the file. Cut to a length, a text keeps the questions whose answer can still be found in it: at
-// least four fifths of the answer's words stand in what is left.
+// least four fifths of the answer's words are in what is left.
 
 // Letters, digits and every byte beyond ASCII make up words.
 static bool in_word(unsigned char c)

@@ -88,7 +88,7 @@ static kvb_status join_files(cJSON *to, const char *first, const char *second, k
     return status;
 }
 
-// How many files of `list` stand in `among`; *n receives how many there are.
+// How many files of `list` are in `among`; *n receives how many there are.
 static size_t count_shared(size_t *n, const char *list, const char *among)
 {
     size_t shared = 0;
@@ -143,7 +143,7 @@ static kvb_status parse_metrics(cJSON **out, const char *name, const cJSON *attr
     return KVB_OK;
 }
 
-// The settings as text, without what follows from the metric's name and what records of before therefore lack. Text,
+// The settings as text, without what follows from the metric's name and what older records therefore lack. Text,
 // because cJSON_Compare calls numbers equal that differ in their last digits.
 static char *settings_text(const cJSON *settings)
 {
@@ -301,7 +301,7 @@ static kvb_status check_apart(const record *a, const record *b, kvb_error *err)
     return KVB_OK;
 }
 
-// What the first `n_before` records are together stands in *attributes.
+// *attributes is the result for the first `n_before` records.
 static kvb_status join_next(cJSON **attributes, const record *const *inputs, size_t n_before, kvb_error *err)
 {
     const record *first = inputs[0], *next = inputs[n_before];

@@ -47,7 +47,7 @@ static void add_tensor(cJSON *header, const tensor_entry *x, size_t begin)
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(begin + tensor_bytes(x))));
 }
 
-// What stands in the place of the file's hash while it is computed: as many characters as it has digits.
+// Takes the place of the file's hash while it is computed: as many characters as it has digits.
 static const char no_digits[] = "0000000000000000000000000000000000000000000000000000000000000000";
 
 // The JSON header as text. *data_size receives the bytes of all tensors.

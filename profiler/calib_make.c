@@ -108,7 +108,7 @@ static kvb_status add_continuations(const maker *m)
     return KVB_OK;
 }
 
-// What stands before place `at` of the context, as text without broken characters at its ends; the caller's.
+// What comes before place `at` of the context, as text without broken characters at its ends; the caller's.
 static char *quoted_before(const maker *m, size_t at)
 {
     size_t n = at < QUOTED ? at : QUOTED;

@@ -63,7 +63,7 @@ static kvb_status context_ids(id_list *out, const model_text *t, const calib_con
     return append_text(out, t, TEXT_CONTEXT, c->context, err);
 }
 
-// Question and answer prefix are encoded as one text. A chat template says itself where the answer begins, so the
+// Question and answer prefix are encoded as one text. A chat template itself says where the answer begins, so the
 // prefix that is usual without one is left out.
 static kvb_status suffix_ids(id_list *out, const model_text *t, const calib_context *c, const calib_question *q,
                              kvb_error *err)

@@ -228,7 +228,7 @@ static kvb_status read_features(kvb_ranking *r, const char *name, kvb_error *err
     return status;
 }
 
-// Rankings of before do not have the key.
+// Older rankings do not have the key.
 static kvb_status read_form(kvb_ranking *r, const char *name, kvb_error *err)
 {
     const cJSON *mean = cJSON_GetObjectItemCaseSensitive(r->tree, "layer_mean");

@@ -276,7 +276,7 @@ static void attend_fully(refit_work *w)
     for (uint32_t j = 0; j < w->t; j++) memcpy(w->values + j * d, h->v + h->positions[j] * d, d * sizeof(float));
 }
 
-// Mean square of the outputs around their mean, which errors are told in.
+// Mean square of the outputs around their mean, the unit of errors.
 static double outputs_variance(const refit_work *w)
 {
     double total = 0, size = 0;

@@ -308,7 +308,7 @@ static void limited_begin(dual *d, const limited_group *g)
     dual_begin(d, limited_at, g, most * x->own, tolerance);
 }
 
-// Prices at which parts meet their caps, and what groups keep at the least and at the most.
+// Prices at which parts meet their caps, and the least and the most that groups keep.
 static void find_caps(const constrained_instance *x, double *cap_price, uint64_t *least, uint64_t *most)
 {
     for (uint32_t part = 0; part < x->n_groups * x->parts; part++) {

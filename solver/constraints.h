@@ -21,8 +21,8 @@ typedef struct constrained_instance {
     uint32_t parts, own; // .. parts in each of them, heads in each part
     uint32_t *origin;    // [N] index l G + g of a head
     uint32_t *least;     // [N] units that it keeps at the least ..
-    uint32_t *most;      // [N] .. and at the most
-    uint64_t *cap;       // [groups, parts] units that the part keeps at the most
+    uint32_t *most;      // [N] .. and at most
+    uint64_t *cap;       // [groups, parts] units that the part keeps at most
 } constrained_instance;
 
 // [units + 1] losses of head h of the instance.

@@ -72,7 +72,7 @@ void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer
 // Of R ratios, also of constrained_solve(); losses are absolute, not divided by the curves' total.
 typedef struct solved_rows {
     uint32_t n_rows, n_heads;
-    uint32_t *keep;     // [R, N] tokens that stay, T at the most
+    uint32_t *keep;     // [R, N] tokens that stay, at most T
     double *greedy;     // [R] greedy's loss
     double *loss;       // [R] of keep: the optimum, or greedy's loss if the optimum was not asked for
     double *bound;      // [R] D(lambda), 0 .. loss

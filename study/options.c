@@ -15,7 +15,7 @@ study_options study_options_make(void)
     return o;
 }
 
-// A number from 0 to 1 in the metadata; 0 where there is none, as in tables from before it was invented.
+// A number from 0 to 1 in the metadata; 0 if there is none, as in older tables.
 static double metadata_share(const kvb_table *table, const char *key)
 {
     const char *text = kvb_table_metadata(table, key);

@@ -157,7 +157,7 @@ static int explain(int argc, char **argv)
     }
     const cli_command *command = find_command(argv[2]);
     if (!command) return unknown_command(argv[2]);
-    // The options are known inside the command only, so that they stand beside the variables that they fill.
+    // The options are known inside the command only, so that they are next to the variables that they fill.
     char option[] = "--help", *words[] = {argv[2], option, NULL};
     return command->run(command, 2, words);
 }

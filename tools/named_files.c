@@ -182,7 +182,7 @@ static bool looks_like(const file_start *f, file_kind kind)
     return !KINDS[kind].columns || is_columns(f, KINDS[kind].columns);
 }
 
-// Whether what stands under the name is of this kind, or empty. What cannot be read is left to atomic_file_check().
+// Whether the file of that name is of this kind, or empty. What cannot be read is left to atomic_file_check().
 static bool holds_kind(const char *path, file_kind kind)
 {
     FILE *file = KINDS[kind].name ? fopen(path, "rb") : NULL;

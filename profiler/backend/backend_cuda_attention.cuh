@@ -80,7 +80,7 @@ static __device__ inline tile_rows pass_lines(const row_pass &pass, uint32_t g, 
             (size_t)pass.shape.n_heads * pass.shape.head_dim};
 }
 
-// Where line l of KV head g stands in arrays [n, H].
+// Where line l of KV head g is in arrays [n, H].
 static __device__ inline size_t line_place(const row_pass &pass, uint32_t g, uint32_t line)
 {
     uint32_t group = pass.shape.n_heads / pass.shape.n_kv_heads;

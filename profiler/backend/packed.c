@@ -114,7 +114,7 @@ bool packed_is_native(void)
 
 static const primitive *primitive_find(const primitive_key *key);
 
-// The layout of b [k,n]: one for all m, so that any number of rows can meet it. It stands in the table as a primitive
+// The layout of b [k,n]: one for all m, so that any number of rows can meet it. The table holds it as a primitive
 // that does nothing.
 static const primitive *primitive_find_layout(dnnl_data_type_t type, uint32_t k, uint32_t n)
 {

@@ -359,7 +359,7 @@ typedef struct tile_block {
     bool once;           // nobody will meet the parts again
     uint32_t rows, count;
     bool accumulate;
-    bool add; // c is added to what stands there when it is complete
+    bool add; // a complete c is added to what is there
 } tile_block;
 
 TILE_UNIT static inline __attribute__((always_inline)) void store_tiles(bool two, float *c, size_t ldc)

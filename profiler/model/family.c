@@ -11,7 +11,7 @@
 
 // ---- Reading ----
 
-// A config that is being read. The first error stays; what is read after it is what stands for a missing value.
+// A config that is being read. The first error stays; everything read after it gets the default of a missing value.
 struct config_reader {
     model_config *c;
     const family *f;

@@ -416,7 +416,7 @@ static dev sequence_at(const gain_run *r, uint32_t sequence)
     return dev_at(r->x, (size_t)sequence * r->n * r->f->m->config.width);
 }
 
-// What stands before the rows, of all the sequences that are there.
+// What comes before the rows, for all sequences.
 static void copy_question(gain_run *r, uint32_t layer, uint32_t active)
 {
     forward *f = r->f;

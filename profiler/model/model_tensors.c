@@ -170,7 +170,7 @@ static unsigned hold_embedding(const model *m, bool tied)
     return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
 }
 
-// Adds a matrix of a group to m->rooms; w->data is not read. `maps`: it stands in the file as it is multiplied, so that
+// Adds a matrix of a group to m->rooms; w->data is not read. `maps`: the file stores it as it is multiplied, so that
 // it may be read there.
 static void count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps)
 {
@@ -370,8 +370,8 @@ static void load_biases(tensor_walk *k, model_layer *to, uint32_t layer, const o
 
 // ---- All experts ----
 
-// What the experts of a layer take, all of the same types. gpt-oss's stand in folders in another order than they are
-// multiplied in.
+// What the experts of a layer take, all of the same types. gpt-oss's are stored in folders in another order than they
+// are multiplied in.
 static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICES], bool maps)
 {
     const model_config *c = &m->config;
@@ -673,7 +673,7 @@ static void load_layer(tensor_walk *k, uint32_t layer)
     if (k->status == KVB_OK && layer_set_has(&c->sparse, layer)) load_experts(k, to, layer);
 }
 
-// What stands before and behind the layers.
+// What comes before and after the layers.
 static void load_ends(tensor_walk *k)
 {
     model *m = k->m;

@@ -488,7 +488,7 @@ static jinja_node *parse_atom(jinja *j)
     return n;
 }
 
-// ---- What stands behind an atom ----
+// ---- What follows an atom ----
 
 static jinja_node *parse_arguments(jinja *j)
 {
@@ -593,7 +593,7 @@ static jinja_node *parse_unary(jinja *j, bool with_filters)
 
 // ---- Operators ----
 
-// From the loosest to the tightest; "not" stands in front of what is below it.
+// From the loosest to the tightest; "not" comes before what is below it.
 enum { LEVEL_NOT = 2, LEVEL_COMPARISON, N_LEVELS = 7 };
 static const char *const levels[N_LEVELS][8] = {
     {"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in"}, {"+", "-"}, {"~"}, {"*", "//", "%", "/", "**"}};

@@ -10,7 +10,7 @@
 
 // ---- The frame that a chat template puts around a message ----
 //
-// A template is a program (Jinja): it is run (jinja.h) on messages whose words it cannot know, and what stands around
+// A template is a program (Jinja): it is run (jinja.h) on messages whose words it cannot know, and what surrounds
 // them is the frame.
 
 // Spaces that no template writes, so that it shows whether the message's own are there.

@@ -10,7 +10,7 @@ typedef struct chat_frame {
     const char *kind; // "chatml", "llama3", "mistral", "gemma", "phi3", "phi4", "gpt-oss", or "other"
     char *front;      // from the beginning of the text to the message, without BOS
     char *back;       // from the message to where the answer begins
-    bool bos;         // BOS stands in front of it all
+    bool bos;         // BOS comes first
     bool trim;        // spaces and line ends at both ends of the message are left out
 } chat_frame;
 

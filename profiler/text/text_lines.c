@@ -111,7 +111,7 @@ static bool begins_like(const char *text, const text_line *line, const text_line
     return other->end - other->begin >= head && memcmp(text + line->begin, text + other->begin, head) == 0;
 }
 
-// Of lines sorted by their bytes, those that begin like one stand beside it.
+// Of lines sorted by their bytes, those that begin like one are next to it.
 static bool is_good(const char *text, size_t size, const line_list *sorted, size_t i)
 {
     const text_line *line = &sorted->lines[i];

@@ -1,5 +1,5 @@
 // A tokenizer: the vocabulary (texts by id, ids by text, merges by the pair of ids that they join), its life, decoding,
-// and encoding: repair the UTF-8, cut out added tokens, normalise what stands between them, cut out the tokens that are
+// and encoding: repair the UTF-8, cut out added tokens, normalise what is between them, cut out the tokens that are
 // found in normalised text, cut the rest into words, merge each word's parts (byte-pair encoding). It is made in
 // tokenizer_gguf.c and tokenizer_json.c.
 #include "formats/need.h"
@@ -451,7 +451,7 @@ static bool is_idle(const normal_step *step, bool first, const char *text, size_
 }
 
 // Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
-// the caller frees *owned, also after a failure. `first`: nothing stands before the text.
+// the caller frees *owned, also after a failure. `first`: nothing comes before the text.
 static kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size,
                                char **owned, kvb_error *err)
 {
@@ -491,7 +491,7 @@ typedef struct cutter {
     kvb_error *err;
 } cutter;
 
-// A piece that waits for its neighbour: what stands behind may join it.
+// A piece that waits for its neighbour: what follows may join it.
 typedef struct waiting {
     size_t begin, end;
     bool there, separator;
@@ -781,7 +781,7 @@ typedef struct encoder {
     kvb_error *err;
 } encoder;
 
-// What is done with the text between the added tokens of an index; `first`: nothing stands before it.
+// What is done with the text between the added tokens of an index; `first`: nothing comes before it.
 typedef kvb_status plain_action(encoder *e, const char *text, size_t size, bool first);
 
 static kvb_status encode_words(encoder *e, const char *text, size_t size, bool first)
@@ -814,7 +814,7 @@ static const added_token *added_at(const encoder *e, const added_index *x, const
     return NULL;
 }
 
-// Gives what stands between the tokens of the index to `plain`, and puts their ids.
+// Gives what is between the tokens of the index to `plain`, and puts their ids.
 static kvb_status around_added(encoder *e, const added_index *x, const char *text, size_t size, bool first,
                                plain_action *plain)
 {

@@ -11,7 +11,7 @@
 
 // ---- Character classes ----
 //
-// Character classes as they stand in brackets: those of the Hugging Face tokenizers, written out where PCRE2 differs:
+// Character classes as written in brackets: those of the Hugging Face tokenizers, written out where PCRE2 differs:
 // its \s with UCP takes U+180E too, and Debian 12's PCRE2 knows Unicode 14 while the tokenizers are at 16. NEW_* are
 // what 15 and 16 added (letters: among them the CJK extensions H and I); naming a character twice does no harm where
 // the library knows it already.
@@ -103,7 +103,7 @@ const char *pre_tokenizer_names(void)
 
 // ---- Compiling ----
 
-// A class escape, what stands for it in brackets, and what stands for it outside.
+// A class escape, what replaces it in brackets, and what replaces it outside.
 typedef struct class_escape {
     const char *escape, *inside, *outside;
 } class_escape;

@@ -52,7 +52,7 @@ static void json_refuse(json_reader *r, const char *place, const char *expected,
                expected, found ? found : "nothing");
 }
 
-// A token id, or -1 where it is none.
+// A token id, or -1 if it is not one.
 static int64_t json_id(const cJSON *number)
 {
     double n = cJSON_IsNumber(number) ? number->valuedouble : -1;

@@ -15,7 +15,7 @@ typedef struct gguf_string {
     size_t size;
 } gguf_string;
 
-// Type numbers of metadata values as stored in the file: name, number, bytes (0: its length stands in the file).
+// Type numbers of metadata values as stored in the file: name, number, bytes (0: its length is in the file).
 #define GGUF_VALUE_LIST(X) \
     X(U8, 0, 1)            \
     X(I8, 1, 1)            \

@@ -216,7 +216,7 @@ static kvb_status hash_pieces(hashing *h, const char *name, const file_view *map
     return status;
 }
 
-// A file stands in the origin then, and the memory of its pages is given back.
+// The file is then part of the origin, and the memory of its pages is released.
 static kvb_status hash_file(hashing *h, const weight_file *file, kvb_error *err)
 {
     char one[65];

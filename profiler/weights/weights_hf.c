@@ -90,7 +90,7 @@ static char *join_path(const char *path, const char *name)
     return need_text("%s/%s", path, name);
 }
 
-// A null is as good as no value.
+// A null counts as no value.
 static const cJSON *member(const cJSON *object, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
@@ -210,7 +210,7 @@ static folder *open_folder(weights *w, const char *path)
     return f;
 }
 
-// Where the text model's numbers stand in config.json, and its family.
+// Where the text model's numbers are in config.json, and its family.
 static kvb_status find_model(weights *w, folder *f, kvb_error *err)
 {
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(f->config, "text_config");

@@ -354,7 +354,7 @@ static int check_refine_options(refine_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-// All texts in one list, so that one reading sees whether any stands in two sets.
+// All texts in one list, so that one pass sees whether any is in two sets.
 static int gather_operands(refine_command *c, char **operands, size_t n)
 {
     c->operands = need(n + c->select.count + c->test.count, sizeof *c->operands, "operands");

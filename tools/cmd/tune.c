@@ -149,7 +149,7 @@ static kvb_status run_step(tune_command *c, const char *mark, const char *what, 
     if (before < 0 && status == KVB_OK) status = write_mark(c, mark, before = seconds_now() - start, err);
     c->spent += before;
     free_words(w);
-    // A step that was as good as done when the signal came has ended well.
+    // A step that was nearly done when the signal came has ended well.
     if (status == KVB_OK && cli_stop_requested) status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
     return status;
 }

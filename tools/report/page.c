@@ -356,7 +356,7 @@ static void put_warnings(page_writer *w, const page_table *t)
     fputs("</ul>\n", w->out);
 }
 
-// Returns how the table stands at its worst ratio.
+// Returns how the table does at its worst ratio.
 static verdict put_verdict(page_writer *w, const page_table *t)
 {
     static const char *const classes[N_VERDICTS] = {"good", "open", "bad"};
@@ -910,7 +910,7 @@ static const char *model_of(const page *p)
     return *first ? first : "a model without a name";
 }
 
-// Nothing may be loaded, whatever a text inside says: the policy allows only what stands in the page.
+// Nothing may be loaded, whatever a text inside says: the policy allows only what is in the page.
 static void put_head(page_writer *w)
 {
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"

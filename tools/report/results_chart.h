@@ -29,6 +29,6 @@ typedef struct filled_chart {
 } filled_chart;
 void chart_fill(filled_chart *out, const chart_rows *of);
 
-// Draws all of them, two side by side, and writes the SVG whole or not at all. KVB_ARGUMENT: there are none; other
+// Draws all of them, two side by side, and writes the SVG atomically. KVB_ARGUMENT: there are none; other
 // errors are those of atomic_file.h. `about` names where the rows are from.
 kvb_status charts_write(const chart_list *all, const char *path, const char *about, kvb_error *err);
