@@ -74,6 +74,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """With what can be had here: help() asks for every name in the list."""
+    """Only names that can be imported here, since help() asks for every name in the list."""
     ready = [name for name in __all__ if name not in _LATER or all(map(importlib.util.find_spec, _needs(name)))]
     return sorted([*ready, "__version__", *(name for name in globals() if name.startswith("__"))])

@@ -156,7 +156,7 @@ _OTHER: dict[str, tuple[list[Any], Any]] = {
 
 
 def _candidates() -> list[str]:
-    """Where the library may be, in the order of preference; a name without a folder is the system's to find."""
+    """Where the library may be, best first; a name without a folder is left to the system's linker."""
     named = os.environ.get("KVBUDGET_LIBRARY")
     bundled = Path(__file__).parent / "lib" / SONAME
     return [named] if named else [str(bundled)] * bundled.exists() + [SONAME]
@@ -194,8 +194,8 @@ def library() -> c.CDLL:
 def call(name: str, *arguments: Any) -> None:
     """Calls a function that returns a kvb_status; what it refuses becomes an exception with its message.
 
-    Every count and ratio goes through :func:`count` and :func:`real` here, whoever calls: ctypes would cut off the bits
-    that do not fit.
+    Every count and ratio goes through :func:`count` and :func:`real`, because ctypes silently cuts off bits that do not
+    fit.
     """
     error, kinds = Error(), {c.c_uint32: count, c.c_double: real}
     checked = (kinds[t](a) if t in kinds else a for a, t in zip(arguments, _STATUS[name]))
@@ -207,7 +207,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def count(value: Any, name: str = "a count") -> int:
-    """A whole number as the library takes it, 0 to 2**32 - 1. ``name`` is what messages call it."""
+    """Checks a whole number from 0 to 2**32 - 1. ``name`` is what messages call it."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -224,7 +224,7 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def real(value: Any, name: str = "ratio") -> float:
-    """A number; a text such as "80%" is none."""
+    """Checks a number; a text such as "80%" is refused."""
     try:
         if not isinstance(value, str):
             return float(value)

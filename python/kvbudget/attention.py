@@ -1,7 +1,7 @@
 """Attention over a cut cache, registered with transformers as the implementations ``kvbudget`` and ``kvbudget_eager``.
 
-A layer that is not cut goes to sdpa or eager attention with the very arguments, so a model may keep the registered name
-for good. Per segment there are three ways to compute, all with one interface:
+A layer that is not cut goes to sdpa or eager attention with unchanged arguments, so a model may keep the registered
+name for good. Per segment there are three ways to compute, all with one interface:
 
 segments  one scaled_dot_product_attention per sequence and head: the way on a CPU, and with softcaps and sinks
 varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding
@@ -169,7 +169,7 @@ def ragged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer that holds the n new tokens already."""
+    """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer, which already holds the n new tokens."""
     visible = new_tokens_mask(layer, query.shape[2], mask)
     layer.hidden = None if mask is None or visible is None else ~visible[:, -1]
     if softcap is not None or sinks is not None:
@@ -183,7 +183,7 @@ WATCH: ContextVar[Callable[..., Any] | None] = ContextVar("WATCH", default=None)
 
 @contextlib.contextmanager
 def watched_by(watch: Callable[..., Any]) -> Iterator[None]:
-    """Until the block is left attention is watch(attend, query, key, value, mask, scaling, more)."""
+    """Until the block is left, attention calls watch(attend, query, key, value, mask, scaling, more)."""
     token = WATCH.set(watch)
     try:
         yield

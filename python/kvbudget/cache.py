@@ -20,15 +20,15 @@ class Cache(DynamicCache):
     """``model.generate(**inputs, past_key_values=kvbudget.Cache(table, target_size=1024, config=model.config))``
 
     table   a :class:`Table` or its path
-    config  the config of the very model that fills the cache: its attention implementation becomes "kvbudget", which
-            is the one that it had for all other caches
+    config  the config of the model that fills the cache: its attention implementation becomes "kvbudget", which does
+            for all other caches what the former one did
     rules   ratio or target_size, interval, buffer, scorer, slack, kernel and the options of :meth:`Table.keep`, as in
             :func:`kvbudget.compress`, which gives the same tokens
 
-    A cache does not see where a prompt ends: with a ratio and without an interval it takes every pass of several tokens
-    for a turn, and is cut after each, so after every chunk of a prefill too. Nor does it see a layer's input and
+    A cache does not see where a prompt ends: with a ratio and without an interval it treats every pass of several
+    tokens as a turn and is cut after each, so also after every chunk of a prefill. Nor does it see a layer's input and
     rotations, or which tokens are guesses: for expected attention, presses of kvpress, refit, prompt lookup and
-    assistants there is :func:`kvbudget.compress`. A copy (copy.deepcopy) goes its own way from there.
+    assistants use :func:`kvbudget.compress`. A copy (copy.deepcopy) is independent from then on.
     """
 
     def __init__(self, table: Table | str, ratio: float | None = None, *, config: Any, **rules: Any):

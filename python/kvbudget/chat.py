@@ -1,6 +1,6 @@
-"""A model's own chat template around texts, as `kvbudget profile --chat` puts it (profiler/text/chat.h says how).
+"""A model's own chat template around texts, as `kvbudget profile --chat` puts it (profiler/text/model_text.h says how).
 
-The template writes messages whose words it cannot know; what stands around them is the frame. Its front goes with the
+The template writes messages whose words it cannot know; what it puts around them is the frame. Its front goes with the
 context, its back with the question, so that the context is calibrated at the place where a chat has it.
 """
 
@@ -32,7 +32,7 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
-        """The frame of one message of a user that is to be answered; KVBudgetError where there is none."""
+        """The frame of one user message that is to be answered; raises KVBudgetError if there is none."""
         if not getattr(tokenizer, "chat_template", None):
             raise KVBudgetError("the tokenizer has no chat template; leave out chat=True", "UNSUPPORTED")
         front, back = _around(tokenizer, BEFORE + WORD + BEHIND, WORD)
@@ -56,13 +56,13 @@ class Frame:
         return (text.rstrip() if self.trim else text) + self.back
 
     def attributes(self) -> dict[str, str]:
-        """The kind, and a hash of what it comes to, since templates of a kind differ."""
+        """The kind of template, and a hash of the frame, since templates of one kind differ."""
         parts = f"{self.front}\0{self.back}\0"
         return {"chat": self.kind, "chat_sha256": hashlib.sha256(parts.encode()).hexdigest()}
 
 
 def check_text(tokenizer: Any, text: str, where: str) -> None:
-    """Beside a template's control tokens those of a text would be taken as such; the program takes them as text."""
+    """Refuses a text with control tokens: they would count like the template's own; the program takes them as text."""
     for token in tokenizer.all_special_tokens:
         if token in text:
             raise KVBudgetError(f"{where}: the text has the control token {token}, which chat=True takes for the "
@@ -74,7 +74,7 @@ def _refused(why: str) -> KVBudgetError:
 
 
 def _around(tokenizer: Any, message: str, word: str) -> tuple[str, str]:
-    """What the template writes before and behind `word` of a message."""
+    """What the template writes before and after `word` of a message."""
     try:
         text: str = tokenizer.apply_chat_template(
             [{"role": "user", "content": message}],

@@ -1,6 +1,6 @@
-"""When a cache is cut, to how many rows, which of them, and what stays in any case: one controller, for blocks of
-compress (eviction.py) and for a cache that cuts itself (cache.py). What is known of a cache goes with it: in its
-``kvb_state`` (report.py), and what was seen of a layer's queries in the layer (ragged.py).
+"""When a cache is cut, to how many rows, which rows, and what always stays: one controller for blocks of compress
+(eviction.py) and for a cache that cuts itself (cache.py). The state of a cache is stored with it: in its ``kvb_state``
+(report.py), and what was seen of a layer's queries in the layer (ragged.py).
 """
 
 import warnings
@@ -83,12 +83,12 @@ class Controller:
         return self.table.budgets(ratio, n * wanted // found.total, **options) if found.total > wanted else found
 
     def report(self, cache: Any = None) -> Report:
-        """What became of a cache, by default the one that was cut last."""
+        """The report about a cache, by default the one that was cut last."""
         state: State = self._last if cache is None else getattr(cache, "kvb_state", State())
         return state.report(self.ratio)
 
     def end_of_turn(self, now: Pass, n: int) -> int | None:
-        """Where the turn ends of which the next n tokens are a part; None where they are none."""
+        """Where the turn that the next n tokens belong to ends; None if they belong to none."""
         return now.start + n if now.start == 0 or n > 1 else None
 
     # ---- Watching ----

@@ -1,8 +1,8 @@
 """Evicting in transformers for real: each layer is cut as soon as its part of the prompt is done.
 
-By what rules is the controller's matter (controller.py), and what is known of a cache goes with the cache. What a
-thread is doing with it is kept by thread (_Call), so any number of threads and caches share one block. Attention itself
-tells when a layer has seen a whole prompt: it is cut right there, before guesses that came in the same pass look at it.
+The rules are in the controller (controller.py), and the state of a cache is stored with the cache. What a thread is
+doing is stored by thread (_Call), so any number of threads and caches can share one block. A layer is cut inside its
+attention as soon as it has seen a whole prompt, before guesses from the same pass attend to it.
 """
 
 import threading
@@ -36,7 +36,7 @@ class _Call:
         self.end: int | None = None  # the cache is cut when it holds so many tokens
 
     def end_for(self, cache: Cache, start: int, n: int) -> int | None:
-        """Where the prompt ends of which the next n tokens are a part; None where they are none."""
+        """Where the prompt that the next n tokens belong to ends; None if they belong to none."""
         if self.model is None or (self.cache is not None and self.cache() is not cache):
             return n if start == 0 else None
         if self.cache is None:
@@ -50,32 +50,32 @@ _CALL: ContextVar[_Call | None] = ContextVar("_CALL", default=None)
 
 
 class Run(Controller):
-    """Inside of the block every cache that the model fills is cut to the table's budgets, layer by layer.
+    """Cuts every cache that the model fills inside the block to the table's budgets, layer by layer.
 
-    model        a decoder of transformers with sdpa, eager or flash attention, for which torch's sdpa is taken
+    model        a decoder of transformers with sdpa, eager or flash attention (torch's sdpa then replaces the latter)
     table        a :class:`Table` or its path, for this model's shape; or "auto": the ready table of these weights
     ratio        the share of all cached tokens that goes, below 1; 0 leaves everything as it is
     target_size  instead of a ratio: how many tokens the heads keep on average, shared out by the table; the cache does
                  not grow
-    interval     cut whenever so many tokens are new, be they a prompt's, a chunk's or an answer's. By default 128 with
-                 a target_size; with a ratio the prompts alone are cut, each where it ends
+    interval     cut whenever so many tokens are new, whether of a prompt, a chunk or an answer. By default 128 with a
+                 target_size; with a ratio only prompts are cut, each at its end
     buffer       how many rows a head may hold above its budget: by default the interval. The newest buffer - interval
                  tokens stay in every head whatever their score
     scorer       what ranks tokens: by default the table's own metric; or a ScorerPress of kvpress, or a pair
                  (name, press), whose name must be the table's metric
-    when         "prefill": as said above; "call": nothing is cut but in run.cut(cache), again and again if you
-                 like, for passes of your own in chunks
-    slack        free rows per head after a cut: 32, or the interval; more slack, fewer copies and more memory
+    when         "prefill": as described above; "call": caches are cut only by run.cut(cache), as often as you like,
+                 for passes of your own in chunks
+    slack        free rows per head after a cut: 32, or the interval; more slack means fewer copies and more memory
     kernel       how attention over a cut cache is computed: "auto", "segments", "flex" or "varlen" (attention.py)
     refit        at the first cut, change the kept keys and values so that attention over them gives what the full
                  cache gave (refit.py); later cuts take rows away and do not refit again
     options      of :meth:`Table.keep`: rounding, lookup, block, and strict, which keeps sinks and window in every head:
                  by default with an interval, and in all later cuts of a cache
 
-    ``with kvbudget.compress(...) as run`` gives the run itself: explicit cuts, and the report. Threads may share a
-    block; what they began in it is cut to its end, also when the block is left before. A cut cache can be decoded after
-    the block too: the model keeps the attention implementation "kvbudget", which is the one that it had for all caches
-    that are not cut. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing nothing.
+    ``with kvbudget.compress(...) as run`` gives the run itself, for explicit cuts and the report. Threads may share a
+    block; calls that began in it are cut to their end even if the block is left before. A cut cache can also be decoded
+    after the block: the model keeps the attention implementation "kvbudget", which does for caches that are not cut
+    what the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing nothing.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Run(Controller):
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        """A block that cut nothing is an error, not a slow way to do nothing."""
+        """Raises an error if the block cut nothing, instead of being a slow way to do nothing."""
         with self._lock:
             self._open, busy = False, bool(self._busy)
         self._leave()
@@ -134,7 +134,7 @@ class Run(Controller):
     # ---- What stands in the model's methods ----
 
     def _leave(self) -> None:
-        """The model is as it was, once the block is left and the last call that began in it is done."""
+        """Restores the model when the block is left and the last call that began in it is done."""
         with self._lock:
             if not self._open and not self._busy:
                 for one in self._standing:
@@ -165,7 +165,7 @@ class Run(Controller):
         return self._within(_Call(self, model, self._prompt(model, args, kwargs)), generate, *args, **kwargs)
 
     def _prompt(self, model: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-        """The prompt's length where generate() does not pass it in one piece and alone. Refuses what cannot be cut."""
+        """The prompt's length if generate() does not pass it alone and in one piece. Refuses what cannot be cut."""
         config = args[1] if len(args) > 1 else kwargs.get("generation_config")
 
         def given(name: str) -> Any:
@@ -219,7 +219,7 @@ class Run(Controller):
         return end
 
     def _is_budgeted(self, cache: Any, layer: AttentionLayer) -> bool:
-        """Is there a budget for this layer of the cache?"""
+        """Whether this layer of the cache has a budget."""
         if isinstance(cache, OwnCache):
             raise KVBudgetError("a kvbudget.Cache cuts itself; use it outside of the block of compress", "UNSUPPORTED")
         if not isinstance(cache, DynamicCache) or getattr(cache, "offloading", False):

@@ -1,4 +1,4 @@
-"""Joining and leaving a model: the registered attention, methods that are stood in for, and what a batch's mask tells."""
+"""Hooking into a model and out of it: the registered attention, replaced methods, and what a batch's mask says."""
 
 import contextlib
 import threading
@@ -100,7 +100,7 @@ def use_registered_attention(layers: Sequence[AttentionLayer]) -> None:
 
 
 def refuse_presses(module: Any) -> None:
-    """A press of kvpress around the model would cut the same cache, and not by the same rules."""
+    """Refuses a press of kvpress around the model: it would cut the same cache by other rules."""
     for hook in module._forward_hooks.values():
         press = type(getattr(hook, "__self__", None))
         if any(base.__module__.startswith("kvpress.") for base in press.__mro__):
@@ -108,7 +108,7 @@ def refuse_presses(module: Any) -> None:
 
 
 def padding_of(mask: Tensor | None, n_sequences: int, n: int) -> list[int]:
-    """How many positions before each sequence's first token; the last query's row of the mask shows them."""
+    """How many positions come before each sequence's first token, as the last query's row of the mask shows."""
     if mask is None:
         return [0] * n_sequences
     row = mask[:, 0, -1, :n]

@@ -1,4 +1,4 @@
-"""Ready tables: which of those in the folder is that of a model of transformers."""
+"""Ready tables: finds the one in the folder that is for a model of transformers."""
 
 import ctypes as c
 import os

@@ -1,4 +1,4 @@
-"""What became of a cache: bytes, tokens and warnings, kept while it is watched and cut."""
+"""The report about a cache: bytes, tokens and warnings, collected while it is watched and cut."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Which metric a name, a table or one of kvpress's presses means; and the two that are built of others.
 
-Names, parameters, defaults, protected tokens and presses are those of the program's own rows (:func:`rows`); here stand
-formulas alone.
+Names, parameters, defaults, protected tokens and presses come from the program's own rows (:func:`rows`); here are
+only formulas.
 """
 
 import functools

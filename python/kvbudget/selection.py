@@ -1,4 +1,4 @@
-"""Which tokens a head keeps, and where heads lie behind one another: the library's own selection."""
+"""Which tokens a head keeps, and where the heads' rows lie one after the other: the library's own selection."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

@@ -261,7 +261,7 @@ class Table:
         strict: bool = False,
         block: int = 1,
     ) -> Budgets:
-        """The same with everything that ``kvbudget budgets`` tells: what is really pruned, and warnings."""
+        """The same with everything that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
         keep = self.keep(ratio, tokens, rounding=rounding, lookup=lookup, strict=strict, block=block)
         options, s = _options(rounding, lookup, strict, block), lib.Summary()
         lib.call(
