@@ -75,7 +75,8 @@ class Run(Controller):
     ``with kvbudget.compress(...) as run`` gives the run itself, for explicit cuts and the report. Threads may share a
     block; calls that began in it are cut to their end even if the block is left before. A cut cache can also be decoded
     after the block: the model keeps the attention implementation "kvbudget", which does for caches that are not cut
-    what the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing nothing.
+    what the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing
+    nothing.
     """
 
     def __init__(
