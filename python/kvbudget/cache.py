@@ -61,7 +61,7 @@ class Cache(DynamicCache):
         if self._awaited is not None:
             raise KVBudgetError(
                 f'layer {self._awaited}: its attention does not go through the implementation "kvbudget"; give '
-                "config=model.config of the very model, and leave its attention implementation as it is then",
+                "config=model.config of the same model, and do not change its attention implementation afterwards",
                 "UNSUPPORTED",
             )
         keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -82,8 +82,8 @@ class Cache(DynamicCache):
 
     def crop(self, *_: Any) -> NoReturn:
         raise KVBudgetError(
-            "crop: this cache may have been cut by the tokens that are to go, as those that prompt lookup or an "
-            "assistant guessed; use kvbudget.compress for these, and copy.deepcopy(cache) to ask about a text twice",
+            "crop: the tokens to remove, such as guesses of prompt lookup or an assistant, may already have decided "
+            "what was cut; use kvbudget.compress for guesses, and copy.deepcopy(cache) to ask about a text twice",
             "UNSUPPORTED",
         )
 

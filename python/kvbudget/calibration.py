@@ -48,7 +48,7 @@ def read(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
     for context in found:
         if context.sample_id in taken:
             raise KVBudgetError(
-                f"{context.where}: sample_id {context.sample_id} stands twice; give each context its own"
+                f"{context.where}: sample_id {context.sample_id} occurs twice; give each context its own"
             )
         taken.add(context.sample_id)
     if not found:

@@ -58,7 +58,7 @@ class Controller:
             if value is not None and count(value, name) < least:
                 raise KVBudgetError(f"{name}: expected at least {least}, found {value}")
         if buffer is not None and interval is None:
-            raise KVBudgetError("buffer: needs an interval, after which it is full")
+            raise KVBudgetError("buffer: needs an interval, which says when it is full")
         if interval is not None and metric.once:
             raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
         one_of("kernel", kernel, ("auto", "segments", "flex", "varlen"))

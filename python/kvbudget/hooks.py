@@ -115,5 +115,5 @@ def padding_of(mask: Tensor | None, n_sequences: int, n: int) -> list[int]:
     visible = (row if row.dtype == torch.bool else row == 0).expand(n_sequences, -1)
     count = visible.sum(1)
     if not bool((visible == (torch.arange(n, device=row.device) >= n - count[:, None])).all()):
-        raise KVBudgetError('padding must stand on the left (tokenizer.padding_side = "left")')
+        raise KVBudgetError('padding must be on the left (tokenizer.padding_side = "left")')
     return [n - int(c) for c in count]

@@ -285,7 +285,7 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
     for how in (dict(prompt_lookup_num_tokens=3), dict(assistant_model=copy.deepcopy(model))):
         refused("crop: .*use kvbudget.compress", lambda c: say(model, prompt(), past_key_values=c, **how))
     refused("cuts itself; use it outside", compressed)
-    refused("give config=model.config of the very model", other_attention)
+    refused("give config=model.config of the same model", other_attention)
     refused("give config=model.config", lambda c: build("llama")(prompt(), past_key_values=c))
     refused("cannot be offloaded", lambda c: (say(model, prompt(), past_key_values=c), c.layers[0].offload()))
     with pytest.raises(ValueError, match="cache_implementation"):  # transformers' own words
