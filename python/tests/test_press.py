@@ -121,10 +121,7 @@ def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> N
     """Another scorer, or the same with another window, is not what the table is for; both are named."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     for wrong in (
-        kvpress.KeyDiffPress(),
-        kvpress.SnapKVPress(),
-        kvpress.SnapKVPress(window_size=8),
-        kvpress.TOVAPress(),
+        kvpress.KeyDiffPress(), kvpress.SnapKVPress(), kvpress.SnapKVPress(window_size=8), kvpress.TOVAPress()
     ):
         with pytest.raises(kvbudget.MismatchError, match="the table says snapkv:kvpress:window=8:kernel=3"):
             with kvbudget.compress(model, table, 0.5, scorer=wrong):

@@ -260,9 +260,7 @@ def test_texts_and_windows(tmp_path: Path) -> None:
         c = f["contexts/text-1"]
         assert c["token_ids"][:3].tolist() == [1, *prompt(1, 40)[0, :2].tolist()] and c["token_ids"].shape == (41,)
         assert c["questions/0/suffix_ids"][:].tolist() == [3, 4, 8] and c["questions/0/answer_ids"][:].tolist() == [
-            5,
-            6,
-            7,
+            5, 6, 7
         ]
         best = c["questions/0/oracle"][:]
         assert best.shape == (2, 2, 41) and (best > 0).all()

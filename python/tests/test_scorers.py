@@ -203,8 +203,7 @@ def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.T
         for i in range(3):
             entry = {"sample_id": f"c{i}", "context_ids": prompt(1, 60, seed=i)[0].tolist()}
             entry |= {
-                "question_ids": [prompt(1, 3, seed=9)[0].tolist()],
-                "answer_ids": [prompt(1, 5, seed=7)[0].tolist()],
+                "question_ids": [prompt(1, 3, seed=9)[0].tolist()], "answer_ids": [prompt(1, 5, seed=7)[0].tolist()]
             }
             f.write(json.dumps(entry) + "\n")
     kvbudget.record(build("llama"), None, folder / "calib.jsonl", FEATURES, output=folder / "run.h5")

@@ -45,11 +45,7 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
         pytest.skip("no program kvbudget")
     table = kvbudget.Table(path)
     for ratio, tokens, options in (
-        (0.5, 1000, {}),
-        (0.83, 77, {"strict": True}),
-        (0.345, 513, {}),
-        (0.7, 640, {"block": 16}),
-        (0.0, 9, {}),
+        (0.5, 1000, {}), (0.83, 77, {"strict": True}), (0.345, 513, {}), (0.7, 640, {"block": 16}), (0.0, 9, {})
     ):
         flags = [w for k, v in options.items() for w in ((f"--{k}",) if v is True else (f"--{k}", str(v)))]
         shown = subprocess.run(

@@ -144,8 +144,7 @@ class Run:
                 self.lines.append(f"skip - {block.where}: {reason}")
                 continue
             out += [
-                f'echo {number} >"{self.work}/at"',
-                f'exec >"{self.work}/{number}.out" 2>"{self.work}/{number}.err"',
+                f'echo {number} >"{self.work}/at"', f'exec >"{self.work}/{number}.out" 2>"{self.work}/{number}.err"'
             ]
             out.append(self.commands(block, number, python_before))
             if block.language == "python":

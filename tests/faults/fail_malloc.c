@@ -208,30 +208,14 @@ int asprintf(char **out, const char *format, ...)
     return n;
 }
 
-FILE *open_memstream(char **text, size_t *size)
-{
-    static FILE *(*real)(char **, size_t *);
-    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "open_memstream");
-    return FAILS ? NULL : real(text, size);
-}
-
-FILE *fopen(const char *path, const char *mode)
-{
-    static FILE *(*real)(const char *, const char *);
-    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fopen");
-    return FAILS ? NULL : real(path, mode);
-}
-
-FILE *fdopen(int fd, const char *mode)
-{
-    static FILE *(*real)(int, const char *);
-    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fdopen");
-    return FAILS ? NULL : real(fd, mode);
-}
-
-FILE *fopencookie(void *cookie, const char *mode, cookie_io_functions_t functions)
-{
-    static FILE *(*real)(void *, const char *, cookie_io_functions_t);
-    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "fopencookie");
-    return FAILS ? NULL : real(cookie, mode, functions);
-}
+#define STREAM(name, parameters, ...)                         \
+    FILE *name parameters                                     \
+    {                                                         \
+        static FILE *(*real)parameters;                       \
+        if (!real) *(void **)&real = dlsym(RTLD_NEXT, #name); \
+        return FAILS ? NULL : real(__VA_ARGS__);              \
+    }
+STREAM(open_memstream, (char **text, size_t *size), text, size)
+STREAM(fopen, (const char *path, const char *mode), path, mode)
+STREAM(fdopen, (int fd, const char *mode), fd, mode)
+STREAM(fopencookie, (void *cookie, const char *mode, cookie_io_functions_t functions), cookie, mode, functions)

@@ -100,27 +100,26 @@ static int failed(int why)
     return -1;
 }
 
-#define OPEN(name, shown, before, ...)                                                 \
-    {                                                                                  \
-        mode_t mode = 0;                                                               \
-        if (flags & (O_CREAT | O_TMPFILE)) {                                           \
-            va_list args;                                                              \
-            va_start(args, flags);                                                     \
-            mode = va_arg(args, mode_t);                                               \
-            va_end(args);                                                              \
-        }                                                                              \
-        REAL(name);                                                                    \
-        int why = (flags & O_ACCMODE) != O_RDONLY ? hit_path(shown, before, path) : unread(path); \
-        return why > 0 ? failed(why) : real(__VA_ARGS__, mode);                        \
+#define OPEN(name, parameters, before, ...)                                                        \
+    int name parameters                                                                            \
+    {                                                                                              \
+        mode_t mode = 0;                                                                           \
+        if (flags & (O_CREAT | O_TMPFILE)) {                                                       \
+            va_list args;                                                                          \
+            va_start(args, flags);                                                                 \
+            mode = va_arg(args, mode_t);                                                           \
+            va_end(args);                                                                          \
+        }                                                                                          \
+        REAL(name);                                                                                \
+        int why = (flags & O_ACCMODE) != O_RDONLY ? hit_path("open", before, path) : unread(path); \
+        return why > 0 ? failed(why) : real(__VA_ARGS__, mode);                                    \
     }
+OPEN(open, (const char *path, int flags, ...), AT_FDCWD, path, flags)
+OPEN(open64, (const char *path, int flags, ...), AT_FDCWD, path, flags)
+OPEN(openat, (int folder, const char *path, int flags, ...), folder, folder, path, flags)
+OPEN(openat64, (int folder, const char *path, int flags, ...), folder, folder, path, flags)
 
-int open(const char *path, int flags, ...)
-    OPEN(open, "open", AT_FDCWD, path, flags) int open64(const char *path, int flags, ...)
-        OPEN(open64, "open", AT_FDCWD, path, flags) int openat(int folder, const char *path, int flags, ...)
-            OPEN(openat, "open", folder, folder, path, flags) int openat64(int folder, const char *path, int flags, ...)
-                OPEN(openat64, "open", folder, folder, path, flags)
-
-                    ssize_t write(int file, const void *data, size_t n)
+ssize_t write(int file, const void *data, size_t n)
 {
     REAL(write);
     int why = hit_file("write", file, true);
@@ -184,47 +183,19 @@ int rename(const char *from, const char *to)
     return why > 0 ? failed(why) : real(from, to);
 }
 
-int link(const char *from, const char *to)
-{
-    REAL(link);
-    int why = hit_path("link", AT_FDCWD, to);
-    return why > 0 ? failed(why) : real(from, to);
-}
-
-int symlink(const char *to, const char *path)
-{
-    REAL(symlink);
-    int why = hit_path("symlink", AT_FDCWD, path);
-    return why > 0 ? failed(why) : real(to, path);
-}
-
-int unlink(const char *path)
-{
-    REAL(unlink);
-    int why = hit_path("unlink", AT_FDCWD, path);
-    return why > 0 ? failed(why) : real(path);
-}
-
-int unlinkat(int folder, const char *path, int flags)
-{
-    REAL(unlinkat);
-    int why = hit_path("unlink", folder, path);
-    return why > 0 ? failed(why) : real(folder, path, flags);
-}
-
-int mkdir(const char *path, mode_t mode)
-{
-    REAL(mkdir);
-    int why = hit_path("mkdir", AT_FDCWD, path);
-    return why > 0 ? failed(why) : real(path, mode);
-}
-
-int rmdir(const char *path)
-{
-    REAL(rmdir);
-    int why = hit_path("rmdir", AT_FDCWD, path);
-    return why > 0 ? failed(why) : real(path);
-}
+#define ON_PATH(name, shown, folder, path, parameters, ...) \
+    int name parameters                                     \
+    {                                                       \
+        REAL(name);                                         \
+        int why = hit_path(shown, folder, path);            \
+        return why > 0 ? failed(why) : real(__VA_ARGS__);   \
+    }
+ON_PATH(link, "link", AT_FDCWD, to, (const char *from, const char *to), from, to)
+ON_PATH(symlink, "symlink", AT_FDCWD, path, (const char *to, const char *path), to, path)
+ON_PATH(unlink, "unlink", AT_FDCWD, path, (const char *path), path)
+ON_PATH(unlinkat, "unlink", folder, path, (int folder, const char *path, int flags), folder, path, flags)
+ON_PATH(mkdir, "mkdir", AT_FDCWD, path, (const char *path, mode_t mode), path, mode)
+ON_PATH(rmdir, "rmdir", AT_FDCWD, path, (const char *path), path)
 
 // glibc's streams call the system without passing here, so for those over a descriptor the failing call is this one.
 // The data stay in the stream: they are written when the program ends, which changes nothing in that it was told.

@@ -158,7 +158,7 @@ class Bench:
         out = open(folder / stdout, "wb") if stdout else subprocess.DEVNULL
         try:
             done = subprocess.run(self.expand(args), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
-                                  stderr=subprocess.PIPE, timeout=120)
+                                  stderr=subprocess.PIPE, timeout=900)
         finally:
             if stdout:
                 out.close()

@@ -81,7 +81,7 @@ class Walk:
                 env[key] = str(value)
         try:
             p = subprocess.run([self.o.kvbudget] + words, cwd=folder, env=env, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=900)
         except subprocess.TimeoutExpired:
             return 124, b"", b"it hung"
         return p.returncode, p.stdout, p.stderr

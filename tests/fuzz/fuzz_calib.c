@@ -1,9 +1,6 @@
 // The reader of calibration lines; what it accepts must keep its promises.
 #include "formats/calib.h"
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 static void check(int holds)
 {

@@ -2,14 +2,10 @@
 // it.
 #include "evaluator/refine_bench.h"
 #include "evaluator/task_study.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/fuzz/fuzz.h"
 
 enum { NEXT = 4, LAYERS = 2 };
 static const char KEY[LOG_KEY] = "00000000000000000000000000000000000000000000000000000000000000ff";
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void take_cell(log_file *log)
 {

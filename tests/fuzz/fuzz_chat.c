@@ -1,9 +1,6 @@
 // A chat template: any bytes are refused, or have a frame; nothing is left of one that is refused.
 #include "profiler/text/model_text.h"
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -18,7 +15,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else if (f.kind || f.front || f.back || !err.message[0]) {
         abort();
     }
-    chat_frame_free(&f);
-    free(template);
+    chat_frame_free(&f), free(template);
     return 0;
 }

@@ -1,10 +1,7 @@
 // config.json: any bytes are refused, or give numbers that the forward pass can rely on.
 #include "profiler/model/model.h"
 #include "profiler/weights/weights.h"
-#include <math.h>
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,9 +1,6 @@
 // Loss curves from outside: what is accepted makes importances that a record takes.
 #include "formats/curves_file.h"
-#include <math.h>
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,10 +1,7 @@
 // The GGUF reader on arbitrary bytes: what it accepts must be readable to the last byte.
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf.h"
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 static volatile unsigned sum; // keeps the reads
 

@@ -1,11 +1,7 @@
 // model.safetensors.index.json: any bytes are refused, or every tensor is in one of the files, and no file lies outside
 // of the folder.
 #include "profiler/weights/weights_internal.h"
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

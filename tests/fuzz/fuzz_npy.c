@@ -1,8 +1,6 @@
 // The .npy reader, and every conversion of what it accepts.
 #include "formats/npy.h"
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

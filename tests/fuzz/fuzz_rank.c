@@ -1,9 +1,6 @@
 // Any bytes as a learned ranking, or as a table that carries one; what opens must also rank, or say why it cannot.
 #include "runtime/rank.h"
-#include <math.h>
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,11 +1,8 @@
 // A record from anywhere, HDF5's part included: every number of what opens is read, and the bytes are merged as a
 // shard, alone and with a copy of itself.
 #include "formats/record.h"
-#include <stdio.h>
-#include <stdlib.h>
+#include "tests/fuzz/fuzz.h"
 #include <unistd.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 // HDF5 1.10 loses a buffer at every wrong checksum, which is what most inputs have.
 const char *__asan_default_options(void);
@@ -37,11 +34,9 @@ static void read_context(record *r, size_t i)
         int32_t *answer = malloc((size_t)c->questions[q].n_answer * sizeof *answer + 1);
         if (suffix) record_read_suffix(r, i, q, suffix, &err);
         if (answer) record_read_answer(r, i, q, answer, &err);
-        free(answer);
-        free(suffix);
+        free(answer), free(suffix);
     }
-    free(tokens);
-    free(array);
+    free(tokens), free(array);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -1,10 +1,6 @@
 // Refitting a head of any numbers and sizes: it is refused, or what it leaves is finite, and bare where it says so.
 #include "runtime/kvbudget.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 enum { MOST_T = 48, MOST_D = 24, MOST_N = 40, SIZES = 5 };
 

@@ -1,11 +1,7 @@
 // The reader of documents of results, as report gets them from anybody: what it accepts has flat rows and all its
 // parts.
+#include "tests/fuzz/fuzz.h"
 #include "tools/report/results.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check(int holds)
 {

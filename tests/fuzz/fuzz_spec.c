@@ -2,10 +2,7 @@
 #include "evaluator/allocator.h"
 #include "evaluator/policy.h"
 #include "evaluator/task.h"
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 static void try_metric(const char *text)
 {

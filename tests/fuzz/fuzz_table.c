@@ -2,10 +2,7 @@
 #include "formats/table_write.h"
 #include "runtime/limits.h"
 #include "solver/constraints.h"
-#include <stdint.h>
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 // limits: NULL, or the table's constraints.
 static void try_budgets(const kvb_table *table, const kvb_limits *limits, double ratio, uint32_t n_tokens,
@@ -19,12 +16,9 @@ static void try_budgets(const kvb_table *table, const kvb_limits *limits, double
     }
     if (limits && ratio > 0 && constrained_check(limits, n_tokens, keep, &err) != KVB_OK) abort();
     if (kvb_budgets(table, ratio, n_tokens, opt, keep, n, NULL) != KVB_OK ||
-        kvb_budgets_summarize(table, ratio, n_tokens, opt, keep, n, &sum, NULL) != KVB_OK) {
+        kvb_budgets_summarize(table, ratio, n_tokens, opt, keep, n, &sum, NULL) != KVB_OK)
         abort(); // a table that opened is good for every ratio
-    }
-    if (sum.keep_min < 1 || sum.keep_max > n_tokens || sum.total > (uint64_t)n * n_tokens) {
-        abort();
-    }
+    if (sum.keep_min < 1 || sum.keep_max > n_tokens || sum.total > (uint64_t)n * n_tokens) abort();
     if (opt && opt->strict && !limits) {
         uint64_t floor_count = (uint64_t)kvb_table_info(table)->sink + kvb_table_info(table)->window;
         if (sum.keep_min < floor_count && sum.keep_min < n_tokens) abort();

@@ -1,10 +1,6 @@
 // Any bytes as a text to make questions of: lines lie in it, in order, of the length that they promise.
 #include "profiler/text/text_lines.h"
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -20,7 +16,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         text_line_is_han(text + l->begin, l->end - l->begin);
         last = l->end;
     }
-    free(lines);
-    free(text);
+    free(lines), free(text);
     return 0;
 }

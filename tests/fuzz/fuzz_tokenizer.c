@@ -2,9 +2,8 @@
 // the file itself; anything else is text (after one byte of options) for the tiny vocabulary, and must come back from
 // its ids.
 #include "profiler/text/tokenizer.h"
+#include "tests/fuzz/fuzz.h"
 #include "tests/tiny_vocab.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static tokenizer *tiny[4];
 
@@ -19,8 +18,7 @@ static void make_tiny(void)
         if (gguf_parse(&f, b.data, b.size, "tiny", NULL) != KVB_OK ||
             tokenizer_from_gguf(&tiny[i], &f, NULL, NULL) != KVB_OK)
             abort();
-        gguf_close(&f);
-        free(b.data);
+        gguf_close(&f), free(b.data);
     }
 }
 
@@ -51,10 +49,7 @@ static void round_trip(const tokenizer *t, const char *text, size_t size, bool s
     char *again = decode(t, ids_again, n_again, &again_size);
     if (repaired_size < size || n != n_again || memcmp(ids, ids_again, n * sizeof *ids) != 0) abort();
     if (again_size != repaired_size || memcmp(repaired, again, again_size) != 0) abort();
-    free(ids);
-    free(repaired);
-    free(ids_again);
-    free(again);
+    free(ids), free(repaired), free(ids_again), free(again);
 }
 
 static void use_vocabulary(const uint8_t *data, size_t size)
@@ -67,8 +62,7 @@ static void use_vocabulary(const uint8_t *data, size_t size)
         size_t n, back;
         int32_t *ids = encode(t, (const char *)data, size, true, &n);
         free(decode(t, ids, n, &back));
-        free(ids);
-        tokenizer_free(t);
+        free(ids), tokenizer_free(t);
     }
     gguf_close(&f);
 }

@@ -1,9 +1,7 @@
 // tokenizer.json: any bytes are refused, or make a tokenizer whose ids are in range and decode. The input encodes
 // itself.
 #include "profiler/text/tokenizer.h"
-#include <stdlib.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -21,7 +19,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!back || tokenizer_decode(t, ids, n, back, bytes) != bytes) abort();
         free(back);
     }
-    free(ids);
-    tokenizer_free(t);
+    free(ids), tokenizer_free(t);
     return 0;
 }

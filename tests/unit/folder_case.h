@@ -2,7 +2,6 @@
 #pragma once
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
-#include <sys/stat.h>
 
 enum { VOCABULARY = 300, MAX_TENSORS = 64 };
 
@@ -76,9 +75,7 @@ static inline folder folder_make(const char *name)
                 snprintf(to->name, sizeof to->name, "model.layers.%u.%s", layer, names[k].hf);
                 head = names[k].head;
             }
-        to->dtype = "F32";
-        to->rows = t->n_dims == 1 ? 0 : t->dims[1];
-        to->columns = t->dims[0];
+        to->dtype = "F32", to->rows = t->n_dims == 1 ? 0 : t->dims[1], to->columns = t->dims[0];
         copy_rows(to, t, head);
     }
     return f;

@@ -53,9 +53,8 @@ static inline kvb_status small_put_context(record_writer *w, size_t c, kvb_error
     float scores[2][SMALL_MAX];
     int32_t ids[64];
     for (uint32_t t = 0; t < n; t++) ids[t] = (int32_t)(100 * c + t);
-    for (size_t m = 0; m < 2; m++) {
+    for (size_t m = 0; m < 2; m++)
         for (size_t i = 0; i < count; i++) scores[m][i] = small_score(c, m, i);
-    }
     const float *pointers[2] = {scores[0], scores[1]};
     return record_put_context(w, small_ids[c], ids, n, small_metrics, pointers, 2, err);
 }
@@ -83,10 +82,9 @@ static inline kvb_status small_put_missing(record_writer *w, kvb_error *err)
     for (size_t c = 0; c < SMALL_CONTEXTS; c++) {
         kvb_status status = KVB_OK;
         if (!record_writer_has_context(w, small_ids[c])) status = small_put_context(w, c, err);
-        for (size_t q = 0; q < SMALL_QUESTIONS && status == KVB_OK; q++) {
+        for (size_t q = 0; q < SMALL_QUESTIONS && status == KVB_OK; q++)
             if (!record_writer_has_question(w, small_ids[c], small_number(q)))
                 status = small_put_question(w, c, q, err);
-        }
         if (status != KVB_OK) return status;
     }
     return KVB_OK;
@@ -118,8 +116,7 @@ static inline kvb_status small_read_all(record *r, kvb_error *err)
             if (status == KVB_OK && info->questions[q].n_suffix <= 64) status = record_read_suffix(r, c, q, ids, err);
             if (status == KVB_OK && info->questions[q].n_answer <= 64) status = record_read_answer(r, c, q, ids, err);
         }
-        free(ids);
-        free(array);
+        free(ids), free(array);
         if (status != KVB_OK) return status;
     }
     return KVB_OK;

@@ -41,8 +41,7 @@ float *random_floats(size_t n, float scale)
 static backend_device *opened(const backend *b, const backend_limits *limits)
 {
     backend_device *on = NULL;
-    kvb_error err = {0};
-    ck_assert_msg(b->open(&on, b, limits, &err) == KVB_OK, "%s", err.message);
+    help_ok(b->open(&on, b, limits, err));
     return on;
 }
 
@@ -81,8 +80,7 @@ void reserve(uint32_t tokens, attention_shape s)
 // No operation may have failed.
 void check_judged(void)
 {
-    kvb_error err = {0};
-    ck_assert_msg(JUDGED.check(judged, &err) == KVB_OK, "%s", err.message);
+    help_ok(JUDGED.check(judged, err));
 }
 
 void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative)
@@ -125,13 +123,11 @@ decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each)
         for (uint32_t r = 0; r < rows_each; r++) c.rows[c.n_rows++] = (decode_row){q, q % 3 + r, (q + r) % 4 != 0};
     c.kv_size = (size_t)s.n_kv_heads * T * s.head_dim;
     c.tail_size = (size_t)QUESTIONS * s.n_kv_heads * TAIL * s.head_dim;
-    c.q_size = (size_t)c.n_rows * s.n_heads * s.head_dim;
-    c.weights_size = (size_t)s.n_heads * T;
+    c.q_size = (size_t)c.n_rows * s.n_heads * s.head_dim, c.weights_size = (size_t)s.n_heads * T;
     c.best_size = (size_t)QUESTIONS * s.n_kv_heads * T;
     c.k = random_floats(c.kv_size, 2), c.v = random_floats(c.kv_size, 1);
     c.tail_k = random_floats(c.tail_size, 2), c.tail_v = random_floats(c.tail_size, 1);
-    c.q = random_floats(c.q_size, 2);
-    c.weights = random_floats(c.weights_size, 1);
+    c.q = random_floats(c.q_size, 2), c.weights = random_floats(c.weights_size, 1);
     for (size_t i = 0; i < c.weights_size; i++) c.weights[i] = fabsf(c.weights[i]);
     c.best = calloc(c.best_size, sizeof(float));
     return c;

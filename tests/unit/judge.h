@@ -5,10 +5,7 @@
 #pragma once
 #include "profiler/backend/backend.h"
 #include "unit.h"
-#include <math.h>
 #include <omp.h>
-#include <stdio.h>
-#include <string.h>
 
 #ifdef EMULATED
 #include "tests/cuda/emulator.h"
@@ -90,7 +87,7 @@ dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t 
 // The importance alone, after all rows.
 dev run_importance(backend_device *on, const decode_case *c);
 
-// The tests of each file.
+// The tests of each file, which ends with JUDGE_PART(its name).
 TCase *judge_rows(void);
 TCase *judge_weights(void);
 TCase *judge_attention(void);
@@ -98,3 +95,8 @@ TCase *judge_sums(void);
 TCase *judge_bits(void);
 TCase *judge_shapes(void);
 TCase *judge_rules(void);
+#define JUDGE_PART(name)    \
+    TCase *name(void)       \
+    {                       \
+        return unit_case(); \
+    }

@@ -67,7 +67,4 @@ UNIT_TEST(test_value_weights)
     check_judged();
 }
 
-TCase *judge_attention(void)
-{
-    return unit_case();
-}
+JUDGE_PART(judge_attention)

@@ -103,8 +103,7 @@ UNIT_TEST(test_glu_extremes)
     JUDGED.glu(judged, g, u, SILU, 8);
     const float want[] = {0, 0, 88, 0, 2000, 0, 1e30f, 0};
     float *got = fetch(g, 8);
-    close_to("glu", got, want, 8, 1e-30f, 1e-6f);
-    free(got);
+    close_to("glu", got, want, 8, 1e-30f, 1e-6f), free(got);
     JUDGED.release(judged, g), JUDGED.release(judged, u);
 }
 
@@ -187,7 +186,4 @@ UNIT_TEST(test_sample)
     check_judged();
 }
 
-TCase *judge_rows(void)
-{
-    return unit_case();
-}
+JUDGE_PART(judge_rows)

@@ -17,8 +17,7 @@ static attention_shape shape_with(backend_device *on, int shape, const rule *r, 
 {
     static const uint32_t heads[N_RULE_SHAPES][3] = {{7, 1, 16}, {6, 2, 64}, {2, 2, 128}};
     attention_shape s = attention_heads(heads[shape][0], heads[shape][1], heads[shape][2]);
-    s.window = r->window;
-    s.softcap = r->softcap;
+    s.window = r->window, s.softcap = r->softcap;
     if (r->sinks && on) s.sinks = put(on, sinks, s.n_heads);
     return s;
 }
@@ -107,7 +106,4 @@ UNIT_TEST(test_sink_share)
     check_judged();
 }
 
-TCase *judge_rules(void)
-{
-    return unit_case();
-}
+JUDGE_PART(judge_rules)

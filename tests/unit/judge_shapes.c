@@ -1,8 +1,6 @@
 // Every operation on many shapes: all groups of query heads that models have, all head sizes, lengths around every edge
 // of a tile; and on shapes that are drawn at random. KVB_SEED draws others, KVB_DRAWS says how many.
 #include "judge.h"
-#include <stdlib.h>
-#include <string.h>
 
 // Multiplications of a case at most, and how many cases are passed over: the reference and the emulators are slow, and
 // under a sanitiser, which looks at memory and not at numbers, both are three times as slow. With KVB_JUDGE=all nothing
@@ -226,7 +224,4 @@ UNIT_TEST(test_random_shapes)
     }
 }
 
-TCase *judge_shapes(void)
-{
-    return unit_case();
-}
+JUDGE_PART(judge_shapes)

@@ -37,7 +37,4 @@ UNIT_TEST(test_column_sums)
     check_judged();
 }
 
-TCase *judge_sums(void)
-{
-    return unit_case();
-}
+JUDGE_PART(judge_sums)

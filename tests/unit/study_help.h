@@ -4,7 +4,6 @@
 #include "study/options.h"
 #include "study/selection.h"
 #include "study/table.h"
-#include <math.h>
 
 // One layer of two KV heads; the metric ranks early tokens first; the first and the last token are protected.
 enum { CASE_HEADS = 2, CASE_TOKENS_MAX = 64, CASE_CONTEXTS_MAX = 4, CASE_QUESTIONS_MAX = 4 };
@@ -69,8 +68,7 @@ static inline void case_write(const char *path, cJSON *attributes, const case_co
         ids[k] = contexts[k].id;
     }
     help_ok(record_finish(w, ids, n, err));
-    record_writer_free(w);
-    cJSON_Delete(attributes);
+    record_writer_free(w), cJSON_Delete(attributes);
 }
 
 static const char *const CASE_METRIC[] = {"keydiff"};
@@ -109,12 +107,20 @@ static inline void case_save(const study_table *t, const char *to)
     cJSON_Delete(about);
 }
 
+// The record of a test that has one.
+static selection from;
+
+static inline void case_teardown(void)
+{
+    selection_close(&from), help_teardown();
+}
+
 // Solves the table of the selection for keydiff and writes it.
-static inline void case_solve_to(const selection *from, const char *to)
+static inline void case_solve_to(const selection *of, const char *to)
 {
     study_table t;
     study_options o = case_options(AGGREGATE_MEAN_LOSS);
-    help_ok(study_table_open(&t, from, "keydiff", &o, false, err));
+    help_ok(study_table_open(&t, of, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
     case_save(&t, to);
     study_table_free(&t);

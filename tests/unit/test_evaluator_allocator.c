@@ -1,7 +1,6 @@
 // Names of allocators, and the budgets that they hand out.
 #include "evaluator/allocator.h"
 #include "formats_help.h"
-#include <math.h>
 
 enum { L = 3, H = 4, G = 2, T = 200, HEADS = L * G };
 static const allocator_shape SHAPE = {.n_layers = L, .n_kv_heads = G};

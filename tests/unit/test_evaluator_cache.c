@@ -11,8 +11,7 @@ enum { L = 2, G = 2, D = 16, VOCABULARY = 300, T = 90, N = 24 };
 // Head h holds rooms[h] - 1 entries at positions 3, 6, 9, ...; every number of an entry says where it belongs.
 static kv_cache *filled_cache(const uint32_t rooms[L * G])
 {
-    kv_cache *c;
-    c = kv_cache_open(L, G, D, rooms);
+    kv_cache *c = kv_cache_open(L, G, D, rooms);
     for (uint32_t l = 0; l < L; l++)
         for (uint32_t g = 0; g < G; g++)
             for (uint32_t i = 0; i + 1 < rooms[l * G + g]; i++) {
@@ -41,9 +40,8 @@ UNIT_TEST(cache_evicts_and_shrinks)
 {
     const uint32_t rooms[L * G] = {5, 9, 1, 3};
     kv_cache *c = filled_cache(rooms);
-    ck_assert_uint_eq(kv_cache_entries(c), 4 + 8 + 0 + 2);
-    ck_assert_uint_eq(kv_cache_room(c), 1);
-    ck_assert_uint_eq(kv_cache_bytes(c), (uint64_t)14 * 2 * D * sizeof(float));
+    unit_numbers(kv_cache_entries(c), 4 + 8 + 0 + 2, kv_cache_room(c), 1, kv_cache_bytes(c),
+                 (uint64_t)14 * 2 * D * sizeof(float));
     kv_cache_keep(c, 0, 0, (const uint32_t[]){0, 2}, 2);
     kv_cache_keep(c, 1, 1, (const uint32_t[]){1}, 1);
     kv_cache_keep(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
@@ -55,22 +53,18 @@ UNIT_TEST(cache_evicts_and_shrinks)
         expect_entries(c, 1, 1, (const uint32_t[]){1}, 1);
         if (pass == 0) kv_cache_compact(c, 2);
     }
-    ck_assert_uint_eq(kv_cache_room(c), 2);
-    ck_assert_uint_eq(c->offsets[L * G], 7 + 2 * L * G);
+    unit_numbers(kv_cache_room(c), 2, c->offsets[L * G], 7 + 2 * L * G);
     ck_assert_uint_lt(kv_cache_allocated(c), before + 1);
-    kv_cache *copy;
-    copy = kv_cache_fork(c, 0);
+    kv_cache *copy = kv_cache_fork(c, 0);
     kv_cache_keep(c, 0, 1, (const uint32_t[]){1, 2, 3}, 3);
     expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     ck_assert_uint_eq(kv_cache_room(copy), 0);
-    kv_cache_close(copy);
-    kv_cache_close(c);
+    kv_cache_close(copy), kv_cache_close(c);
 }
 
 static void expect_same(const kv_cache *a, const kv_cache *b)
 {
-    ck_assert_uint_eq(a->next_position, b->next_position);
-    ck_assert_uint_eq(kv_cache_room(a), kv_cache_room(b));
+    unit_numbers(a->next_position, b->next_position, kv_cache_room(a), kv_cache_room(b));
     for (uint32_t h = 0; h < L * G; h++) {
         kv_span s = kv_cache_span(a, h / G, h % G), t = kv_cache_span(b, h / G, h % G);
         ck_assert_uint_eq(s.count, t.count);
@@ -125,16 +119,14 @@ static void bed_open(bed *b)
 
 static void bed_close(bed *b)
 {
-    session_close(b->s);
-    model_free(b->m);
+    session_close(b->s), model_free(b->m);
 }
 
 // The continuation over a cache of `kept`, in steps of `step` tokens.
 static float *decode_all(bed *b, const kept_set *kept, uint32_t step)
 {
-    kv_cache *c;
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
-    c = session_cache(b->s, kept, N);
+    kv_cache *c = session_cache(b->s, kept, N);
     for (uint32_t at = 0; at < N; at += step)
         help_ok(decoder_run(b->s->decode, &c, 1, &step, b->next + at, NULL, LOGITS_ALL,
                             logits + (size_t)at * VOCABULARY, err));
@@ -170,8 +162,7 @@ UNIT_TEST(full_cache_is_the_forward_pass)
     for (size_t i = 0; i < (size_t)L * G * T; i++) mass += importance[i];
     ck_assert(mass > 0);
     free(want), free(importance), free(at_once), free(by_one), free(by_six), free(selected);
-    kept_set_free(&all);
-    bed_close(&b);
+    kept_set_free(&all), bed_close(&b);
 }
 
 // A hook that lets a row see the kept entries of the context, and all after it.
@@ -195,8 +186,7 @@ UNIT_TEST(evicting_is_not_looking)
     float *evicted = decode_all(&b, &kept, N), *full = decode_all(&b, NULL, N);
     float *masked = case_alloc((size_t)N * VOCABULARY, sizeof *masked);
     decode_hooks hooks = {.context = &kept, .choose = choose_kept};
-    kv_cache *c;
-    c = session_cache(b.s, NULL, N);
+    kv_cache *c = session_cache(b.s, NULL, N);
     for (uint32_t i = 0; i < N; i++)
         help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST,
                             masked + (size_t)i * VOCABULARY, err));
@@ -204,10 +194,7 @@ UNIT_TEST(evicting_is_not_looking)
     double difference = 0;
     for (size_t i = 0; i < (size_t)N * VOCABULARY; i++) difference = fmax(difference, fabs(evicted[i] - full[i]));
     ck_assert_msg(difference > 1e-3, "evicting two thirds changed nothing: %g", difference);
-    free(evicted), free(full), free(masked);
-    kv_cache_close(c);
-    kept_set_free(&kept);
-    bed_close(&b);
+    free(evicted), free(full), free(masked), kv_cache_close(c), kept_set_free(&kept), bed_close(&b);
 }
 
 UNIT_TEST(a_batch_is_its_sequences)
@@ -230,9 +217,7 @@ UNIT_TEST(a_batch_is_its_sequences)
     case_near("second sequence", got + (size_t)N * VOCABULARY, full, (size_t)5 * VOCABULARY, 2e-5);
     case_near("third sequence", got + (size_t)(N + 5) * VOCABULARY, evicted, (size_t)(N - 5) * VOCABULARY, 2e-5);
     for (int i = 0; i < 3; i++) kv_cache_close(c[i]);
-    free(got), free(evicted), free(full);
-    kept_set_free(&kept);
-    bed_close(&b);
+    free(got), free(evicted), free(full), kept_set_free(&kept), bed_close(&b);
 }
 
 // ---- hooks ----
@@ -271,9 +256,8 @@ UNIT_TEST(hooks_see_and_evict)
     bed_open(&b);
     sums s = {0};
     decode_hooks hooks = {.context = &s, .attended = add_weights, .layer_done = drop_third};
-    kv_cache *c;
     float logits[VOCABULARY];
-    c = session_cache(b.s, NULL, 1);
+    kv_cache *c = session_cache(b.s, NULL, 1);
     for (uint32_t i = 0; i < N; i++)
         help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST, logits, err));
     for (uint32_t l = 0; l < L; l++)
@@ -284,17 +268,15 @@ UNIT_TEST(hooks_see_and_evict)
             ck_assert(span.positions[0] == 0 && span.positions[1] == 1 && span.positions[9] == T + N - 1);
             for (uint32_t i = 1; i < 10; i++) ck_assert(span.positions[i] > span.positions[i - 1]);
         }
-    kv_cache_close(c);
-    bed_close(&b);
+    kv_cache_close(c), bed_close(&b);
 }
 
 UNIT_TEST(errors)
 {
     bed b;
     bed_open(&b);
-    kv_cache *c;
     float logits[VOCABULARY];
-    c = session_cache(b.s, NULL, 1);
+    kv_cache *c = session_cache(b.s, NULL, 1);
     help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){2}, b.next, NULL, LOGITS_LAST, logits, err), KVB_CAPACITY,
                "room for 1");
     int32_t wrong = VOCABULARY;
@@ -306,8 +288,7 @@ UNIT_TEST(errors)
     const float *memory = c->k;
     session_cache_again(b.s, NULL, 1, &c);
     ck_assert(c->k == memory && c->next_position == T);
-    kv_cache_close(c);
-    bed_close(&b);
+    kv_cache_close(c), bed_close(&b);
 }
 
 static kvb_status count_layers(void *context, const decode_view *view, kvb_error *err)
@@ -344,9 +325,8 @@ UNIT_TEST(a_base_is_shared)
         case_near("behind a base", got, want + (size_t)at * VOCABULARY, (size_t)n * VOCABULARY, 1e-5);
         case_same("both tails", got, got + (size_t)n * VOCABULARY, (size_t)n * VOCABULARY);
     }
-    ck_assert_uint_eq(tails[0]->next_position, T + N);
-    ck_assert_uint_eq(kv_cache_entries(tails[0]), L * G * N);
-    ck_assert_uint_eq(kv_cache_entries(base), kept.offsets[L * G]);
+    unit_numbers(tails[0]->next_position, T + N, kv_cache_entries(tails[0]), L * G * N, kv_cache_entries(base),
+                 kept.offsets[L * G]);
     ck_assert_uint_lt(kv_cache_allocated(tails[0]), kv_cache_allocated(copy));
     kv_cache_close(tails[1]);
     tails[1] = kv_cache_extend(base, N);
@@ -355,9 +335,7 @@ UNIT_TEST(a_base_is_shared)
                KVB_ARGUMENT, "a cache with a base");
     help_ok(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[0], LOGITS_LAST, got, err));
     kv_cache_close(tails[0]), kv_cache_close(tails[1]), kv_cache_close(copy), kv_cache_close(base);
-    kept_set_free(&kept);
-    free(want), free(got);
-    bed_close(&b);
+    kept_set_free(&kept), free(want), free(got), bed_close(&b);
 }
 
 UNIT_MAIN_EACH("evaluator: cache and decoder", case_tiny_setup, help_teardown)

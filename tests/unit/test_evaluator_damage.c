@@ -9,10 +9,21 @@ enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G,
 static const uint32_t CUT[CUTS][HEADS] = {
     {30, 15, 30, 30}, {T, T, T, T}, {12, 12, 12, 12}, {60, 20, 7, 33}, {1, 90, 45, 2}};
 
-static void draw_ids(int32_t ids[TEXTS][T + N])
+static model *m;
+static metric by;
+static int32_t ids[TEXTS][T + N];
+
+static void setup(void)
 {
-    for (int t = 0; t < TEXTS; t++)
-        for (int i = 0; i < T + N; i++) ids[t][i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    case_tiny_setup();
+    m = case_open(help_path("tiny.gguf"), backend_find("cpu")), by = case_metric("keydiff");
+    for (int i = 0; i < TEXTS * (T + N); i++)
+        ids[i / (T + N)][i % (T + N)] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+}
+
+static void teardown(void)
+{
+    model_free(m), help_teardown();
 }
 
 // The mean of what fidelity.h tells of each row.
@@ -28,36 +39,29 @@ static damage_value mean_of(const fidelity_cell *c, uint32_t n)
     return mean;
 }
 
-static void judge(const model *m, const metric *by, const int32_t *ids, damage_value *out)
+static void judge(const int32_t *text, damage_value *out)
 {
     session *s;
     fidelity *f;
-    session_plan plan = {T, N, CUTS * N, by, 1, true, false, 0};
+    session_plan plan = {T, N, CUTS * N, &by, 1, true, false, 0};
     help_ok(session_open(&s, m, &plan, err));
     help_ok(fidelity_open(&f, s, N, CUTS, err));
-    help_ok(fidelity_begin(f, ids, T, NULL, NULL, err));
+    help_ok(fidelity_begin(f, text, T, NULL, NULL, err));
     for (int i = 0; i < CUTS; i++) {
         kept_set kept;
         fidelity_cell cell;
         help_ok(session_select(s, s->now.scores[0], CUT[i], 4, 1, &kept, err));
         help_ok(fidelity_measure(f, &kept, 1, &cell, err));
         out[i] = mean_of(&cell, N);
-        fidelity_cell_free(&cell);
-        kept_set_free(&kept);
+        fidelity_cell_free(&cell), kept_set_free(&kept);
     }
-    fidelity_close(f);
-    session_close(s);
+    fidelity_close(f), session_close(s);
 }
 
 UNIT_TEST(damage_is_what_fidelity_measures)
 {
-    metric by;
-    int32_t ids[TEXTS][T + N];
     damage_value want[TEXTS][CUTS], one[TEXTS][CUTS], both[TEXTS][CUTS], got[CUTS], alone;
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    draw_ids(ids);
-    help_ok(metric_parse(&by, "keydiff", err));
-    for (int t = 0; t < TEXTS; t++) judge(m, &by, ids[t], want[t]);
+    for (int t = 0; t < TEXTS; t++) judge(ids[t], want[t]);
     damage *d;
     damage_text texts[TEXTS];
     damage_plan plan = {T, N, 3, &by, 4, 1, 0};
@@ -70,8 +74,7 @@ UNIT_TEST(damage_is_what_fidelity_measures)
             for (int i = 0; i < CUTS; i++) {
                 ck_assert_msg(fabs(got[i].kl - want[t][i].kl) < 1e-12, "text %d, cut %d: KL %.9g, expected %.9g", t, i,
                               got[i].kl, want[t][i].kl);
-                ck_assert(fabs(got[i].flips - want[t][i].flips) < 1e-12);
-                ck_assert(fabs(got[i].nll - want[t][i].nll) < 1e-9);
+                ck_assert(fabs(got[i].flips - want[t][i].flips) < 1e-12 && fabs(got[i].nll - want[t][i].nll) < 1e-9);
                 ck_assert(i == 1 ? got[i].kl == 0 && got[i].flips == 0 : got[i].kl > 0);
             }
             help_ok(damage_measure(d, &texts[t], CUT[3], 1, &alone, err));
@@ -89,7 +92,6 @@ UNIT_TEST(damage_is_what_fidelity_measures)
     ck_assert_uint_gt(damage_text_bytes(m, &plan), 2 * HEADS * T * 16 * sizeof(float));
     for (int t = 0; t < TEXTS; t++) damage_text_close(&texts[t]);
     damage_close(d);
-    model_free(m);
 }
 
 // Heads cut alone, from their own layer on: what the whole pass finds of the same cuts, in any batch.
@@ -97,18 +99,12 @@ UNIT_TEST(a_head_alone_is_one_cut)
 {
     enum { LEVELS = 3 };
     static const uint32_t KEEP[LEVELS][HEADS] = {{60, 70, 50, 40}, {30, T, 22, 35}, {9, 14, 5, T}};
-    metric by;
-    int32_t ids[TEXTS][T + N];
     damage_value one[LEVELS][HEADS], again[LEVELS][HEADS], want;
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    draw_ids(ids);
-    help_ok(metric_parse(&by, "keydiff", err));
     for (uint32_t batch = 1; batch <= 4; batch += 3) {
         damage *d;
-        damage_text text;
         damage_plan plan = {T, N, batch, &by, 4, 1, 0};
         help_ok(damage_open(&d, m, &plan, err));
-        text = damage_text_open(d);
+        damage_text text = damage_text_open(d);
         help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
         help_ok(damage_measure_heads(d, &text, KEEP[0], LEVELS, batch == 1 ? one[0] : again[0], NULL, err));
         for (int i = 0; i < LEVELS; i++)
@@ -121,11 +117,9 @@ UNIT_TEST(a_head_alone_is_one_cut)
                 ck_assert(fabs(one[i][h].nll - want.nll) < 1e-6 && fabs(one[i][h].flips - want.flips) < 1e-12);
                 ck_assert(keep[h] < T ? one[i][h].kl > 0 : one[i][h].kl == 0);
             }
-        damage_text_close(&text);
-        damage_close(d);
+        damage_text_close(&text), damage_close(d);
     }
     ck_assert(memcmp(one, again, sizeof one) == 0);
-    model_free(m);
 }
 
 static bool stop_at_once(void *context, double done, double total)
@@ -136,17 +130,12 @@ static bool stop_at_once(void *context, double done, double total)
 
 UNIT_TEST(heads_alone_can_be_stopped)
 {
-    metric by;
-    int32_t ids[TEXTS][T + N];
     int asked = 0;
     const forward_progress watch = {stop_at_once, &asked};
     const uint32_t keep[HEADS] = {20, 20, 20, 20};
     damage_value out[HEADS], whole;
     damage *d;
     damage_text text;
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    draw_ids(ids);
-    help_ok(metric_parse(&by, "keydiff", err));
     damage_plan plan = {T, N, 2, &by, 4, 1, 0};
     help_ok(damage_open(&d, m, &plan, err));
     text = damage_text_open(d);
@@ -154,20 +143,13 @@ UNIT_TEST(heads_alone_can_be_stopped)
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
     help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
     ck_assert(whole.kl > 0);
-    damage_text_close(&text);
-    damage_close(d);
-    model_free(m);
+    damage_text_close(&text), damage_close(d);
 }
 
 UNIT_TEST(contexts_are_put_aside_and_taken_back)
 {
-    metric by;
     session *s;
     session_context aside;
-    int32_t ids[TEXTS][T + N];
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    draw_ids(ids);
-    help_ok(metric_parse(&by, "keydiff", err));
     session_plan plan = {T, N, N, &by, 1, false, false, 0};
     help_ok(session_open(&s, m, &plan, err));
     aside = session_context_open(s);
@@ -179,26 +161,21 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
     help_ok(session_exchange(s, &aside, err));
     ck_assert(s->now.k == keys && s->now.scores[0][T / 2] == score && aside.k != keys && aside.n_tokens == T);
     ck_assert_uint_eq(session_context_bytes(m, &plan), HEADS * T * (2 * 16 + 1) * sizeof(float));
-    session_context_free(&aside);
-    session_close(s);
-    model_free(m);
+    session_context_free(&aside), session_close(s);
 }
 
 UNIT_TEST(rows_are_judged_by_the_definition)
 {
-    predictions full;
     const float logits[2][3] = {{0, 1, 2}, {3, 0, 0}}, other[3] = {2, 1, 0};
-    full = predictions_open(2, 3);
+    predictions full = predictions_open(2, 3);
     memcpy(full.logits, logits, sizeof logits);
     full.next[1] = 2;
     predictions_finish(&full);
     double sum = exp(0) + exp(1) + exp(2), kl = 0;
     for (int t = 0; t < 3; t++) kl += exp(logits[0][t]) / sum * (logits[0][t] - other[t]);
     row_damage row = predictions_row(&full, 0, other), same = predictions_row(&full, 1, logits[1]);
-    ck_assert(fabs(row.kl - kl) < 1e-6 && !row.agree);
-    ck_assert(fabs(row.nll - (log(sum) - 0)) < 1e-6);
-    ck_assert(fabs(full.nll[0] - (log(sum) - 2)) < 1e-6);
-    ck_assert(same.kl == 0 && same.agree && isnan(same.nll));
+    ck_assert(fabs(row.kl - kl) < 1e-6 && !row.agree && fabs(row.nll - (log(sum) - 0)) < 1e-6);
+    ck_assert(fabs(full.nll[0] - (log(sum) - 2)) < 1e-6 && same.kl == 0 && same.agree && isnan(same.nll));
     predictions_close(&full);
 }
 
@@ -219,16 +196,14 @@ UNIT_TEST(what_was_measured_is_remembered)
         log_put_number(lines[i], "flips", 0.25);
         log_put_number(lines[i], "nll", -kl[i]);
     }
-    ck_assert(log_open(&log, path, &err) == KVB_OK);
-    ck_assert_ptr_null(log_find(log, keys[0]));
+    ck_assert(log_open(&log, path, &err) == KVB_OK && !log_find(log, keys[0]));
     ck_assert(log_add(log, lines, 2, &err) == KVB_OK);
     for (int round = 0; round < 2; round++) { // of this run, then from disk: to the bit
         for (int i = 0; i < 2; i++) {
             ck_assert(damage_value_read(&found, log, keys[i], &err) == KVB_OK);
             ck_assert(found.kl == kl[i] && found.flips == 0.25 && found.nll == -kl[i]);
         }
-        ck_assert_ptr_null(log_find(log, keys[2]));
-        ck_assert(log_close(log, KVB_OK, &err) == KVB_OK);
+        ck_assert(!log_find(log, keys[2]) && log_close(log, KVB_OK, &err) == KVB_OK);
         ck_assert(log_open(&log, path, &err) == KVB_OK);
     }
     snprintf(line, sizeof line, "{\"key\":\"%s\",\"kl\":1,\"flips\":1,\"nll\":null}\n", keys[2]);
@@ -244,20 +219,15 @@ UNIT_TEST(what_was_measured_is_remembered)
 
 UNIT_TEST(impossible_plans_are_refused)
 {
-    metric by;
     damage *d;
-    kvb_error err = {0};
-    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
     const damage_plan plans[] = {{T, 1, 3, &by, 4, 1, 0},
                                  {0, N, 3, &by, 4, 1, 0},
                                  {T, N, 0, &by, 4, 1, 0},
                                  {m->config.context_length, N, 3, &by, 4, 1, 0}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
-        ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
+        help_fails(damage_open(&d, m, &plans[i], err), KVB_ARGUMENT, "");
         ck_assert_ptr_null(d);
     }
-    model_free(m);
 }
 
-UNIT_MAIN_ONCE("evaluator/damage", case_tiny_setup, help_teardown)
+UNIT_MAIN_EACH("evaluator/damage", setup, teardown)

@@ -26,9 +26,7 @@ static rig *open_rig(const char *spec, uint32_t capacity, uint32_t n_context, ui
 
 static void close_rig(rig *r)
 {
-    free(r->h.memory);
-    free(r->h.marks);
-    free(r);
+    free(r->h.memory), free(r->h.marks), free(r);
 }
 
 static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n_queries,
@@ -218,8 +216,7 @@ UNIT_TEST(specs)
         policy a, b;
         help_ok(policy_parse(&a, pairs[i][0], err));
         help_ok(policy_parse(&b, pairs[i][1], err));
-        ck_assert_str_eq(a.spec, pairs[i][0]);
-        ck_assert_str_eq(b.spec, pairs[i][1]);
+        unit_strings(a.spec, pairs[i][0], b.spec, pairs[i][1]);
     }
 }
 
@@ -282,8 +279,7 @@ UNIT_TEST(keydiff_blocks_of_kvpress)
             ck_assert_msg(r->keep[i] == want, "T %u, d %u, block %u, ratio %g: %u is kept, expected %u", T, d, block,
                           ratio, r->keep[i], want);
         }
-        close_rig(r);
-        free(k);
+        close_rig(r), free(k);
         cases++;
     }
     fclose(f);
@@ -310,8 +306,7 @@ UNIT_TEST(keydiff_windows)
     help_ok(policy_evict(&step->h, (kv_span){.k = k, .count = N + 1}, step->keep, &step->n, err));
     ck_assert_uint_eq(step->n, pairwise_best(k, want, N + 1, N));
     for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(step->keep[i], want[i]);
-    close_rig(all), close_rig(some), close_rig(stream), close_rig(step);
-    free(k);
+    close_rig(all), close_rig(some), close_rig(stream), close_rig(step), free(k);
 }
 
 // ---- LagKV ----
@@ -332,8 +327,7 @@ UNIT_TEST(lagkv_lengths)
         ck_assert_uint_gt(c->n + 20, capacity);
         close_rig(c);
     }
-    close_rig(r);
-    free(k), free(v);
+    close_rig(r), free(k), free(v);
 }
 
 UNIT_TEST(lagkv_recursion)
@@ -378,8 +372,7 @@ UNIT_TEST(lagkv_recursion)
     }
     ck_assert_uint_ge(cuts, AFTER / LAG);
     ck_assert_uint_le(cuts, AFTER / LAG + 1);
-    close_rig(r);
-    free(k), free(v);
+    close_rig(r), free(k), free(v);
 }
 
 // ---- RocketKV ----
@@ -393,8 +386,7 @@ UNIT_TEST(rocket_split_rule)
     ck_assert_uint_eq(s.page, 3);
     ck_assert_double_eq_tol(128 / s.channels, 2.08, 0.005);
     ck_assert_double_eq_tol(s.channels, 61.6, 0.05);
-    ck_assert_uint_eq(s.k1, 61);
-    ck_assert_uint_eq(s.k2, 1024);
+    unit_numbers(s.k1, 61, s.k2, 1024);
     ck_assert_double_eq_tol(s.keep, 12766, 0.5);
     // What is read to estimate is what is read to attend, before rounding: (N / p) k1 / (2 d) = t / 2.
     ck_assert_double_eq_tol(s.keep / s.page * s.channels / (2 * 128), 1024, 1e-6);
@@ -501,9 +493,8 @@ UNIT_TEST(corners_of_sparse_attention)
         uint32_t n = look("rocketkv", N, 0.8, q, k, N, H, DIM, got); // all were kept by the first stage
         found[2] += overlap(got, n, best, K) / 20;
         // A budget for everything is dense attention.
-        ck_assert_uint_eq(look("topk", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
-        ck_assert_uint_eq(look("quest", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
-        ck_assert_uint_eq(look("rocketkv", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
+        unit_numbers(look("topk", N, 0, q, k, N, H, DIM, got), UINT32_MAX, look("quest", N, 0, q, k, N, H, DIM, got),
+                     UINT32_MAX, look("rocketkv", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
         free(q);
     }
     // By chance it would be a tenth.
@@ -539,11 +530,9 @@ UNIT_TEST(turns_lose_nothing)
             has_far = has_far || r->h.marks[i] == 60, has_near = has_near || r->h.marks[i] == 220;
         // What the first turn did not choose is still there for the second.
         ck_assert(turn ? has_far : has_near && !has_far);
-        ck_assert_uint_eq(r->h.counts[1], CAP);
-        ck_assert_uint_eq(r->h.counts[2], count);
+        unit_numbers(r->h.counts[1], CAP, r->h.counts[2], count);
     }
-    close_rig(r);
-    free(k), free(q);
+    close_rig(r), free(k), free(q);
 }
 
 UNIT_MAIN("policies")

@@ -19,8 +19,7 @@ enum { N_ALL = sizeof ALL / sizeof *ALL };
 
 static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits, uint32_t *longest)
 {
-    kv_cache *c;
-    c = kv_cache_fork(from, N);
+    kv_cache *c = kv_cache_fork(from, N);
     decode_hooks hooks = run ? policy_run_hooks(run) : (decode_hooks){0};
     for (uint32_t i = 0; i < N; i++) {
         const uint32_t one = 1;
@@ -56,8 +55,7 @@ static void bed_prefill(bed *b, policy_run **runs, size_t n)
 
 static void bed_close(bed *b)
 {
-    session_close(b->s);
-    model_free(b->m);
+    session_close(b->s), model_free(b->m);
 }
 
 UNIT_TEST(everything_is_dense)
@@ -76,16 +74,13 @@ UNIT_TEST(everything_is_dense)
     bed_prefill(&b, runs, N_ALL);
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
     for (size_t i = 0; i < N_ALL; i++) {
-        kv_cache *c;
-        c = policy_run_cache(runs[i], b.s, 0);
+        kv_cache *c = policy_run_cache(runs[i], b.s, 0);
         ck_assert_uint_eq(kv_cache_entries(c), HEADS * T);
         decode(&b, runs[i], c, logits, NULL);
         case_near(ALL[i], logits, b.full, (size_t)N * VOCABULARY, 1e-5);
-        kv_cache_close(c);
-        policy_run_close(runs[i]);
+        kv_cache_close(c), policy_run_close(runs[i]);
     }
-    free(logits);
-    bed_close(&b);
+    free(logits), bed_close(&b);
 }
 
 UNIT_TEST(caches_keep_to_their_capacity)
@@ -103,10 +98,9 @@ UNIT_TEST(caches_keep_to_their_capacity)
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits),
           *again = case_alloc((size_t)N * VOCABULARY, sizeof *again);
     for (size_t i = 0; i < N_ALL; i++) {
-        kv_cache *c;
         uint32_t longest[HEADS] = {0};
         bool constant = i >= 1 && i <= 6, looks = i >= 8;
-        c = policy_run_cache(runs[i], b.s, 0);
+        kv_cache *c = policy_run_cache(runs[i], b.s, 0);
         for (uint32_t h = 0; h < HEADS && constant; h++) ck_assert_uint_eq(c->counts[h], capacity[h]);
         policy_run_restart(runs[i]);
         decode(&b, runs[i], c, logits, longest);
@@ -121,11 +115,9 @@ UNIT_TEST(caches_keep_to_their_capacity)
         double far = 0;
         for (size_t x = 0; x < (size_t)N * VOCABULARY; x++) far = fmax(far, fabs((double)logits[x] - b.full[x]));
         ck_assert_msg(i == 0 ? far < 1e-5 : far > 1e-3, "%s: %g away from the full cache", ALL[i], far);
-        kv_cache_close(c);
-        policy_run_close(runs[i]);
+        kv_cache_close(c), policy_run_close(runs[i]);
     }
-    free(logits), free(again);
-    bed_close(&b);
+    free(logits), free(again), bed_close(&b);
 }
 
 UNIT_TEST(a_head_needs_capacity)

@@ -21,8 +21,7 @@ static const double ratios[RATIOS] = {0.4, 0.9};
 static void bed_open(bed *b, uint32_t n_columns, const char *log)
 {
     memset(b, 0, sizeof *b);
-    b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    b->text = case_text(b->m);
+    b->m = case_open(help_path("tiny.gguf"), backend_find("cpu")), b->text = case_text(b->m);
     help_ok(task_parse(&b->t, "kv:questions=2:uuid=0", err));
     help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
@@ -45,11 +44,8 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
 
 static void bed_close(bed *b)
 {
-    task_study_close(&b->s);
-    allocator_free(&b->allocators[0]);
-    allocator_free(&b->allocators[1]);
-    model_text_close(&b->text);
-    model_free(b->m);
+    task_study_close(&b->s), allocator_free(&b->allocators[0]), allocator_free(&b->allocators[1]);
+    model_text_close(&b->text), model_free(b->m);
 }
 
 static void hear(void *context, const task_cell *cell, const task_sample *sample, size_t question,
@@ -101,8 +97,7 @@ UNIT_TEST(together_is_alone)
     bed_open(&one, 1, NULL);
     answer(&one, 0, SAMPLES);
     for (size_t i = 0; i < 1 + RATIOS; i++) same_cells(&one.s.cells[i], &all.s.cells[i]);
-    bed_close(&one);
-    bed_close(&all);
+    bed_close(&one), bed_close(&all);
 }
 
 UNIT_TEST(a_stopped_study_goes_on)
@@ -120,8 +115,7 @@ UNIT_TEST(a_stopped_study_goes_on)
     fclose(f);
     bed_open(&resumed, COLUMNS, log);
     answer(&resumed, 0, SAMPLES);
-    ck_assert_uint_eq(resumed.s.n_resumed, 1 + 2 * RATIOS);
-    ck_assert_uint_eq(resumed.s.n_answered, SAMPLES * CELLS - resumed.s.n_resumed);
+    unit_numbers(resumed.s.n_resumed, 1 + 2 * RATIOS, resumed.s.n_answered, SAMPLES * CELLS - resumed.s.n_resumed);
     for (size_t i = 0; i < CELLS; i++) same_cells(&whole.s.cells[i], &resumed.s.cells[i]);
     bed_close(&resumed);
     f = fopen(log, "a");
@@ -129,8 +123,7 @@ UNIT_TEST(a_stopped_study_goes_on)
     fclose(f);
     task_study bad = {.m = whole.m, .t = &whole.t, .n_samples = 1, .methods = whole.s.methods, .log = log};
     help_fails(task_study_open(&bad, ratios, RATIOS, err), KVB_FORMAT, "damaged line");
-    task_study_close(&bad);
-    bed_close(&whole);
+    task_study_close(&bad), bed_close(&whole);
 }
 
 UNIT_TEST(outcomes_add_up)

@@ -28,9 +28,7 @@ static void bed_open(bed *b)
 
 static void bed_close(bed *b)
 {
-    fidelity_close(b->f);
-    session_close(b->s);
-    model_free(b->m);
+    fidelity_close(b->f), session_close(b->s), model_free(b->m);
 }
 
 static void select_some(bed *b, uint32_t keep, kept_set *kept)
@@ -60,9 +58,8 @@ UNIT_TEST(measures_are_their_definitions)
     float *logits[2];
     uint32_t n = N;
     for (int cut = 0; cut < 2; cut++) {
-        kv_cache *c;
         logits[cut] = case_alloc((size_t)N * VOCABULARY, sizeof(float));
-        c = session_cache(b.s, cut ? &kept : NULL, N);
+        kv_cache *c = session_cache(b.s, cut ? &kept : NULL, N);
         help_ok(decoder_run(b.s->decode, &c, 1, &n, b.ids + T, NULL, LOGITS_ALL, logits[cut], err));
         kv_cache_close(c);
     }
@@ -97,10 +94,7 @@ UNIT_TEST(measures_are_their_definitions)
     ck_assert_uint_eq(cell.kept, 30 + 15 + 30 + 30);
     ck_assert(fabs(cell.ratio - (1 - 105.0 / (HEADS * T))) < 1e-12);
     ck_assert_uint_eq(cell.bytes, 105u * 2 * 16 * sizeof(float));
-    free(logits[0]), free(logits[1]);
-    fidelity_cell_free(&cell);
-    kept_set_free(&kept);
-    bed_close(&b);
+    free(logits[0]), free(logits[1]), fidelity_cell_free(&cell), kept_set_free(&kept), bed_close(&b);
 }
 
 // ---- policies ----
@@ -132,13 +126,10 @@ UNIT_TEST(policies_against_the_full_cache)
         ck_assert_msg(i == 0 ? fabs(kl) < 1e-9 : kl > 1e-5, "%s: KL %g", specs[i], kl);
         bool evicts = i == 1 || i == 3;
         ck_assert_uint_eq(together[i].kept, L * G * (evicts ? 30 : T));
-        ck_assert((together[i].loss > 0) == evicts);
-        ck_assert(i != 2 || together[i].looked < 0.5);
+        ck_assert((together[i].loss > 0) == evicts && (i != 2 || together[i].looked < 0.5));
         help_ok(fidelity_follow(b.f, &runs[i], 1, &alone, err));
         for (int row = 0; row < N; row++) ck_assert(alone.kl[row] == together[i].kl[row]);
-        fidelity_cell_free(&alone);
-        fidelity_cell_free(&together[i]);
-        policy_run_close(runs[i]);
+        fidelity_cell_free(&alone), fidelity_cell_free(&together[i]), policy_run_close(runs[i]);
     }
     bed_close(&b);
 }
@@ -163,16 +154,14 @@ static void field_open(field *f, const char *log)
     for (int t = 0; t < TEXTS; t++) {
         snprintf(f->texts[t].name, sizeof f->texts[t].name, "text %d", t);
         memset(f->texts[t].sha256, '0' + t, 64);
-        f->texts[t].n_ids = T + N;
-        f->texts[t].ids = case_alloc(T + N, sizeof(int32_t));
+        f->texts[t].n_ids = T + N, f->texts[t].ids = case_alloc(T + N, sizeof(int32_t));
         for (int i = 0; i < T + N; i++) f->texts[t].ids[i] = (i * 37 + t * 11) % VOCABULARY;
     }
     const char *const metrics[] = {"keydiff", "snapkv:kvpress:window=8"};
     const char *const names[] = {"uniform", "ada:alpha=0.3", "oracle"};
     for (int i = 0; i < 2; i++) {
         help_ok(metric_parse(&f->methods[i].m, metrics[i], err));
-        f->methods[i].sink = 4;
-        f->methods[i].window = 8;
+        f->methods[i].sink = 4, f->methods[i].window = 8;
     }
     help_ok(policy_parse(&f->methods[2].p, "morphkv:window=8", err));
     for (int i = 0; i < 3; i++) help_ok(allocator_parse(&f->allocators[i], names[i], err));
@@ -245,8 +234,7 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     field_close(&resumed);
     field_open(&resumed, log); // a third time: all lines are whole
     for (size_t i = 0; i < resumed.s.n_cells; i++) ck_assert(resumed.s.cells[i].done);
-    field_close(&resumed);
-    field_close(&whole);
+    field_close(&resumed), field_close(&whole);
 }
 
 // A device that fails at one of its products, and says so when it is asked, as backend.h promises for all of them.
@@ -274,8 +262,7 @@ static void field_open_failing(field *f, const char *log, long products)
 {
     field_open(f, log);
     failing = *backend_find("cpu");
-    failing.project = count_products;
-    failing.download = download_or_zeros;
+    failing.project = count_products, failing.download = download_or_zeros;
     failing.check = check_device;
     f->m->device->b = &failing; // passes open theirs from it
     products_left = products;
@@ -345,8 +332,7 @@ UNIT_TEST(the_summary_adds_up)
                 f.columns[rows[k].column].method == column->method)
                 ck_assert(rows[i].loss <= rows[k].loss + 1e-12);
     }
-    free(rows);
-    field_close(&f);
+    free(rows), field_close(&f);
 }
 
 // A line of one of the cells that lacks its numbers is refused by its place; lines of other sweeps are left alone.

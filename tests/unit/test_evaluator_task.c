@@ -15,8 +15,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    tokenizer_free(tokens);
-    help_teardown();
+    tokenizer_free(tokens), help_teardown();
 }
 
 static const char HAY[] =
@@ -56,8 +55,7 @@ UNIT_TEST(lengths_and_seeds)
             // The longest unit of filler is a needle of UUIDs: under 130 tokens of this vocabulary.
             ck_assert_msg(a.n_tokens < a.length && a.length <= n && a.length + 130 > n,
                           "%s: %zu tokens, expected about %zu", ALL[i], a.length, n);
-            ck_assert_str_eq(a.context, b.context);
-            ck_assert_str_eq(a.id, b.id);
+            unit_strings(a.context, b.context, a.id, b.id);
             ck_assert_uint_eq(a.n_questions, b.n_questions);
             ck_assert_str_eq(a.questions[0].gold[0], b.questions[0].gold[0]);
             ck_assert_str_ne(a.context, c.context);
@@ -169,8 +167,7 @@ UNIT_TEST(pairs_are_json)
         ck_assert_int_eq(sscanf(s.questions[q].text, "\nKey: \"%39[^\"]", key), 1);
         ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(object, key)), s.questions[q].gold[0]);
     }
-    cJSON_Delete(object);
-    task_sample_free(&s);
+    cJSON_Delete(object), task_sample_free(&s);
 }
 
 UNIT_TEST(texts_keep_questions_that_they_answer)
@@ -191,8 +188,7 @@ UNIT_TEST(texts_keep_questions_that_they_answer)
     task_sample_free(&s);
     help_ok(task_make(&s, &t, &source, 55, 0, err)); // a token is a byte or little more
     ck_assert_uint_eq(s.n_questions, 2);
-    ck_assert_ptr_null(strstr(s.context, "Bergen"));
-    ck_assert_ptr_nonnull(strstr(s.questions[1].text, "What does Anna sell?\nAnswer:"));
+    ck_assert(!strstr(s.context, "Bergen") && strstr(s.questions[1].text, "What does Anna sell?\nAnswer:"));
     task_sample_free(&s);
     help_fails(task_make(&s, &t, &source, 2, 0, err), KVB_ARGUMENT, "no question");
     help_fails(task_make(&s, &t, &source, 0, 1, err), KVB_ARGUMENT, "has 1 texts");
@@ -211,8 +207,7 @@ static double score(task_rule rule, const char *answer, const char *gold0, const
 
 UNIT_TEST(scores)
 {
-    ck_assert(score(TASK_ALL, " 12, 34.", "12", "34") == 1);
-    ck_assert(score(TASK_ALL, " 12, 43.", "12", "34") == 0.5);
+    ck_assert(score(TASK_ALL, " 12, 34.", "12", "34") == 1 && score(TASK_ALL, " 12, 43.", "12", "34") == 0.5);
     ck_assert(score(TASK_ALL, "it was OS\nLO, I think", "oslo", NULL) == 1); // control characters are left out
     ck_assert(score(TASK_ALL, "Os lo", "Oslo", "Oslo.") == 0);
     ck_assert(score(TASK_F1, " The red boats\nand more", " A red boat", NULL) == 0.5); // {red, boats} and {red, boat}
@@ -262,15 +257,11 @@ UNIT_TEST(lines_are_calibration_data)
     calib_file file;
     help_ok(calib_parse(&file, text, size, "tasks.jsonl", err));
     ck_assert_uint_eq(file.count, 1);
-    ck_assert_str_eq(file.contexts[0].context, s.context);
-    ck_assert_str_eq(file.contexts[0].sample_id, s.id);
-    ck_assert_str_eq(file.contexts[0].answer_prefix, s.questions[0].prefix);
-    ck_assert_str_eq(file.contexts[0].questions[0].text, s.questions[0].text);
+    unit_strings(file.contexts[0].context, s.context, file.contexts[0].sample_id, s.id, file.contexts[0].answer_prefix,
+                 s.questions[0].prefix, file.contexts[0].questions[0].text, s.questions[0].text);
     ck_assert(task_score(TASK_ALL, file.contexts[0].questions[0].answer, s.questions[0].gold, s.questions[0].n_gold) ==
               1);
-    calib_free(&file);
-    task_sample_free(&s);
-    free(text);
+    calib_free(&file), task_sample_free(&s), free(text);
 }
 
 UNIT_MAIN_EACH("tasks", setup, teardown)

@@ -24,21 +24,16 @@ UNIT_TEST(text_lines)
         err));
     ck_assert_uint_eq(f.count, 2);
     const calib_context *c = &f.contexts[0];
-    ck_assert_str_eq(c->sample_id, "a.b-c_1");
-    ck_assert_str_eq(c->context, "caf\xc3\xa9 \xf0\x9f\x98\x80");
+    unit_strings(c->sample_id, "a.b-c_1", c->context, "caf\xc3\xa9 \xf0\x9f\x98\x80");
     ck_assert_uint_eq(c->n_questions, 2);
-    ck_assert_str_eq(c->questions[1].text, "");
-    ck_assert_str_eq(c->questions[1].answer, "y");
-    ck_assert_str_eq(c->answer_prefix, "");
-    ck_assert_ptr_null(c->context_ids);
-    ck_assert_ptr_null(c->questions[0].ids);
+    unit_strings(c->questions[1].text, "", c->questions[1].answer, "y", c->answer_prefix, "");
+    ck_assert(!c->context_ids && !c->questions[0].ids);
     c = &f.contexts[1];
     ck_assert_str_eq(c->sample_id, "my_text-4");
     ck_assert_str_eq(c->context, "back\\u0000slash"); // an escaped backslash, no NUL
     ck_assert_str_eq(c->answer_prefix, "\nAnswer:");
     ck_assert_ptr_null(c->questions[0].answer);
-    ck_assert_uint_eq(c->line, 4);
-    ck_assert_uint_eq(strlen(f.sha256), 64);
+    unit_numbers(c->line, 4, strlen(f.sha256), 64);
     calib_free(&f);
     ck_assert_ptr_null(f.contexts);
 }
@@ -165,8 +160,7 @@ UNIT_TEST(damage)
             ck_assert(strstr(e.message, "small.jsonl") &&
                       (strstr(e.message, "line ") || strstr(e.message, "no context")));
         }
-        calib_free(&f);
-        free(copy);
+        calib_free(&f), free(copy);
     }
     ck_assert_uint_gt(refused, size);
 }

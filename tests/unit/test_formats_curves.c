@@ -68,15 +68,13 @@ UNIT_TEST(a_record)
     help_ok(record_open(&r, help_path("run.h5"), err));
     const record_context_info *c = record_context(r, 1);
     ck_assert(record_context_count(r) == 2 && c->n_tokens == 10 && c->n_questions == 1 && c->n_metrics == 1);
-    ck_assert_str_eq(c->id, "1");
-    ck_assert_str_eq(c->metrics[0], "mine");
+    unit_strings(c->id, "1", c->metrics[0], "mine");
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "metrics")->valuestring,
                      "{\"mine\":{\"protect_sink\":1,\"protect_window\":1}}");
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny");
     help_ok(record_read_scores(r, 1, "mine", got, err));
     for (int i = 0; i < 20; i++) ck_assert(got[i] == (float)-(i % 10));
-    record_close(r);
-    cJSON_Delete(more);
+    record_close(r), cJSON_Delete(more);
 }
 
 UNIT_TEST(mistakes)

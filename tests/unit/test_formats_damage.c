@@ -1,9 +1,7 @@
 // Damaged and hostile records: an error that names the file, never a crash, and no wrong number without an error.
 #include "formats/sha256.h"
 #include "formats_record_help.h"
-#include <fcntl.h>
 #include <hdf5.h>
-#include <unistd.h>
 
 static unsigned char *make_record(size_t *size)
 {
@@ -23,15 +21,13 @@ static bool is_intact(record *r)
         size_t count = (size_t)SMALL_L * SMALL_G * small_tokens(c);
         for (size_t m = 0; m < 2; m++) {
             if (record_read_scores(r, c, small_metrics[m], array, NULL) != KVB_OK) return false;
-            for (size_t i = 0; i < count; i++) {
+            for (size_t i = 0; i < count; i++)
                 if (array[i] != small_score(c, m, i)) return false;
-            }
         }
         for (size_t q = 0; q < SMALL_QUESTIONS; q += 2) {
             if (record_read_oracle(r, c, q, array, NULL) != KVB_OK) return false;
-            for (size_t i = 0; i < count; i++) {
+            for (size_t i = 0; i < count; i++)
                 if (array[i] != small_oracle(c, q, i)) return false;
-            }
         }
     }
     return true;
@@ -100,8 +96,7 @@ static void put_number(hid_t object, const char *name, uint32_t value)
     if (H5Aexists(object, name) > 0) H5Adelete(object, name);
     a = H5Acreate2(object, name, H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT);
     H5Awrite(a, H5T_NATIVE_UINT32, &value);
-    H5Aclose(a);
-    H5Sclose(space);
+    H5Aclose(a), H5Sclose(space);
 }
 
 static void put_array(hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims, const hsize_t *chunk,
@@ -115,9 +110,7 @@ static void put_array(hid_t group, const char *name, hid_t type, int rank, const
     hid_t set = H5Dcreate2(group, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
     ck_assert_int_ge(set, 0);
     if (write) ck_assert_int_ge(H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros), 0);
-    H5Dclose(set);
-    H5Pclose(list);
-    H5Sclose(space);
+    H5Dclose(set), H5Pclose(list), H5Sclose(space);
 }
 
 static const hsize_t three[3] = {2, 3, 7}, layer[3] = {1, 3, 7};
@@ -133,9 +126,7 @@ static void edit_attribute(hostile *h) // variable length
     hid_t a = H5Acreate2(h->file, "note", type, space, H5P_DEFAULT, H5P_DEFAULT);
     const char *text = "hello";
     H5Awrite(a, type, &text);
-    H5Aclose(a);
-    H5Tclose(type);
-    H5Sclose(space);
+    H5Aclose(a), H5Tclose(type), H5Sclose(space);
 }
 static void edit_other_numbers(hostile *h) // whole, with right checksums of HDF5, but not what was written
 {
@@ -159,9 +150,7 @@ static void put_numbers(hid_t group, const char *name, const float values[42])
     help_ok(sha256_hex(values, 42 * sizeof *values, hash, err));
     H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
     H5Awrite(sum, type, hash);
-    H5Tclose(type);
-    H5Aclose(sum);
-    H5Dclose(set);
+    H5Tclose(type), H5Aclose(sum), H5Dclose(set);
 }
 static void edit_nan(hostile *h)
 {
@@ -273,10 +262,7 @@ UNIT_ROUNDS(no_records, sizeof edits / sizeof edits[0])
     h.context = H5Gopen2(h.file, "contexts/zeta", H5P_DEFAULT);
     h.question = H5Gopen2(h.file, "contexts/zeta/questions/0", H5P_DEFAULT);
     make_edit(&h, (size_t)_i);
-    H5Gclose(h.question);
-    H5Gclose(h.context);
-    H5Fclose(h.file);
-    H5Pclose(fapl);
+    H5Gclose(h.question), H5Gclose(h.context), H5Fclose(h.file), H5Pclose(fapl);
     if (edits[_i].by_hand == edit_superblock) {
         H5Fclose(H5Fcreate(old, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
         path = old;

@@ -20,8 +20,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    kvb_table_close(table);
-    help_teardown();
+    kvb_table_close(table), help_teardown();
 }
 
 static cJSON *read_json(const char *path)
@@ -98,8 +97,7 @@ UNIT_TEST(per_layer)
     b.block = 16;
     expect_layers((const double[]){48, 48, 16}, 1 - 112 / 300.0);
     const uint32_t all[6] = {100, 100, 100, 100, 1, 1};
-    b.keep = all;
-    b.block = 0;
+    b.keep = all, b.block = 0;
     expect_layers((const double[]){100, 100, 1}, 1 - 201 / 300.0);
 }
 
@@ -144,8 +142,7 @@ UNIT_TEST(shares)
         ck_assert_msg(item ? floor(item->valuedouble * 133) == wanted[i].keep : wanted[i].keep < 0, "%s",
                       wanted[i].name);
     }
-    cJSON_Delete(o);
-    kvb_table_close(windows);
+    cJSON_Delete(o), kvb_table_close(windows);
 }
 
 static void expect_array(const char *name, const int32_t *expected, size_t count)
@@ -155,8 +152,7 @@ static void expect_array(const char *name, const int32_t *expected, size_t count
     int32_t values[64];
     unsigned char *bytes = help_slurp(help_path("arrays/%s", name), &size);
     help_ok(npy_parse(&a, bytes, size, name, err));
-    ck_assert_uint_eq(a.count, count);
-    ck_assert_int_eq(a.type, NPY_I32);
+    unit_numbers(a.count, count, a.type, NPY_I32);
     help_ok(npy_to_i32(&a, values, name, err));
     for (size_t i = 0; i < count; i++)
         ck_assert_msg(values[i] == expected[i], "%s[%zu]: %d, expected %d", name, i, values[i], expected[i]);
@@ -166,8 +162,7 @@ static void expect_array(const char *name, const int32_t *expected, size_t count
 UNIT_TEST(varlen)
 {
     const uint32_t pages[6] = {100, 16, 48, 32, 16, 16};
-    b.keep = pages;
-    b.block = 48;
+    b.keep = pages, b.block = 48;
     help_ok(export_varlen(&b, help_path("arrays"), err));
     expect_array("lengths.npy", (const int32_t *)pages, 6);
     expect_array("cu_seqlens.npy", (const int32_t[]){0, 100, 116, 0, 48, 80, 0, 16, 32}, 9);

@@ -3,10 +3,8 @@
 #include "formats/sha256.h"
 #include "formats_help.h"
 #include <dirent.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 static int count_files(void)
@@ -116,9 +114,8 @@ UNIT_TEST(killed_while_writing)
     help_ok(atomic_write(path, text[0], 200000, err));
     for (int i = 0; i < 30; i++) {
         pid_t child = fork();
-        if (child == 0) {
+        if (child == 0)
             for (int k = 0;; k++) atomic_write(path, text[k % 2], 200000, NULL);
-        }
         struct timespec pause = {0, 1000L * (rand() % 8000)};
         nanosleep(&pause, NULL);
         kill(child, SIGKILL);
@@ -167,8 +164,7 @@ UNIT_TEST(hashes)
         help_ok(sha256_add(s, block, sizeof block, err));
     }
     help_ok(sha256_end(s, hex, err));
-    sha256_free(s);
-    sha256_free(NULL);
+    sha256_free(s), sha256_free(NULL);
     ck_assert_str_eq(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
     help_spew(help_path("a"), "abc", 3);
     help_ok(sha256_file_hex(help_path("a"), hex, err));
@@ -225,7 +221,7 @@ UNIT_TEST(removed_at_an_end)
         int status;
         ck_assert_int_eq(waitpid(child, &status, 0), child);
         ck_assert_int_eq(status, 1 << 8);
-        ck_assert_int_eq(count_files(), 1);
+        ck_assert_uint_eq(count_files(), 1);
     }
 }
 

@@ -2,7 +2,6 @@
 // and loss curves and gains in records: what is put is read, and damage is named.
 #include "formats/record_growth.h"
 #include "formats_record_help.h"
-#include <math.h>
 
 enum {
     T = 9,
@@ -228,9 +227,7 @@ UNIT_TEST(test_attributes_join_by_relation)
     cJSON *old = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *now = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3, .settings = FACTS});
     help_ok(record_join_attributes(&all, "old", old, "now", now, RECORD_SAME_TEXTS, err));
-    cJSON_Delete(all);
-    cJSON_Delete(now);
-    cJSON_Delete(old);
+    cJSON_Delete(all), cJSON_Delete(now), cJSON_Delete(old);
     cJSON_AddStringToObject(b, "tokenizer_sha256", "t"); // one of them may lack it, but not have another
     help_ok(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err));
     ck_assert_str_eq(cJSON_GetObjectItem(all, "tokenizer_sha256")->valuestring, "t");
@@ -241,8 +238,7 @@ UNIT_TEST(test_attributes_join_by_relation)
     cJSON_ReplaceItemInObject(a, "tokenizer_sha256", cJSON_CreateString("t"));
     cJSON_ReplaceItemInObject(b, "metrics", cJSON_CreateString("[1]"));
     help_fails(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err), KVB_FORMAT, "b: attribute metrics");
-    cJSON_Delete(b);
-    cJSON_Delete(a);
+    cJSON_Delete(b), cJSON_Delete(a);
 }
 
 // ---- adding to a finished record ----
@@ -304,9 +300,7 @@ UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
     cJSON *a = attributes_of(&(piece){.contexts = 7, .metrics = 7, .questions = 7});
     help_ok(record_begin(&second, path, &small_shape, a, RECORD_ADD_JOIN, err));
     ck_assert(record_writer_has_context(second, "one") && !record_writer_has_context(second, "two"));
-    record_writer_free(second);
-    record_writer_free(w);
-    cJSON_Delete(a);
+    record_writer_free(second), record_writer_free(w), cJSON_Delete(a);
     begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH,
               "holds an addition that was stopped, with");
     ck_assert(help_exists(path));
@@ -325,8 +319,7 @@ UNIT_TEST(test_losses_are_read_as_they_were_put)
             help_ok(record_read_curves(r, 0, q, metric_names[m], curves, err));
             for (size_t i = 0; i < CURVE; i++) ck_assert_float_eq(curves[i], curve_of(m, q, i));
         }
-    ck_assert(record_has_gains(r, 0, 0));
-    ck_assert(!record_has_gains(r, 0, 1));
+    ck_assert(record_has_gains(r, 0, 0) && !record_has_gains(r, 0, 1));
     help_ok(record_read_gains(r, 0, 0, gains, err));
     for (size_t i = 0; i < GAIN; i++) ck_assert_float_eq(gains[i], (float)i + 0.5f);
     help_fails(record_read_gains(r, 0, 1, gains, err), KVB_MISMATCH, "question 1 has no gains of metric");
@@ -396,9 +389,7 @@ UNIT_TEST(test_levels_grow_and_protect)
         ck_assert_uint_eq(record_curve_tokens(i, 10, 12), 10); // all are protected
         ck_assert_uint_ge(record_curve_tokens(i, 3, 0), 1);
     }
-    ck_assert_uint_eq(record_curve_tokens(0, 10000, 5), 30);
-    ck_assert_uint_eq(record_curve_tokens(0, 10000, 68), 68);
-    ck_assert_uint_eq(last, 8500);
+    unit_numbers(record_curve_tokens(0, 10000, 5), 30, record_curve_tokens(0, 10000, 68), 68, last, 8500);
 }
 
 UNIT_MAIN_EACH("formats growth", help_setup, help_teardown)

@@ -22,8 +22,7 @@ UNIT_TEST(there_and_back)
     size_t n, m;
     unsigned char *a = help_slurp(help_path("run.h5"), &n), *b = help_slurp(help_path("back.h5"), &m);
     ck_assert(n == m && memcmp(a, b, n) == 0); // nothing was lost: not an attribute, not a skipped question
-    free(a);
-    free(b);
+    free(a), free(b);
 }
 
 // As peers write it: no side file, int64 ids, float64 here and there, no order in the names.
@@ -65,16 +64,15 @@ UNIT_TEST(published)
     help_ok(small_read_all(r, err));
     record_shape s = record_get_shape(r);
     ck_assert(s.n_layers == 2 && s.n_heads == 9 && s.n_kv_heads == 3 && s.head_dim == 64);
-    ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny");
-    ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "imported_from")->valuestring, "lukv-steps");
+    unit_strings(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny",
+                 cJSON_GetObjectItem(record_attributes(r), "imported_from")->valuestring, "lukv-steps");
     ck_assert(cJSON_IsTrue(cJSON_GetObjectItem(record_attributes(r), "n_queries_assumed")));
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "metrics")->valuestring,
                      "{\"ea:lukv\":{\"protect_sink\":4,\"protect_window\":32},"
                      "\"my_metric\":{\"protect_sink\":4,\"protect_window\":1}}");
     const record_context_info *c = record_context(r, 0);
     ck_assert_str_eq(c->id, "2"); // before "10"
-    ck_assert_str_eq(c->metrics[0], "ea:lukv");
-    ck_assert_str_eq(c->metrics[1], "my_metric");
+    unit_strings(c->metrics[0], "ea:lukv", c->metrics[1], "my_metric");
     ck_assert(c->n_questions == 2 && c->questions[0].n_queries == 63 && c->questions[1].n_queries == 3);
     int32_t ids[5];
     float array[30];
@@ -84,8 +82,7 @@ UNIT_TEST(published)
     ck_assert(array[29] == 29.0F / 8);
     help_ok(record_read_tokens(r, 1, ids, err));
     ck_assert_int_eq(ids[4], -1);
-    record_close(r);
-    cJSON_Delete(extra);
+    record_close(r), cJSON_Delete(extra);
 }
 
 UNIT_TEST(mistakes)

@@ -1,7 +1,6 @@
 // The .npy reader and writer: headers as numpy makes them, every type converted, and each kind of damage refused.
 #include "formats/npy.h"
 #include "formats_help.h"
-#include <math.h>
 
 // A file with this header text, version and data.
 static unsigned char *make(size_t *size, int major, const char *header, const void *data, size_t data_size)

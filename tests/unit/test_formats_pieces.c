@@ -6,7 +6,6 @@
 #include "formats/sha256.h"
 #include "formats/table_write.h"
 #include "formats_help.h"
-#include <fcntl.h>
 
 // SHA-256 of "abc": FIPS 180-4, appendix B.1 of its first edition.
 #define ABC "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -38,8 +37,7 @@ UNIT_TEST(members_of_an_object)
     char *text = cJSON_PrintUnformatted(o);
     ck_assert_str_eq(text, "{\"text\":\"a %s\",\"yes\":true,\"no\":false,\"third\":0.33333333333333331,\"none\":null,"
                            "\"most\":4294967295,\"large\":1099511627776}");
-    cJSON_free(text);
-    cJSON_Delete(o);
+    cJSON_free(text), cJSON_Delete(o);
 }
 
 UNIT_TEST(json_files)
@@ -58,10 +56,7 @@ UNIT_TEST(json_files)
     cJSON *still = cJSON_Parse(text);
     ck_assert(cJSON_Compare(value, still, 1));
     help_fails(json_write(help_path("no/b.json"), value, err), KVB_IO, "no/b.json");
-    free(text);
-    cJSON_Delete(value);
-    cJSON_Delete(again);
-    cJSON_Delete(still);
+    free(text), cJSON_Delete(value), cJSON_Delete(again), cJSON_Delete(still);
 }
 
 UNIT_TEST(element_types)
@@ -164,8 +159,7 @@ UNIT_TEST(sealed_lines)
         help_ok(json_line_holds(&holds, line, size, err));
         ck_assert(!holds);
     }
-    free(line);
-    cJSON_Delete(object);
+    free(line), cJSON_Delete(object);
 }
 
 UNIT_MAIN_EACH("formats_pieces", help_setup, help_teardown)

@@ -3,7 +3,6 @@
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "runtime/rank.h"
-#include <math.h>
 
 enum { L = 2, G = 1, P = 4, R = 99 };
 
@@ -67,8 +66,7 @@ UNIT_TEST(written_rankings_open)
     help_ok(kvb_ranking_open(&r, path, err));
     const kvb_ranking_info *info = kvb_ranking_about(r);
     ck_assert(memcmp(info->weights, weights, sizeof weights) == 0);
-    ck_assert_str_eq(info->model_sha256, "abc");
-    ck_assert_str_eq(info->about, named.about);
+    unit_strings(info->model_sha256, "abc", info->about, named.about);
     rank_content back = rank_content_of(r);
     ck_assert(back.n_folds == 0 && back.n_layers == L && back.n_kv_heads == G && back.n_columns == P);
     ck_assert(back.weights == info->weights);
@@ -100,8 +98,7 @@ UNIT_TEST(tables_carry_them)
     help_fails(kvb_rank(table, 0, 0, NULL, 4, out, err), KVB_ARGUMENT, "NULL");
     const float *missing[1] = {NULL};
     help_fails(kvb_rank(table, 0, 0, missing, 4, out, err), KVB_ARGUMENT, "knorm");
-    kvb_ranking_close(alone);
-    kvb_table_close(table);
+    kvb_ranking_close(alone), kvb_table_close(table);
     help_fails(write_table(path, &named, table_metadata("knorm", named.about), err), KVB_FORMAT,
                "not that of the table");
     help_fails(write_table(path, NULL, table_metadata(name, named.about), err), KVB_FORMAT, "rank_weights");
@@ -146,8 +143,7 @@ UNIT_TEST(bytes_of_a_file)
         if (status == KVB_OK) kvb_safetensors_free(&file);
         bytes[i] ^= (unsigned char)(1 << i % 8);
     }
-    free(bytes);
-    cJSON_Delete(m);
+    free(bytes), cJSON_Delete(m);
 }
 
 // A ranking of whole layers: every head by kvb_rank_layer(), none by itself.

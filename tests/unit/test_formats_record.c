@@ -23,8 +23,7 @@ static void assert_small_question(record *r, size_t c, size_t q)
     int32_t ids[64];
     size_t count = (size_t)SMALL_L * SMALL_G * small_tokens(c);
     const record_question_info *one = &record_context(r, c)->questions[q];
-    ck_assert_uint_eq(one->number, small_number(q));
-    ck_assert_uint_eq(one->n_suffix, 4);
+    unit_numbers(one->number, small_number(q), one->n_suffix, 4);
     help_ok(record_read_suffix(r, c, q, ids, err));
     ck_assert_int_eq(ids[3], (int32_t)c);
     help_ok(record_read_answer(r, c, q, ids, err));
@@ -33,8 +32,7 @@ static void assert_small_question(record *r, size_t c, size_t q)
         help_fails(record_read_oracle(r, c, q, array, err), KVB_ARGUMENT, "skipped");
         return;
     }
-    ck_assert_uint_eq(one->n_queries, 63);
-    ck_assert_int_eq(ids[1], (int32_t)q);
+    unit_numbers(one->n_queries, 63, ids[1], (int32_t)q);
     help_ok(record_read_oracle(r, c, q, array, err));
     for (size_t i = 0; i < count; i++) ck_assert(array[i] == small_oracle(c, q, i));
 }
@@ -54,10 +52,8 @@ static void assert_small(const char *path)
         const record_context_info *info = record_context(r, c);
         size_t count = (size_t)SMALL_L * SMALL_G * small_tokens(c);
         ck_assert_str_eq(info->id, small_ids[c]);
-        ck_assert_uint_eq(info->n_tokens, small_tokens(c));
-        ck_assert_uint_eq(info->n_metrics, 2);
-        ck_assert_str_eq(info->metrics[0], "keydiff");
-        ck_assert_str_eq(info->metrics[1], "snapkv:lukv");
+        unit_numbers(info->n_tokens, small_tokens(c), info->n_metrics, 2);
+        unit_strings(info->metrics[0], "keydiff", info->metrics[1], "snapkv:lukv");
         help_ok(record_read_tokens(r, c, ids, err));
         for (uint32_t t = 0; t < info->n_tokens; t++) ck_assert_int_eq(ids[t], (int32_t)(100 * c + t));
         for (size_t m = 0; m < 2; m++) {
@@ -209,8 +205,7 @@ UNIT_TEST(replace_does_it_again)
     ck_assert_ptr_nonnull(cJSON_GetObjectItem(record_attributes(r), "other"));
     record_close(r);
     ck_assert(!help_exists(help_path("run.h5.parts")));
-    cJSON_Delete(other);
-    cJSON_Delete(same);
+    cJSON_Delete(other), cJSON_Delete(same);
 }
 
 UNIT_TEST(arguments)
@@ -302,8 +297,7 @@ UNIT_TEST(killed_at_any_moment)
         ck_assert(!help_exists(help_path("run.h5.parts")));
         remove(path);
     }
-    free(whole);
-    free(path);
+    free(whole), free(path);
     printf("%d kills in %d runs\n", kills, rounds);
     ck_assert_int_gt(kills, 0);
     char command[256];

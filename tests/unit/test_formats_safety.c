@@ -5,9 +5,7 @@
 #include "formats_record_help.h"
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <hdf5.h>
-#include <math.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 
@@ -58,8 +56,7 @@ UNIT_TEST(calls_go_on)
     ck_assert(file_write_all(file, "hello, world", 12) && interruptions == 0);
     ck_assert_int_eq(pread(file, back, sizeof back, 0), 12);
     ck_assert_str_eq(back, "hello, world");
-    ck_assert(file_sync(file) && file_identify(&before, file) && before.size == 12);
-    ck_assert(file_same(&before, &before));
+    ck_assert(file_sync(file) && file_identify(&before, file) && before.size == 12 && file_same(&before, &before));
     ck_assert(file_truncate(file, 5) && file_identify(&after, file) && after.size == 5 && !file_same(&before, &after));
     int other = file_open(path, O_RDONLY, 0);
     ck_assert(file_lock(file, true) && !file_lock(other, false));
@@ -67,8 +64,7 @@ UNIT_TEST(calls_go_on)
     ck_assert(!file_close(other)); // no descriptor any more
     ck_assert(file_sync_folder(path) && !file_sync_folder(help_path("no/such")));
     char *folder = file_folder(path);
-    ck_assert_str_eq(folder, help_folder);
-    ck_assert_str_eq(file_base(path), "a");
+    unit_strings(folder, help_folder, file_base(path), "a");
     free(folder);
     int dir = file_open(help_folder, O_RDONLY | O_DIRECTORY, 0);
     ck_assert_int_ge(file = file_open_at(dir, "a", O_RDONLY, 0), 0);
@@ -103,8 +99,7 @@ UNIT_TEST(numbers_keep_all_digits)
         o = cJSON_Parse(text);
         ck_assert_msg(cJSON_GetObjectItem(o, "x")->valuedouble == x, "%s is not %.17g", text, x);
         ck_assert(cJSON_IsNull(cJSON_GetObjectItem(o, "nan")));
-        cJSON_Delete(o);
-        cJSON_free(text);
+        cJSON_Delete(o), cJSON_free(text);
     }
 }
 
@@ -126,8 +121,7 @@ UNIT_TEST(every_close_counts)
         kvb_status status = record_begin(&w, path, &small_shape, a, RECORD_REPLACE, &e);
         if (status == KVB_OK) status = small_put_missing(w, &e);
         if (status == KVB_OK) status = record_finish(w, small_ids, SMALL_CONTEXTS, &e);
-        record_writer_free(w);
-        cJSON_Delete(a);
+        record_writer_free(w), cJSON_Delete(a);
         bool reached = failing_close == 0;
         failing_close = 0;
         if (!reached) break;
@@ -173,9 +167,7 @@ UNIT_ROUNDS(lock_is_that_under_the_name, 2)
     help_fails(small_begin(&second, path, true, err), KVB_IO, "another process");
     help_ok(small_put_missing(w, err));
     help_ok(record_finish(w, small_ids, SMALL_CONTEXTS, err));
-    record_writer_free(w);
-    free(lock_path);
-    free(parts_folder);
+    record_writer_free(w), free(lock_path), free(parts_folder);
 }
 
 // ---- Links ----
@@ -323,8 +315,7 @@ UNIT_TEST(chunk_of_zeros)
     haddr_t address;
     hsize_t size;
     ck_assert_int_ge(H5Dget_chunk_info_by_coord(set, start, &mask, &address, &size), 0);
-    H5Dclose(set);
-    H5Fclose(file);
+    H5Dclose(set), H5Fclose(file);
     static const char zeros[4096];
     int fd = open(path, O_WRONLY);
     ck_assert_int_eq(pwrite(fd, zeros, size, (off_t)address), (ssize_t)size);
@@ -336,5 +327,4 @@ UNIT_TEST(chunk_of_zeros)
     record_close(r);
 }
 
-UNIT_MAIN_WITH("formats_safety",
-               (tcase_add_checked_fixture(unit_case(), help_setup, help_teardown), tcase_set_timeout(unit_case(), 120)))
+UNIT_MAIN_EACH("formats_safety", help_setup, help_teardown)

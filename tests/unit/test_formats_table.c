@@ -5,7 +5,6 @@
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "runtime/safetensors.h"
-#include <math.h>
 
 enum { R = 99, L = 2, G = 3, N = R * L * G };
 
@@ -67,9 +66,7 @@ UNIT_TEST(written_tables_open)
     uint64_t header = 0;
     memcpy(&header, a, 8);
     ck_assert(header % 8 == 0 && n == 8 + header + (2 * N + 6 * R) * 8 + R);
-    free(a);
-    free(b);
-    cJSON_Delete(m);
+    free(a), free(b), cJSON_Delete(m);
 }
 
 UNIT_TEST(refusals)
@@ -94,8 +91,7 @@ UNIT_TEST(refusals)
     t.lambda = NULL;
     help_fails(table_write(path, &t, err), KVB_ARGUMENT, "lambda");
     t = content(m);
-    t.n_layers = 3000000000U;
-    t.n_kv_heads = 3000000000U;
+    t.n_layers = 3000000000U, t.n_kv_heads = 3000000000U;
     help_fails(table_write(path, &t, err), KVB_ARGUMENT, "impossible shape");
     t = content(m);
     cJSON_AddNumberToObject(m, "number", 1);
@@ -140,9 +136,7 @@ UNIT_TEST(export_for_kvpress)
                                  "\"not quite; from ratio 0.97 on less is pruned than LUKVPress is asked for, "
                                  "since heads stopped at their floor: 0.48 at 0.97\""));
     ck_assert(strstr((char *)text, "sink=4, window=64") != NULL && strstr((char *)text, "curve.npy") != NULL);
-    free(text);
-    free(data);
-    cJSON_Delete(m);
+    free(text), free(data), cJSON_Delete(m);
 }
 
 // kvpress takes row round(100 r) of 99 and keeps to no constraints.
@@ -179,10 +173,7 @@ UNIT_TEST(content_of_an_open_table)
     help_ok(table_write(again, &read, err));
     unsigned char *a = help_slurp(path, &n), *b = help_slurp(again, &k);
     ck_assert(n == k && memcmp(a, b, n) == 0);
-    free(a);
-    free(b);
-    kvb_table_close(table);
-    cJSON_Delete(m);
+    free(a), free(b), kvb_table_close(table), cJSON_Delete(m);
 }
 
 // Copies that are cut short or have one wrong bit: refused, or else they say what the whole one says.
@@ -211,8 +202,7 @@ UNIT_TEST(damage)
         good[i] ^= (unsigned char)(1 << i % 8);
     }
     ck_assert_uint_le(opened, strlen(KVB_CONTENT_KEY)); // where the key of the hash itself was hit
-    free(good);
-    cJSON_Delete(m);
+    free(good), cJSON_Delete(m);
 }
 
 UNIT_MAIN_EACH("formats_table", help_setup, help_teardown)

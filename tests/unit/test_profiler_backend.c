@@ -46,8 +46,7 @@ UNIT_TEST(test_every_operation_is_there)
     void *const *members = (void *const *)(const void *)&JUDGED;
     for (size_t i = 0; i < sizeof JUDGED / sizeof(void *); i++)
         ck_assert_msg(members[i] != NULL, "backend %s: member %zu is missing", JUDGED.name, i);
-    ck_assert_ptr_null(backend_find("none"));
-    ck_assert_ptr_null(backend_find_compute("ref", "bf16"));
+    ck_assert(!backend_find("none") && !backend_find_compute("ref", "bf16"));
     ck_assert_str_eq(backend_absence("none"), "");
     ck_assert(!backend_find("cuda") == (strlen(backend_absence("cuda")) > 0));
 }

@@ -17,8 +17,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    tokenizer_free(tokens);
-    help_teardown();
+    tokenizer_free(tokens), help_teardown();
 }
 
 static calib_recipe recipe(void)
@@ -112,8 +111,7 @@ UNIT_TEST(continuations_are_the_texts_own_tokens)
         ck_assert_uint_eq(q->n_answer_ids, 8);
         ck_assert_mem_eq(q->answer_ids, ids + 300 + q->n_ids, 8 * sizeof *ids);
     }
-    free(ids);
-    calib_free(&made);
+    free(ids), calib_free(&made);
 }
 
 UNIT_TEST(contexts_share_no_tokens)
@@ -122,18 +120,15 @@ UNIT_TEST(contexts_share_no_tokens)
     calib_recipe r = recipe();
     int32_t *ids;
     size_t n;
-    r.n_continued = 2;
-    r.n_contexts = 0;
+    r.n_continued = 2, r.n_contexts = 0;
     help_ok(calib_make_of_text(&made, &r, tokens, "story", story, strlen(story), err));
     help_ok(tokenizer_encode(tokens, story, strlen(story), false, &ids, &n, err));
     ck_assert_uint_eq(made.count, n / 317);
     ck_assert_uint_gt(made.count, 2);
     for (size_t i = 0; i < made.count; i++)
         ck_assert_mem_eq(made.contexts[i].context_ids, ids + 317 * i, 300 * sizeof *ids);
-    ck_assert_str_eq(made.contexts[0].sample_id, "story");
-    ck_assert_str_eq(made.contexts[2].sample_id, "story-3");
-    free(ids);
-    calib_free(&made);
+    unit_strings(made.contexts[0].sample_id, "story", made.contexts[2].sample_id, "story-3");
+    free(ids), calib_free(&made);
 }
 
 // The question repeats how the line begins, and question and answer together end with that line of the story.
@@ -143,9 +138,7 @@ UNIT_TEST(lines_stand_in_the_context)
     const size_t behind = sizeof front - 1;
     calib_file made = {0};
     calib_recipe r = recipe();
-    r.n_tokens = 1000;
-    r.n_lines = 5;
-    r.n_answer = 64;
+    r.n_tokens = 1000, r.n_lines = 5, r.n_answer = 64;
     help_ok(calib_make_of_text(&made, &r, tokens, "story", story, strlen(story), err));
     const calib_context *c = made.contexts;
     char *context = strdup(text_of(c->context_ids, c->n_context_ids));
@@ -165,8 +158,7 @@ UNIT_TEST(lines_stand_in_the_context)
         ck_assert_msg(!last || at > last, "question %zu: in the order of the text", i);
         last = at;
     }
-    free(context);
-    calib_free(&made);
+    free(context), calib_free(&made);
 }
 
 UNIT_TEST(draws_depend_on_seed_and_name)
@@ -174,8 +166,7 @@ UNIT_TEST(draws_depend_on_seed_and_name)
     calib_file made = {0};
     calib_recipe r = recipe();
     static const char *const names[] = {"a", "b", "c", "d"}; // a; its twin by content under another name; seed 2; a
-    r.n_tokens = 1000;
-    r.n_lines = 6;
+    r.n_tokens = 1000, r.n_lines = 6;
     for (size_t i = 0; i < 3; i++) {
         r.seed = i == 2 ? 2 : 1;
         help_ok(calib_make_of_text(&made, &r, tokens, names[i], story, strlen(story), err));
@@ -192,8 +183,7 @@ UNIT_TEST(draws_depend_on_seed_and_name)
     ck_assert_uint_eq(other[0], 0);
     ck_assert_uint_gt(other[1], 0);
     ck_assert_uint_gt(other[2], 0);
-    calib_free(&made);
-    calib_free(&again);
+    calib_free(&made), calib_free(&again);
 }
 
 UNIT_TEST(repetitions_cover_the_context)
@@ -229,8 +219,7 @@ UNIT_TEST(own_questions_come_first)
     calib_file in = parsed("{\"sample_id\": \"s\", \"context\": \"the keys of the house and the keys of the wall\", "
                            "\"questions\": [\"the key\", \"and\", \"to\"], \"answers\": [\" of it\", null, \" x y\"]}");
     calib_recipe r = recipe();
-    r.n_own = 2;
-    r.n_repeated = 1;
+    r.n_own = 2, r.n_repeated = 1;
     for (int ignore = 0; ignore < 2; ignore++) {
         calib_file made = {0};
         r.ignore_answers = ignore;
@@ -275,13 +264,12 @@ UNIT_TEST(round_trip)
         ck_assert_mem_eq(a->context_ids, b->context_ids, a->n_context_ids * sizeof(int32_t));
         ck_assert_uint_eq(a->n_questions, b->n_questions);
         for (size_t q = 0; q < a->n_questions; q++) {
-            ck_assert_uint_eq(a->questions[q].n_ids, b->questions[q].n_ids);
-            ck_assert_uint_eq(a->questions[q].n_answer_ids, b->questions[q].n_answer_ids);
+            unit_numbers(a->questions[q].n_ids, b->questions[q].n_ids, a->questions[q].n_answer_ids,
+                         b->questions[q].n_answer_ids);
             ck_assert(!a->questions[q].answer_ids == !b->questions[q].answer_ids);
         }
     }
-    ck_assert_str_eq(read.contexts[2].context, in.contexts[0].context);
-    ck_assert_str_eq(read.contexts[2].questions[0].answer, " of it");
+    unit_strings(read.contexts[2].context, in.contexts[0].context, read.contexts[2].questions[0].answer, " of it");
     ck_assert_ptr_null(read.contexts[2].questions[1].answer);
     ck_assert_str_eq(read.contexts[3].answer_prefix, "");
     calib_free(&in), calib_free(&made), calib_free(&again), calib_free(&read);
@@ -319,8 +307,7 @@ UNIT_TEST(mistakes)
     calib_file made = {0}, in = parsed("{\"context_ids\": [1, 2, 99999], \"question_ids\": [[1]]}");
     r.n_repeated = 1;
     help_fails(calib_make_of_context(&made, &r, tokens, "in", in.contexts, err), KVB_ARGUMENT, "id 99999, expected 0");
-    calib_free(&made);
-    calib_free(&in);
+    calib_free(&made), calib_free(&in);
     help_ok(calib_make_of_text(&made, &r, tokens, "x/a.txt", story, strlen(story), err));
     help_fails(calib_make_of_text(&made, &r, tokens, "y/a.md", story, strlen(story), err), KVB_ARGUMENT,
                "there is a context \"a\" already");

@@ -5,7 +5,6 @@
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
 #include "profiler/text/model_text.h"
-#include <math.h>
 #include <spawn.h>
 #include <sys/wait.h>
 
@@ -122,8 +121,7 @@ static inline float *case_logits(const model *m, uint32_t n)
     for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(i * 37 % m->config.vocabulary);
     help_ok(forward_open(&f, m, &(forward_plan){n, 1, 1, false, false}, err));
     help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
-    forward_close(f);
-    free(ids);
+    forward_close(f), free(ids);
     return logits;
 }
 

@@ -4,8 +4,6 @@
 #include "profiler/text/model_text.h"
 #include "profiler/text/utf8.h"
 #include "unit.h"
-#include <stdlib.h>
-#include <string.h>
 
 static kvb_error err;
 
@@ -13,9 +11,7 @@ static void expect_frame(const char *jinja, const char *kind, const char *front,
 {
     chat_frame f;
     ck_assert_msg(chat_frame_read(&f, jinja, "<s>", "</s>", "model", &err) == KVB_OK, "%s: %s", kind, err.message);
-    ck_assert_str_eq(f.kind, kind);
-    ck_assert_str_eq(f.front, front);
-    ck_assert_str_eq(f.back, back);
+    unit_strings(f.kind, kind, f.front, front, f.back, back);
     ck_assert_msg(f.bos == bos && f.trim == trim, "%s: bos %d, trim %d", kind, f.bos, f.trim);
     chat_frame_free(&f);
     ck_assert(!f.front && !f.back && !f.kind);
@@ -73,8 +69,8 @@ UNIT_TEST(test_refused)
     };
     for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
         chat_frame f;
-        ck_assert_int_eq(chat_frame_read(&f, templates[i][0], "<s>", NULL, "model", &err), KVB_UNSUPPORTED);
-        ck_assert_msg(strstr(err.message, templates[i][1]), "%s: %s", templates[i][0], err.message);
+        unit_refuses(chat_frame_read(&f, templates[i][0], "<s>", NULL, "model", &err), KVB_UNSUPPORTED,
+                     templates[i][1]);
         ck_assert(!f.front && !f.back && !f.kind);
     }
 }
@@ -93,8 +89,8 @@ UNIT_TEST(test_spaces)
                  {"  \n", 3, 3},
                  {"\xA0x\xA0", 0, 0}}; // broken UTF-8
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        ck_assert_uint_eq(utf8_spaces_before(cases[i].text, strlen(cases[i].text)), cases[i].before);
-        ck_assert_uint_eq(utf8_spaces_behind(cases[i].text, strlen(cases[i].text)), cases[i].behind);
+        unit_numbers(utf8_spaces_before(cases[i].text, strlen(cases[i].text)), cases[i].before,
+                     utf8_spaces_behind(cases[i].text, strlen(cases[i].text)), cases[i].behind);
     }
 }
 
@@ -113,14 +109,11 @@ UNIT_TEST(test_of_tokenizer)
     chat_frame f;
     ck_assert_msg(tokenizer_from_json(&t, "folder", whole, with, nothing, &err) == KVB_OK, "%s", err.message);
     ck_assert_msg(chat_frame_of(&f, t, "model", &err) == KVB_OK, "%s", err.message);
-    ck_assert_str_eq(f.front, "[INST]");
-    ck_assert_str_eq(f.back, "[/INST]<e>");
+    unit_strings(f.front, "[INST]", f.back, "[/INST]<e>");
     ck_assert(f.bos && !f.trim && strcmp(f.kind, "mistral") == 0);
-    chat_frame_free(&f);
-    tokenizer_free(t);
+    chat_frame_free(&f), tokenizer_free(t);
     ck_assert_int_eq(tokenizer_from_json(&t, "folder", whole, nothing, nothing, &err), KVB_OK);
-    ck_assert_int_eq(chat_frame_of(&f, t, "model", &err), KVB_UNSUPPORTED);
-    ck_assert_msg(strstr(err.message, "model: has no chat template"), "%s", err.message);
+    unit_refuses(chat_frame_of(&f, t, "model", &err), KVB_UNSUPPORTED, "model: has no chat template");
     tokenizer_free(t);
 }
 

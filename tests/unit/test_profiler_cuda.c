@@ -1,10 +1,7 @@
 // The cuda backend as a whole: the model and its metrics against the reference. On the emulated device (tests/cuda,
 // -DEMULATED) also memory that is short, errors that stick, and no device. The single operations are judged by
 // test_profiler_backend.c.
-#include "profiler/metric/scorer.h"
-#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
-#include "unit.h"
 
 #ifdef EMULATED
 #include "tests/cuda/emulator.h"
@@ -57,8 +54,7 @@ static outcome run_model(const char *path, const backend *b)
     }
     for (uint32_t q = 0; q < QUESTIONS; q++)
         help_ok(forward_importance(f, q, r.importance + q * (r.n_importance / QUESTIONS), err));
-    forward_close(f);
-    model_free(m);
+    forward_close(f), model_free(m);
     return r;
 }
 
@@ -102,8 +98,7 @@ UNIT_TEST(test_out_of_memory)
     backend_device *on = case_device(&CUDA, NULL);
     size_t taken = emulator_memory_taken();
     emulator_set_memory(taken + 1000);
-    ck_assert_ptr_null(CUDA.alloc(on, 1001).address);
-    ck_assert_ptr_null(CUDA.alloc(on, SIZE_MAX / 2).address);
+    ck_assert(!CUDA.alloc(on, 1001).address && !CUDA.alloc(on, SIZE_MAX / 2).address);
     float w[300] = {0};
     dev_matrix m = backend_matrix(on, w, 30, 10, false);
     ck_assert_ptr_null(m.address);
@@ -117,9 +112,7 @@ UNIT_TEST(test_out_of_memory)
     help_ok(CUDA.check(on, err));
     case_tiny_model(help_path("tiny.gguf"), NULL);
     model *opened = NULL;
-    kvb_error failure = {0};
-    ck_assert_int_eq(model_open(&opened, help_path("tiny.gguf"), &CUDA, NULL, &failure), KVB_MEMORY);
-    ck_assert_ptr_nonnull(strstr(failure.message, "no memory for"));
+    help_fails(model_open(&opened, help_path("tiny.gguf"), &CUDA, NULL, err), KVB_MEMORY, "no memory for");
     emulator_set_memory(SIZE_MAX);
     ck_assert_uint_eq(emulator_memory_taken(), taken);
     CUDA.close(on);
@@ -129,7 +122,6 @@ UNIT_TEST(test_out_of_memory)
 UNIT_TEST(test_a_failure_sticks)
 {
     backend_device *on = case_device(&CUDA, NULL);
-    kvb_error failure = {0};
     float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8];
     dev x = CUDA.alloc(on, 8), y = CUDA.alloc(on, 8);
     CUDA.upload(on, x, in, 8);
@@ -137,10 +129,7 @@ UNIT_TEST(test_a_failure_sticks)
     CUDA.glu(on, x, x, SILU, 8);
     CUDA.rms_norm(on, y, x, x, 1, 8, 1e-5f); // fails
     CUDA.glu(on, y, x, SILU, 8);
-    for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(CUDA.check(on, &failure), KVB_UNSUPPORTED);
-        ck_assert_ptr_nonnull(strstr(failure.message, "rms_norm failed: "));
-    }
+    for (int i = 0; i < 2; i++) help_fails(CUDA.check(on, err), KVB_UNSUPPORTED, "rms_norm failed: ");
     CUDA.download(on, out, x, 8);
     for (int i = 0; i < 8; i++) ck_assert_float_eq(out[i], 0);
     ck_assert_ptr_null(CUDA.alloc(on, 8).address);
@@ -189,12 +178,11 @@ UNIT_TEST(test_scratch_is_taken_once)
 
 UNIT_TEST(test_no_device)
 {
-    kvb_error failure = {0};
+    kvb_error err = {0};
     backend_device *on, *other;
     emulator_set_devices(0);
-    ck_assert_int_eq(CUDA.open(&on, &CUDA, NULL, &failure), KVB_UNSUPPORTED);
-    ck_assert_ptr_null(on);
-    ck_assert_ptr_nonnull(strstr(failure.message, "no CUDA device: "));
+    ck_assert_int_eq(CUDA.open(&on, &CUDA, NULL, &err), KVB_UNSUPPORTED);
+    ck_assert(!on && strstr(err.message, "no CUDA device: "));
     emulator_set_devices(2);
     on = case_device(&CUDA, NULL);
     other = case_device(&CUDA, NULL); // once more
@@ -262,9 +250,7 @@ static void score_metric(scored *s, const char *spec, const char *path, const ba
     help_ok(forward_open(&f, m, &plan, err));
     layer_observer observer = {score_layer, s, metric_needs(&s->m)};
     help_ok(forward_prefill(f, ids, T, &observer, NULL, NULL, err));
-    forward_close(f);
-    model_free(m);
-    free(ids);
+    forward_close(f), model_free(m), free(ids);
 }
 
 // What a view brings to the host: each item of it by a metric that reads it.
@@ -304,10 +290,10 @@ static bool device_is_there(void)
 // Where there is none: asking is no crash.
 START_TEST(test_no_device_is_no_crash)
 {
-    kvb_error failure = {0};
+    kvb_error err = {0};
     backend_device *on;
-    ck_assert(CUDA.open(&on, &CUDA, NULL, &failure) == KVB_OK || strstr(failure.message, "cuda") ||
-              strstr(failure.message, "CUDA"));
+    ck_assert(CUDA.open(&on, &CUDA, NULL, &err) == KVB_OK || strstr(err.message, "cuda") ||
+              strstr(err.message, "CUDA"));
 }
 END_TEST
 #endif

@@ -2,8 +2,6 @@
 #include "formats/file_read.h"
 #include "profiler/weights/dequant.h"
 #include "unit.h"
-#include <math.h>
-#include <string.h>
 
 static uint32_t take_u32(const unsigned char **at)
 {
@@ -33,8 +31,7 @@ static void compare_steps(uint32_t type, const unsigned char *bytes, const float
 UNIT_TEST(test_golden)
 {
     file_view view;
-    kvb_error err;
-    ck_assert_msg(file_map(&view, "tests/golden/quants.bin", &err) == KVB_OK, "%s", err.message);
+    help_ok(file_map(&view, "tests/golden/quants.bin", err));
     const unsigned char *at = view.data;
     uint32_t n_cases = take_u32(&at);
     ck_assert_uint_eq(n_cases, 16);
@@ -42,7 +39,7 @@ UNIT_TEST(test_golden)
         uint32_t type = take_u32(&at), n_values = take_u32(&at), n_bytes = take_u32(&at);
         float *got = malloc(n_values * sizeof *got);
         ck_assert_ptr_nonnull(got);
-        ck_assert_msg(dequant_rows(type, at, n_values, got, &err) == KVB_OK, "%s", err.message);
+        help_ok(dequant_rows(type, at, n_values, got, err));
         at += n_bytes;
         for (uint32_t i = 0; i < n_values; i++) {
             float expected;
@@ -92,12 +89,11 @@ UNIT_TEST(test_refusals)
 // The exponents of MXFP4 that are no numbers come out as NaN, whatever the values, in rows and in steps.
 UNIT_TEST(test_exponents_that_are_no_numbers)
 {
-    kvb_error err;
     for (int e = 252; e < 256; e++) {
         unsigned char block[17] = {(unsigned char)e, 0x10, 0x21}; // 0, 0.5, 1
         float y[32], step, base;
         int8_t wholes[32];
-        ck_assert_int_eq(dequant_rows(GGUF_TENSOR_MXFP4, block, 32, y, &err), KVB_OK);
+        help_ok(dequant_rows(GGUF_TENSOR_MXFP4, block, 32, y, err));
         dequant_steps(GGUF_TENSOR_MXFP4, block, 32, wholes, &step, &base);
         for (int i = 0; i < 32; i++) ck_assert_msg(isnan(y[i]) == (e >= 254), "%d: %g", e, (double)y[i]);
         ck_assert_msg(isnan(step) == (e >= 254), "%d: %g", e, (double)step);

@@ -3,7 +3,6 @@
 // leaves numbers that look like results.
 #include "profiler/backend/backend.h"
 #include "profiler/backend/linalg.h"
-#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 #include <dlfcn.h>
 #include <dnnl.h>
@@ -105,8 +104,7 @@ static void try_failures(const backend *b)
         case_same("importance", got, want, QUESTIONS * n);
     }
     printf("%s: %ld of %ld products failed in turn\n", b->compute, tried, all);
-    model_free(m);
-    free(want), free(got);
+    model_free(m), free(want), free(got);
 }
 
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
@@ -121,8 +119,7 @@ UNIT_TEST(test_failures_are_counted)
 {
     float a[4] = {1, 2, 3, 4}, c[4];
     uint64_t before = gemm_failures();
-    ck_assert(gemm(false, false, 2, 2, 2, 1, a, 2, a, 2, 0, c, 2));
-    ck_assert(c[0] == 7 && c[3] == 22);
+    ck_assert(gemm(false, false, 2, 2, 2, 1, a, 2, a, 2, 0, c, 2) && c[0] == 7 && c[3] == 22);
     ck_assert(gemm_failures() == before);
     atomic_store(&calls, 0);
     atomic_store(&failing, 0);

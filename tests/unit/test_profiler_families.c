@@ -2,7 +2,6 @@
 // and precision, with -DEMULATED those of the emulated device (tests/cuda): logits and oracle importance are those that
 // transformers has computed in float32.
 #include "formats/npy.h"
-#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 
 enum { T = 100, SUFFIX = 3, ANSWER = 6, TAIL = SUFFIX + ANSWER, ROWS = 8 };
@@ -84,9 +83,7 @@ static void run(const char *name, const accuracy *a)
     help_ok(forward_importance(f, 0, best, err));
     double worst = case_row_error(best, oracle, heads, T);
     ck_assert_msg(worst <= a->importance, "%s: importance is off by %g of its head's maximum", what, worst);
-    forward_close(f);
-    model_free(m);
-    free(logits), free(best), free(want), free(oracle);
+    forward_close(f), model_free(m), free(logits), free(best), free(want), free(oracle);
 }
 
 static const char *const NAMES[] = {"llama",   "mistral",       "ministral3",  "qwen2-window", "qwen3",   "phi3",

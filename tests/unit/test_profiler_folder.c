@@ -1,7 +1,6 @@
 // Folders of Hugging Face beyond their weights: damaged shards, index and config from bytes, where weights are from,
 // texts in the model's chat template, and tokens that the embedding has no row for.
 #include "folder_case.h"
-#include "formats/file_read.h"
 #include "formats/sha256.h"
 #include "profiler/weights/weights.h"
 #include "profiler/weights/weights_internal.h"
@@ -23,8 +22,7 @@ UNIT_TEST(test_cut_shards)
         ck_assert_msg(model_open(&m, f.path, &backend_cpu, NULL, &said) != KVB_OK, "cut to %zu bytes", cut);
         ck_assert_msg(strstr(said.message, "model.safetensors"), "cut to %zu bytes: %s", cut, said.message);
     }
-    free(whole);
-    folder_free(&f);
+    free(whole), folder_free(&f);
 }
 
 UNIT_TEST(test_index_and_config_from_bytes)
@@ -95,8 +93,7 @@ UNIT_TEST(test_names_at_the_hub)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char id[200] = "", revision[65] = "";
         ck_assert_int_eq(origin_from_path(id, revision, cases[i].path), cases[i].id != NULL);
-        ck_assert_str_eq(id, cases[i].id ? cases[i].id : "");
-        ck_assert_str_eq(revision, cases[i].id ? cases[i].revision : "");
+        unit_strings(id, cases[i].id ? cases[i].id : "", revision, cases[i].id ? cases[i].revision : "");
     }
     ck_assert(origin_is_id("org/name-1.0_b") && !origin_is_id("name") && !origin_is_id("./name") &&
               !origin_is_id("/org/name") && !origin_is_id("a/b/c") && !origin_is_id("org/"));
@@ -115,9 +112,8 @@ UNIT_TEST(test_identity)
     folder f = folder_make(cache);
     write_all(&f);
     model *m = open_path(f.path);
-    ck_assert_str_eq(weights_origin_of(m->source)->hf_id, "org/name");
-    ck_assert_str_eq(weights_origin_of(m->source)->hf_revision, commit);
-    ck_assert_str_eq(m->config.name, "org/name");
+    unit_strings(weights_origin_of(m->source)->hf_id, "org/name", weights_origin_of(m->source)->hf_revision, commit,
+                 m->config.name, "org/name");
     ck_assert(weights_origin_of(m->source)->n_files == 1 &&
               strcmp(weights_origin_of(m->source)->container, "safetensors") == 0);
     ck_assert_str_eq(weights_origin_of(m->source)->files[0].name, "model.safetensors");
@@ -132,11 +128,9 @@ UNIT_TEST(test_identity)
     origin_describe(weights_origin_of(m->source), a);
     char want[256];
     snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
-    ck_assert_str_eq(cJSON_GetObjectItem(a, "model_files")->valuestring, want);
-    ck_assert_str_eq(cJSON_GetObjectItem(a, "hf_revision")->valuestring, commit);
-    cJSON_Delete(a);
-    model_free(m);
-    folder_free(&f);
+    unit_strings(cJSON_GetObjectItem(a, "model_files")->valuestring, want,
+                 cJSON_GetObjectItem(a, "hf_revision")->valuestring, commit);
+    cJSON_Delete(a), model_free(m), folder_free(&f);
 
     f = folder_make("downloaded"); // a folder of its own, as `hf download --local-dir` makes it
     write_all(&f);
@@ -148,16 +142,14 @@ UNIT_TEST(test_identity)
     snprintf(line, sizeof line, "%s\netag\n1.0\n", commit);
     help_spew(path, line, strlen(line));
     m = open_path(f.path);
-    ck_assert_str_eq(weights_origin_of(m->source)->hf_id, "org/other");
-    ck_assert_str_eq(weights_origin_of(m->source)->hf_revision, commit);
+    unit_strings(weights_origin_of(m->source)->hf_id, "org/other", weights_origin_of(m->source)->hf_revision, commit);
     model_free(m);
     write_config(&f, "");
     remove(path);
     m = open_path(f.path);
     ck_assert(!weights_origin_of(m->source)->hf_id[0] && !weights_origin_of(m->source)->hf_revision[0]);
     ck_assert_str_eq(m->config.name, "downloaded");
-    model_free(m);
-    folder_free(&f);
+    model_free(m), folder_free(&f);
 }
 
 // ---- tokens that the embedding has no row for ----
@@ -188,13 +180,11 @@ UNIT_TEST(test_tokens_without_a_row)
     help_fails(model_text_encode(&t, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
                "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
     ck_assert(!ids && n == 0);
-    model_text_close(&t);
-    model_free(m);
+    model_text_close(&t), model_free(m);
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"add_bos_token\":true}");
     m = open_path(f.path);
     help_fails(model_text_open(&t, m->source, VOCABULARY, NULL, err), KVB_FORMAT, "texts begin with token 301 (BOS)");
-    model_free(m);
-    folder_free(&f);
+    model_free(m), folder_free(&f);
 }
 
 // ---- a chat template of the folder's own ----
@@ -237,9 +227,7 @@ UNIT_TEST(test_texts_in_a_template)
     free(context), free(question), free(alone);
     help_ok(model_text_open(&without, m->source, VOCABULARY, &(model_text_options){.without_tokenizer = true}, err));
     help_fails(model_text_use_chat(&without, err), KVB_ARGUMENT, "only token ids are given");
-    model_text_close(&t), model_text_close(&without);
-    model_free(m);
-    folder_free(&f);
+    model_text_close(&t), model_text_close(&without), model_free(m), folder_free(&f);
 }
 
 UNIT_MAIN_ONCE("profiler folder", folder_setup, help_teardown)

@@ -1,17 +1,10 @@
 // The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill
 // of the joined text, the oracle against dense attention in double; and model files that must be refused.
-#include "profiler/model/forward.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
 
 enum { VOCABULARY = 300, MAX_ROWS = 1300 };
-
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
 
 static int32_t *random_ids(size_t n)
 {
@@ -52,9 +45,7 @@ static batch batch_make(uint32_t T, uint32_t n_questions, uint32_t answer)
     batch b = {.T = T, .n_questions = n_questions, .context = random_ids(T)};
     int32_t *ids = random_ids(MAX_ROWS);
     for (uint32_t q = 0; q < n_questions; q++) {
-        b.suffix[q] = 1 + q * 5 % 23;
-        b.length[q] = b.suffix[q] + answer;
-        b.start[q] = b.n_rows;
+        b.suffix[q] = 1 + q * 5 % 23, b.length[q] = b.suffix[q] + answer, b.start[q] = b.n_rows;
         for (uint32_t i = 0; i < b.length[q]; i++) {
             b.rows[b.n_rows] = (decode_row){q, i, i >= b.suffix[q]};
             b.ids[b.n_rows] = ids[b.n_rows];
@@ -128,8 +119,7 @@ static result run_stepwise(const model *m, const batch *b)
         for (uint32_t i = 0; i < n; i++) memcpy(r.logits + from[i] * r.row, logits + i * r.row, r.row * sizeof *logits);
     }
     for (uint32_t q = 0; q < b->n_questions; q++) help_ok(forward_importance(f, q, r.importance + q * r.heads, err));
-    free(logits);
-    forward_close(f);
+    free(logits), forward_close(f);
     omp_set_num_threads(threads);
     return r;
 }
@@ -145,8 +135,7 @@ UNIT_TEST(test_backends_agree)
         case_tiny_model(help_path("other.gguf"), options[i]);
         model *ref = case_open(help_path("other.gguf"), &backend_ref),
               *cpu = case_open(help_path("other.gguf"), &backend_cpu);
-        ck_assert_uint_eq(cpu->config.vocabulary, VOCABULARY);
-        ck_assert_uint_eq(cpu->head_is_tied, i != 1);
+        unit_numbers(cpu->config.vocabulary, VOCABULARY, cpu->head_is_tied, i != 1);
         for (int t = 0; t < (i ? 3 : 5); t++) { // the longest has rows for two chunks
             int32_t *ids = random_ids(lengths[t]);
             float *want = prefill_logits(ref, ids, lengths[t]), *got = prefill_logits(cpu, ids, lengths[t]);
@@ -172,9 +161,7 @@ UNIT_TEST(test_decoding_is_prefill_of_the_joined_text)
             case_near("logits", r.logits + b.start[q] * r.row, want + b.T * r.row, b.length[q] * r.row, 1e-4);
             free(want);
         }
-        result_free(&r);
-        free(b.context);
-        model_free(m);
+        result_free(&r), free(b.context), model_free(m);
     }
 }
 
@@ -188,8 +175,7 @@ UNIT_TEST(test_one_pass_is_stepwise)
             result one = run_at_once(m, &b), steps = run_stepwise(m, &b);
             case_same("logits", one.logits, steps.logits, b.n_rows * one.row);
             case_same("importance", one.importance, steps.importance, n * one.heads);
-            result_free(&one), result_free(&steps);
-            free(b.context);
+            result_free(&one), result_free(&steps), free(b.context);
         }
         model_free(m);
     }
@@ -212,9 +198,7 @@ UNIT_TEST(test_batch_changes_nothing)
         case_same("importance", alone.importance, all.importance + q * all.heads, all.heads);
         result_free(&alone);
     }
-    result_free(&all);
-    free(b.context);
-    model_free(m);
+    result_free(&all), free(b.context), model_free(m);
 }
 
 // A forward pass is used for contexts of all lengths, one after the other.
@@ -236,11 +220,9 @@ UNIT_TEST(test_contexts_leave_no_trace)
             case_same("logits", again.logits, fresh.logits, b.n_rows * fresh.row);
             case_same("importance", again.importance, fresh.importance, 3 * fresh.heads);
         }
-        result_free(&fresh), result_free(&again);
-        free(b.context);
+        result_free(&fresh), result_free(&again), free(b.context);
     }
-    forward_close(f);
-    model_free(m);
+    forward_close(f), model_free(m);
 }
 
 // ---- oracle ----
@@ -374,9 +356,7 @@ UNIT_TEST(test_passes_open_at_once)
             help_ok(forward_importance(f[i], q, together[i].importance + q * together[i].heads, err));
         case_same("logits", together[i].logits, alone[i].logits, b[i].n_rows * alone[i].row);
         case_same("importance", together[i].importance, alone[i].importance, b[i].n_questions * alone[i].heads);
-        forward_close(f[i]);
-        result_free(&alone[i]), result_free(&together[i]);
-        free(b[i].context);
+        forward_close(f[i]), result_free(&alone[i]), result_free(&together[i]), free(b[i].context);
     }
     for (int i = 0; i < PASSES; i++) model_free(models[i]);
 }
@@ -412,11 +392,7 @@ UNIT_TEST(test_extras_for_observers)
             }
         }
     }
-    seen_free(&s);
-    gguf_close(&file);
-    forward_close(f);
-    free(ids);
-    model_free(m);
+    seen_free(&s), gguf_close(&file), forward_close(f), free(ids), model_free(m);
 }
 
 UNIT_TEST(test_importance_against_dense_attention)
@@ -445,13 +421,9 @@ UNIT_TEST(test_importance_against_dense_attention)
             double error = case_row_error(got, want, c->n_kv_heads, b.T);
             ck_assert_msg(error < 1e-5, "question %u, layer %u: relative error %g", q, layer, error);
         }
-        seen_free(&s);
-        forward_close(f);
+        seen_free(&s), forward_close(f);
     }
-    gguf_close(&file);
-    result_free(&r);
-    free(b.context);
-    model_free(m);
+    gguf_close(&file), result_free(&r), free(b.context), model_free(m);
 }
 
 // ---- errors ----
@@ -494,9 +466,7 @@ UNIT_TEST(test_forward_errors)
     help_fails(forward_rows(f, &other, good, 1, NULL, 0, NULL, err), KVB_ARGUMENT, "expected below 2 and 5");
     help_ok(forward_rows(f, rows, good, 2, NULL, 0, NULL, err));
     help_ok(forward_rows(f, rows, good, 0, NULL, 0, NULL, err));
-    forward_close(f);
-    forward_close(NULL);
-    model_free(m);
+    forward_close(f), forward_close(NULL), model_free(m);
 }
 
-UNIT_MAIN_ONCE("profiler forward", setup, help_teardown)
+UNIT_MAIN_ONCE("profiler forward", case_tiny_setup, help_teardown)

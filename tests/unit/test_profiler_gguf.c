@@ -1,11 +1,9 @@
 // The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a
 // place.
+#include "folder_help.h"
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf.h"
 #include "tests/gguf_build.h"
-#include "unit.h"
-#include <math.h>
-#include <unistd.h>
 
 static kvb_error err;
 
@@ -121,12 +119,11 @@ static void check_arrays(const gguf_file *f)
     ck_assert_uint_eq(a.count, 3);
     ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, "one"));
     ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, ""));
-    ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, "three"));
-    ck_assert(!gguf_next_string(&a, &s) && a.size == 0);
+    ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, "three") && !gguf_next_string(&a, &s) && a.size == 0);
     ck_assert_int_eq(gguf_get_array(f, "a.ints", GGUF_VALUE_I32, &a, &err), KVB_OK);
     ck_assert(gguf_array_int(&a, 0) == 11 && gguf_array_int(&a, 1) == -12);
-    ck_assert_int_eq(gguf_get_array(f, "a.ints", GGUF_VALUE_STRING, &a, &err), KVB_FORMAT);
-    ck_assert_ptr_nonnull(strstr(err.message, "expected an array of string, found an array of i32"));
+    unit_refuses(gguf_get_array(f, "a.ints", GGUF_VALUE_STRING, &a, &err), KVB_FORMAT,
+                 "expected an array of string, found an array of i32");
     ck_assert_int_eq(gguf_get_array(f, "a.u32", GGUF_VALUE_I32, &a, &err), KVB_FORMAT);
     ck_assert_int_eq(gguf_get_array(f, "a.empty", GGUF_VALUE_F32, &a, &err), KVB_OK);
     ck_assert_uint_eq(a.count, 0);
@@ -142,9 +139,7 @@ UNIT_TEST(test_reads_everything)
         unsigned char *copy;
         build_sample(&b, version);
         ck_assert_msg(parse_copy(&f, &b, b.size, &copy) == KVB_OK, "%s", err.message);
-        ck_assert_uint_eq(f.version, version);
-        ck_assert_uint_eq(f.alignment, 32);
-        ck_assert_uint_eq(f.n_values, b.n_values);
+        unit_numbers(f.version, version, f.alignment, 32, f.n_values, b.n_values);
         check_scalars(&f);
         check_arrays(&f);
 
@@ -161,8 +156,7 @@ UNIT_TEST(test_reads_everything)
         ck_assert(y[0] == 0 && y[7] == 3.5f);
         gguf_close(&f);
         gguf_close(&f); // a closed file may be closed again
-        free(copy);
-        free(b.data);
+        free(copy), free(b.data);
     }
 }
 
@@ -246,8 +240,7 @@ UNIT_TEST(test_refused_headers)
     gguf_file f;
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "empty.gguf", &err), KVB_OK); // nothing in it, but well-formed
     ck_assert(gguf_find(&f, "x") == NULL && gguf_tensor_find(&f, "x") == NULL);
-    gguf_close(&f);
-    free(b.data);
+    gguf_close(&f), free(b.data);
 }
 
 // A key or a tensor with one fault.
@@ -368,8 +361,7 @@ UNIT_TEST(test_alignment)
     for (int i = 0; i < 8; i++) build_f32(&b, 1);
     ck_assert_msg(gguf_parse(&f, b.data, b.size, "x", &err) == KVB_OK, "%s", err.message);
     ck_assert_ptr_eq(gguf_tensor_find(&f, "t")->data, b.data + start + 8);
-    gguf_close(&f);
-    free(b.data);
+    gguf_close(&f), free(b.data);
 }
 
 // 200,000 keys, found one by one: seconds if lookups walked the list, and hours if duplicates were looked for pairwise.
@@ -391,44 +383,33 @@ UNIT_TEST(test_many_keys)
         ck_assert_int_eq(gguf_get_u32(&f, key, &found, &err), KVB_OK);
         ck_assert_uint_eq(found, i);
     }
-    gguf_close(&f);
-    free(b.data);
+    gguf_close(&f), free(b.data);
 }
 
 UNIT_TEST(test_open)
 {
-    char folder[] = "/tmp/kvbudget-gguf-XXXXXX", path[64];
+    const char *path = help_path("m.gguf");
     gguf_file f;
     gguf_build b;
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/m.gguf", folder);
     ck_assert_int_eq(gguf_open(&f, path, &err), KVB_IO);
-    ck_assert_int_ne(gguf_open(&f, folder, &err), KVB_OK);
+    ck_assert_int_ne(gguf_open(&f, help_folder, &err), KVB_OK);
     build_sample(&b, 3);
-    for (int cut = 0; cut < 2; cut++) {
-        FILE *out = fopen(path, "wb");
-        ck_assert_ptr_nonnull(out);
-        ck_assert_uint_eq(fwrite(b.data, 1, b.size - (size_t)cut, out), b.size - (size_t)cut);
-        ck_assert_int_eq(fclose(out), 0);
+    for (size_t cut = 0; cut < 2; cut++) {
+        help_spew(path, b.data, b.size - cut);
         ck_assert_int_eq(gguf_open(&f, path, &err), cut ? KVB_FORMAT : KVB_OK);
         ck_assert(cut ? strstr(err.message, path) != NULL : strcmp(f.name, path) == 0);
         gguf_close(&f);
     }
-    unlink(path);
-    rmdir(folder);
     free(b.data);
 }
 
 UNIT_TEST(test_names)
 {
-    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_BF16), "BF16");
-    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_Q6_K), "Q6_K");
-    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_Q8_0), "Q8_0");
-    ck_assert_str_eq(gguf_tensor_type_name(23), "IQ4_XS");
-    ck_assert_str_eq(gguf_tensor_type_name(4), "unknown");
-    ck_assert_str_eq(gguf_tensor_type_name(UINT32_MAX), "unknown");
-    ck_assert_str_eq(gguf_value_type_name(GGUF_VALUE_F64), "f64");
-    ck_assert_str_eq(gguf_value_type_name(13), "unknown");
+    unit_strings(gguf_tensor_type_name(GGUF_TENSOR_BF16), "BF16", gguf_tensor_type_name(GGUF_TENSOR_Q6_K), "Q6_K",
+                 gguf_tensor_type_name(GGUF_TENSOR_Q8_0), "Q8_0", gguf_tensor_type_name(23), "IQ4_XS",
+                 gguf_tensor_type_name(4), "unknown");
+    unit_strings(gguf_tensor_type_name(UINT32_MAX), "unknown", gguf_value_type_name(GGUF_VALUE_F64), "f64",
+                 gguf_value_type_name(13), "unknown");
     gguf_file f;
     char name[600];
     memset(name, 'p', sizeof name - 1);
@@ -437,4 +418,4 @@ UNIT_TEST(test_names)
     ck_assert_int_eq(gguf_parse(&f, "", 0, name, NULL), KVB_FORMAT);
 }
 
-UNIT_MAIN("profiler: gguf")
+UNIT_MAIN_EACH("profiler: gguf", help_setup, help_teardown)

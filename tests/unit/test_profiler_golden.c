@@ -1,7 +1,6 @@
 // Every metric against golden data of other code (tests/golden/make_scorers.py), and what all metrics promise: the same
 // bits for any number of threads, the same scores for views that show less, kept sets for budget-dependent ones, clear
 // refusals.
-#include "formats/file_read.h"
 #include "profiler/metric/scorer_parts.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
@@ -231,11 +230,7 @@ UNIT_TEST(test_views_of_one_head)
                 memcpy(q + (size_t)r * group * d, all->q + (((size_t)T - few + r) * all->n_heads + h * group) * d,
                        group * d * sizeof *q);
             layer_view v = *all;
-            v.q = q;
-            v.n_queries = few;
-            v.n_heads = group;
-            v.n_kv_heads = 1;
-            v.first_kv_head = h;
+            v.q = q, v.n_queries = few, v.n_heads = group, v.n_kv_heads = 1, v.first_kv_head = h;
             v.k += (size_t)h * T * d;
             v.v += (size_t)h * T * d;
             v.column_sums += (size_t)h * group * T;
@@ -260,8 +255,7 @@ UNIT_TEST(test_snapkv_from_the_windows_queries)
     case_same("snapkv:lukv", got, want, (size_t)v.n_kv_heads * v.n_tokens);
     metric m = case_metric("snapkv:kvpress");
     help_fails(metric_score(&m, &v, got, err), KVB_ARGUMENT, "last 32 queries, expected at least 64");
-    free(want), free(got);
-    golden_close(&g);
+    free(want), free(got), golden_close(&g);
 }
 
 // After an eviction the keys stand closer than they stood in the text: what goes by position must not notice.
@@ -274,8 +268,7 @@ UNIT_TEST(test_positions_of_a_cut_cache)
         for (uint32_t j = 0; j < kept; j++)
             positions[h * kept + j] = j < 4 ? j : T - 3 * (kept - 1 - j) - 1 - (j + 1 < kept ? h : 0);
     layer_view v = g.view;
-    v.n_tokens = v.n_queries = kept;
-    v.positions = positions;
+    v.n_tokens = v.n_queries = kept, v.positions = positions;
     static const char *const by_position[] = {"random", "streaming"};
     for (int i = 0; i < 2; i++) {
         float *whole = case_score(by_position[i], &g.view), *cut = case_score(by_position[i], &v);
@@ -284,8 +277,7 @@ UNIT_TEST(test_positions_of_a_cut_cache)
                 ck_assert_float_eq(cut[h * kept + j], whole[h * T + positions[h * kept + j]]);
         free(whole), free(cut);
     }
-    free(positions);
-    golden_close(&g);
+    free(positions), golden_close(&g);
 }
 
 UNIT_TEST(test_random_recall)
@@ -376,8 +368,7 @@ UNIT_TEST(test_two_stages)
     ck_assert(!metric_profiled_as(&half, &profiled));
     float *s = case_score("critical+knorm", &g.view);
     help_fails(metric_rank(&m, NULL, s, 2, T, (uint32_t[]){5, 5}, s, err), KVB_ARGUMENT, "needs the scores of knorm");
-    free(s);
-    golden_close(&g);
+    free(s), golden_close(&g);
 }
 
 UNIT_TEST(test_refusals)
@@ -410,8 +401,7 @@ UNIT_TEST(test_refusals)
     help_fails(metric_score(&lag, &v, s, err), KVB_ARGUMENT, "100 tokens, expected at least 260");
     k[37] = NAN;
     help_fails(metric_score(&norm, &v, s, err), KVB_NUMERIC, "layer 3, KV head 0, position 9");
-    v.q = k;
-    v.n_queries = 0;
+    v.q = k, v.n_queries = 0;
     metric tova = case_metric("tova");
     help_fails(metric_score(&tova, &v, s, err), KVB_ARGUMENT, "0 queries");
 }

@@ -29,9 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    model_text_close(&words);
-    model_free(m);
-    help_teardown();
+    model_text_close(&words), model_free(m), help_teardown();
 }
 
 // A job of some lines, or of none (NULL), that adds to `base` where there is one.
@@ -58,8 +56,7 @@ static grown prepare(const char *lines, size_t n_metrics, record *base)
 
 static void close_job(grown *g)
 {
-    profile_job_free(&g->job);
-    calib_free(&g->file);
+    profile_job_free(&g->job), calib_free(&g->file);
 }
 
 static void run(grown *g, const char *path)
@@ -74,9 +71,7 @@ static void run(grown *g, const char *path)
     help_ok(record_begin(&w, path, &(record_shape){c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim}, attributes,
                          g->o.grows ? RECORD_ADD : RECORD_REPLACE, err));
     help_ok(profile_run(m, &g->job, &g->o, w, NULL, &times, err));
-    record_writer_free(w);
-    cJSON_Delete(attributes);
-    close_job(g);
+    record_writer_free(w), cJSON_Delete(attributes), close_job(g);
 }
 
 static void profile(const char *path, const char *lines, size_t n_metrics)
@@ -95,32 +90,24 @@ UNIT_TEST(test_only_what_the_record_lacks_is_left)
 
     grown g = prepare(NULL, 3, base); // a metric: the record's text again, and nothing to decode
     ck_assert_int_eq(g.status, KVB_OK);
-    ck_assert_uint_eq(g.job.n_contexts, 1);
-    ck_assert_uint_eq(g.job.n_pairs, 0);
-    ck_assert_uint_eq(g.job.growth.recorded, 3);
+    unit_numbers(g.job.n_contexts, 1, g.job.n_pairs, 0, g.job.growth.recorded, 3);
     ck_assert_uint_eq(g.job.growth.witness, 0); // keydiff reads less than snapkv; random would prove nothing
-    ck_assert_int_eq(g.job.growth.relation, RECORD_SAME_TEXTS);
-    ck_assert_uint_eq(g.job.growth.check.n_tokens, 0);
+    unit_numbers(g.job.growth.relation, RECORD_SAME_TEXTS, g.job.growth.check.n_tokens, 0);
     close_job(&g);
 
     g = prepare(second, 2, base); // a text: only it, and one of the record's to compare with
     ck_assert_uint_eq(g.job.n_contexts, 1);
     ck_assert_str_eq(g.job.contexts[0].id, "b");
-    ck_assert_uint_eq(g.job.growth.check.n_tokens, 21);
-    ck_assert_int_eq(g.job.growth.relation, RECORD_NEW_TEXTS);
-    ck_assert_uint_eq(g.job.growth.n_ids, 2);
+    unit_numbers(g.job.growth.check.n_tokens, 21, g.job.growth.relation, RECORD_NEW_TEXTS, g.job.growth.n_ids, 2);
     close_job(&g);
 
     g = prepare(two_questions, 2, base); // a question: the second alone
-    ck_assert_uint_eq(g.job.n_pairs, 1);
-    ck_assert_uint_eq(g.job.contexts[0].n_recorded, 1);
-    ck_assert_int_eq(g.job.growth.relation, RECORD_ALL_TEXTS);
+    unit_numbers(g.job.n_pairs, 1, g.job.contexts[0].n_recorded, 1, g.job.growth.relation, RECORD_ALL_TEXTS);
     close_job(&g);
 
     g = prepare(one_question, 2, base); // nothing
     ck_assert_uint_eq(g.job.n_contexts, 0);
-    close_job(&g);
-    record_close(base);
+    close_job(&g), record_close(base);
 }
 
 UNIT_TEST(test_grown_records_have_the_bytes_of_one_run)
@@ -175,8 +162,7 @@ UNIT_TEST(test_what_is_not_the_records_is_refused)
     cJSON *attributes;
     help_fails(profile_grown_attributes(&attributes, m, &g.job, &g.o, err), KVB_MISMATCH,
                "run.h5 and this command cannot be joined: seed");
-    close_job(&g);
-    record_close(base);
+    close_job(&g), record_close(base);
 }
 
 UNIT_MAIN_EACH("profiler growth", setup, teardown)

@@ -1,17 +1,10 @@
 // The layer piece by piece: what its functions make of one token, put together by hand, is the forward pass; a device
 // that has failed is told at the end.
-#include "profiler/model/forward.h"
 #include "profiler/model/layer.h"
 #include "runtime/fail.h"
 #include "test_profiler_cases.h"
 
 enum { VOCABULARY = 300, H = 4, G = 2, D = 16 };
-
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
 
 static layer_pass open_pass(const model *m, uint32_t rows)
 {
@@ -83,9 +76,7 @@ UNIT_TEST(test_output_projection_alone)
             ck_assert(fabs(y[i * width + c] - sum) < 1e-5);
         }
     p.b->release(p.on, out);
-    free(o), free(y);
-    layer_pass_close(&p);
-    model_free(m);
+    free(o), free(y), layer_pass_close(&p), model_free(m);
 }
 
 UNIT_TEST(test_what_goes_wrong)
@@ -97,8 +88,7 @@ UNIT_TEST(test_what_goes_wrong)
     help_fails(layer_check_ids(&p, ids + 2, 1, err), KVB_ARGUMENT, "token 0: id -1");
     p.on->failed = kvb_fail(&p.on->error, KVB_IO, "gone");
     help_fails(layer_end(&p, err), KVB_IO, "gone");
-    layer_pass_close(&p);
-    model_free(m);
+    layer_pass_close(&p), model_free(m);
 }
 
 UNIT_TEST(test_scale_of_a_view)
@@ -139,4 +129,4 @@ UNIT_TEST(odd_logits)
         for (int k = 0; k < i; k++) ck_assert(numbers[i] < 4 && numbers[i] != numbers[k]);
 }
 
-UNIT_MAIN_ONCE("profiler layer", setup, help_teardown)
+UNIT_MAIN_ONCE("profiler layer", case_tiny_setup, help_teardown)

@@ -3,7 +3,6 @@
 #include "profiler/metric/learned.h"
 #include "runtime/rank.h"
 #include "test_profiler_views.h"
-#include <unistd.h>
 
 enum { LAYERS = 2 };
 static char path[64], ranking_name[24];
@@ -23,8 +22,7 @@ static void write_ranking(const char *features, uint32_t n_features, uint32_t G)
     cJSON_AddStringToObject(m, "model_sha256", "AAAA");
     kvb_status status = rank_write(path, &content, m, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
-    cJSON_Delete(m);
-    free(named);
+    cJSON_Delete(m), free(named);
 }
 
 #define TWO "{\"metric\":\"knorm\",\"log\":false},{\"metric\":\"snapkv:kvpress:window=8\",\"log\":true}"
@@ -38,13 +36,8 @@ static char *named(void)
 
 static void setup(void)
 {
-    strcpy(path, "/tmp/kvb-learned-XXXXXX");
-    close(mkstemp(path));
-}
-
-static void teardown(void)
-{
-    unlink(path);
+    help_setup();
+    strcpy(path, help_path("ranking"));
 }
 
 UNIT_TEST(scores_are_the_runtimes)
@@ -53,11 +46,10 @@ UNIT_TEST(scores_are_the_runtimes)
     enum { T = 50 };
     learned_list list = {0};
     metric m, knorm, snapkv;
-    kvb_error err = {0};
     layer_view v = view_make(s, T, 1);
     v.layer = 1;
     write_ranking(TWO, 2, s.G);
-    ck_assert_msg(learned_parse(&m, named(), &list, &err) == KVB_OK, "%s", err.message);
+    help_ok(learned_parse(&m, named(), &list, err));
     ck_assert_str_eq(m.spec, ranking_name);
     ck_assert(m.fold == 0 && learned_fold(&m, 2).fold == 2);
     metric_parse(&knorm, "knorm", NULL);
@@ -66,43 +58,38 @@ UNIT_TEST(scores_are_the_runtimes)
     ck_assert_uint_eq(metric_least_tokens(&m), metric_least_tokens(&snapkv));
     ck_assert_uint_eq(metric_protect_window(&m), 1);
     float got[3 * T], a[3 * T], b[3 * T], want[T];
-    ck_assert_int_eq(metric_score(&m, &v, got, &err), KVB_OK);
-    ck_assert_int_eq(metric_score(&knorm, &v, a, &err), KVB_OK);
-    ck_assert_int_eq(metric_score(&snapkv, &v, b, &err), KVB_OK);
+    help_ok(metric_score(&m, &v, got, err));
+    help_ok(metric_score(&knorm, &v, a, err));
+    help_ok(metric_score(&snapkv, &v, b, err));
     for (uint32_t g = 0; g < s.G; g++) {
         const float *features[] = {a + g * T, b + g * T};
-        ck_assert_int_eq(kvb_rank_fold(learned_ranking_of(&m), 0, s.G + g, features, T, want, &err), KVB_OK);
+        help_ok(kvb_rank_fold(learned_ranking_of(&m), 0, s.G + g, features, T, want, err));
         ck_assert(memcmp(got + g * T, want, sizeof want) == 0);
     }
     v.layer = LAYERS;
-    ck_assert_int_eq(metric_score(&m, &v, got, &err), KVB_MISMATCH);
-    view_free(&v);
-    learned_list_close(&list);
+    help_fails(metric_score(&m, &v, got, err), KVB_MISMATCH, "");
+    view_free(&v), learned_list_close(&list);
 }
 
 UNIT_TEST(refusals)
 {
     learned_list list = {0};
     metric m;
-    kvb_error err = {0};
     write_ranking(TWO, 2, 3);
-    ck_assert_int_eq(learned_parse(&m, named(), &list, &err), KVB_OK);
-    ck_assert_int_eq(learned_check_model(&m, LAYERS, 3, "aaaa", &err), KVB_OK);
-    ck_assert_int_eq(learned_check_model(&m, LAYERS, 3, "bbbb", &err), KVB_MISMATCH);
-    ck_assert_int_eq(learned_check_model(&m, LAYERS, 2, "aaaa", &err), KVB_MISMATCH);
+    help_ok(learned_parse(&m, named(), &list, err));
+    help_ok(learned_check_model(&m, LAYERS, 3, "aaaa", err));
+    help_fails(learned_check_model(&m, LAYERS, 3, "bbbb", err), KVB_MISMATCH, "");
+    help_fails(learned_check_model(&m, LAYERS, 2, "aaaa", err), KVB_MISMATCH, "");
     write_ranking("{\"metric\":\"nonsense\",\"log\":false}", 1, 3);
-    ck_assert_int_eq(learned_parse(&m, named(), &list, &err), KVB_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(err.message, ranking_name));
+    help_fails(learned_parse(&m, named(), &list, err), KVB_ARGUMENT, ranking_name);
     write_ranking("{\"metric\":\"streaming:kvpress\",\"log\":false}", 1, 3); // its order depends on the budget
-    ck_assert_int_eq(learned_parse(&m, named(), &list, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(learned_parse(&m, "learned:0123456789ab", &list, &err), KVB_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(err.message, "RANK.safetensors"));
-    ck_assert_int_eq(learned_parse(&m, "learned=/no/such/file", &list, &err), KVB_IO);
-    ck_assert_int_eq(learned_parse(&m, "keydiff", &list, &err), KVB_OK);
+    help_fails(learned_parse(&m, named(), &list, err), KVB_ARGUMENT, "");
+    help_fails(learned_parse(&m, "learned:0123456789ab", &list, err), KVB_ARGUMENT, "RANK.safetensors");
+    help_fails(learned_parse(&m, "learned=/no/such/file", &list, err), KVB_IO, "");
+    help_ok(learned_parse(&m, "keydiff", &list, err));
     ck_assert_ptr_null(learned_ranking_of(&m));
-    ck_assert_int_eq(learned_check_model(&m, 1, 1, "x", &err), KVB_OK);
-    learned_list_close(&list);
-    learned_list_close(&list);
+    help_ok(learned_check_model(&m, 1, 1, "x", err));
+    learned_list_close(&list), learned_list_close(&list);
 }
 
 // A table of the ranking in `path`, or of a plain metric.
@@ -137,8 +124,7 @@ static void write_table(const char *table, const char *ranks_by, const char *ran
                              .metadata = m};
     kvb_status status = table_write(table, &t, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
-    kvb_ranking_close(r);
-    cJSON_Delete(m);
+    kvb_ranking_close(r), cJSON_Delete(m);
 }
 
 UNIT_TEST(of_a_table)
@@ -146,25 +132,23 @@ UNIT_TEST(of_a_table)
     learned_list list = {0};
     metric m, again;
     kvb_table *table;
-    kvb_error err = {0};
     char file[80];
     snprintf(file, sizeof file, "%s.table", path);
     write_ranking(TWO, 2, 3);
     write_table(file, ranking_name, path);
-    ck_assert_int_eq(kvb_table_open(&table, file, NULL, &err), KVB_OK);
-    ck_assert_int_eq(learned_of_table(&m, table, &list, &err), KVB_OK);
-    ck_assert_int_eq(learned_of_table(&again, table, &list, &err), KVB_OK);
+    help_ok(kvb_table_open(&table, file, NULL, err));
+    help_ok(learned_of_table(&m, table, &list, err));
+    help_ok(learned_of_table(&again, table, &list, err));
     ck_assert_ptr_eq(learned_ranking_of(&m), kvb_table_ranking(table));
     ck_assert(list.n == 1 && strcmp(m.spec, again.spec) == 0); // opened once
-    learned_list_close(&list);
-    kvb_table_close(table);
+    learned_list_close(&list), kvb_table_close(table);
     write_table(file, "knorm", NULL);
-    ck_assert_int_eq(kvb_table_open(&table, file, NULL, &err), KVB_OK);
-    ck_assert_int_eq(learned_of_table(&m, table, &list, &err), KVB_OK);
+    help_ok(kvb_table_open(&table, file, NULL, err));
+    help_ok(learned_of_table(&m, table, &list, err));
     ck_assert_ptr_null(learned_ranking_of(&m));
     ck_assert_str_eq(m.spec, "knorm");
     kvb_table_close(table);
     unlink(file);
 }
 
-UNIT_MAIN_EACH("profiler_learned", setup, teardown)
+UNIT_MAIN_EACH("profiler_learned", setup, help_teardown)

@@ -6,12 +6,6 @@
 
 enum { T = 150, TAIL = 12, VOCABULARY = 300, LEVELS = OUTPUT_LEVELS };
 
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
 // ---- The reference: one query of a group, what its output loses when some tokens are not kept ----
 
 typedef struct plain_head {
@@ -186,13 +180,8 @@ static void open_tiny(tiny *t, const backend *b)
 
 static void close_tiny(tiny *t)
 {
-    for (uint32_t l = 0; l < t->seen.n; l++) {
-        free(t->seen.q[l]);
-        free(t->seen.k[l]);
-        free(t->seen.v[l]);
-    }
-    free(t->scores);
-    model_free(t->m);
+    for (uint32_t l = 0; l < t->seen.n; l++) free(t->seen.q[l]), free(t->seen.k[l]), free(t->seen.v[l]);
+    free(t->scores), model_free(t->m);
 }
 
 // Decodes the tail as `n` questions of the same tokens, and keeps the queries of every third row.
@@ -265,9 +254,7 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     forward_close(f);
     case_same("the first question", two + n, one, n);
     case_same("the second question", two + 3 * n, one, n);
-    free(one);
-    free(two);
-    close_tiny(&t);
+    free(one), free(two), close_tiny(&t);
 }
 
 // Minus the cosine of each key and the mean of all directions.
@@ -323,9 +310,7 @@ UNIT_TEST(test_gains_of_the_tiny_model)
     int sum = 0;
     for (uint32_t i = 0; i < 1000; i++) sum += (int)gain_noise(1, i / 100, i % 100);
     ck_assert(sum > -120 && sum < 120);
-    free(gains);
-    free(again);
-    close_tiny(&t);
+    free(gains), free(again), close_tiny(&t);
 }
 
 UNIT_TEST(test_backends_agree_on_losses)
@@ -351,8 +336,7 @@ UNIT_TEST(test_backends_agree_on_losses)
     }
     for (size_t i = 0; i < n; i++) near_share("curve", (double)results[1][i], (double)results[0][i], 1e-3);
     for (size_t i = 0; i < n_gains; i++) near_share("gain", (double)results[1][n + i], (double)results[0][n + i], 1e-2);
-    free(results[0]);
-    free(results[1]);
+    free(results[0]), free(results[1]);
 }
 
-UNIT_MAIN_ONCE("profiler losses", setup, help_teardown)
+UNIT_MAIN_ONCE("profiler losses", case_tiny_setup, help_teardown)

@@ -1,6 +1,5 @@
 // The names of metrics: what they read as, what is wrong with others, what records keep of them; and the table of
 // scorers itself.
-#include "profiler/metric/scorer.h"
 #include "test_profiler_cases.h"
 
 UNIT_TEST(test_metric_names)
@@ -35,8 +34,7 @@ UNIT_TEST(test_metric_names)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         metric m = case_metric(cases[i].text), again = case_metric(m.spec);
-        ck_assert_str_eq(m.spec, cases[i].spec);
-        ck_assert_str_eq(again.spec, m.spec);
+        unit_strings(m.spec, cases[i].spec, again.spec, m.spec);
         ck_assert_ptr_eq(again.kind, m.kind);
         ck_assert_mem_eq(&again.set, &m.set, sizeof m.set);
         ck_assert_uint_eq(metric_protect_sink(&m), cases[i].sink);
@@ -169,8 +167,7 @@ UNIT_TEST(test_metric_json)
         cJSON *o = metric_to_json(&m);
         char *text = cJSON_PrintUnformatted(o);
         ck_assert_str_eq(text, cases[i][1]);
-        cJSON_free(text);
-        cJSON_Delete(o);
+        cJSON_free(text), cJSON_Delete(o);
     }
 }
 
@@ -185,16 +182,14 @@ UNIT_TEST(test_scorer_table)
         metric m = case_metric(text);
         ck_assert_ptr_eq(m.kind, s);
         ck_assert_str_eq(m.spec, text);
-        ck_assert(s->score && *s->summary && *s->source && *s->formula);
-        ck_assert(!s->why_not_nested == !s->rank);
+        ck_assert(s->score && *s->summary && *s->source && *s->formula && !s->why_not_nested == !s->rank);
         for (const spec_parameter *p = s->spec.parameters; p->name; p++) {
             ck_assert(p->low <= p->value && p->value <= p->high);
             ck_assert_uint_le(p->offset + sizeof(double), METRIC_SETTINGS_BYTES);
         }
         // Every argument of its press is one of its parameters.
         cJSON *press = metric_press(&m);
-        ck_assert_ptr_nonnull(press);
-        ck_assert(!s->press == !cJSON_GetObjectItem(press, "press"));
+        ck_assert(press && !s->press == !cJSON_GetObjectItem(press, "press"));
         cJSON_Delete(press);
     }
 }

@@ -1,16 +1,6 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
-#include "profiler/model/forward.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
 
 // The tiny model's bytes, and where its parts stand in them.
 typedef struct patient {
@@ -29,8 +19,7 @@ static patient patient_open(void)
 
 static void patient_close(patient *p)
 {
-    gguf_close(&p->file);
-    free(p->data);
+    gguf_close(&p->file), free(p->data);
 }
 
 // Opens the first `size` bytes as a model file; they must be refused with a message that names file and `text`.
@@ -187,8 +176,7 @@ UNIT_TEST(test_file_that_is_cut_while_it_is_read)
     help_spew(victim, p.data, p.size);
     model *m = NULL;
     help_ok(model_open(&m, victim, &cutting, NULL, err));
-    model_free(m);
-    patient_close(&p);
+    model_free(m), patient_close(&p);
 }
 
 // ---- options ----
@@ -207,9 +195,7 @@ UNIT_TEST(test_no_tokenizer_where_all_ids_are_given)
     ck_assert(!text.tokens && memcmp(&text.special, &own.special, sizeof own.special) == 0 && own.special.eos == 2);
     ck_assert(model_text_ends_answer(&text, own.special.eos) && !model_text_ends_answer(&text, own.special.bos) &&
               !model_text_ends_answer(&text, -1));
-    model_text_close(&text), model_text_close(&own);
-    model_free(m), model_free(with);
-    patient_close(&p);
+    model_text_close(&text), model_text_close(&own), model_free(m), model_free(with), patient_close(&p);
 }
 
 UNIT_TEST(test_options)
@@ -251,8 +237,7 @@ UNIT_TEST(test_weights_in_place)
                 help_ok(model_load(m, held, err));
                 float *got = case_logits(m, N);
                 case_same("logits", got, want, n);
-                free(got);
-                model_free(m);
+                free(got), model_free(m);
             }
         free(want);
     }
@@ -278,8 +263,7 @@ UNIT_TEST(test_room_of_weights)
         ck_assert_uint_gt(model_mapped_bytes(m, held - 1), model_mapped_bytes(m, held));
         ck_assert_uint_eq(model_fit_weights(m, bytes - 1), held - 1);
     }
-    ck_assert_uint_eq(model_made_terms(m), 0);
-    ck_assert_uint_eq(model_context_rows(m), backend_cpu.context_rows);
+    unit_numbers(model_made_terms(m), 0, model_context_rows(m), backend_cpu.context_rows);
     m->n_held = 1;
     ck_assert_uint_eq(model_made_terms(m), m->config.ffn_width);
     ck_assert_uint_gt(model_context_rows(m), backend_cpu.context_rows);
@@ -303,9 +287,7 @@ UNIT_TEST(test_file_that_changes_in_use)
     ck_assert_int_eq(utimensat(AT_FDCWD, help_path("used.gguf"), NULL, 0), 0);
     help_fails(model_check(m, err), KVB_IO, "used.gguf");
     help_fails(forward_prefill(f, ids, 3, NULL, NULL, NULL, err), KVB_IO, "another program");
-    forward_close(f);
-    model_free(m);
-    patient_close(&p);
+    forward_close(f), model_free(m), patient_close(&p);
 }
 
-UNIT_MAIN_ONCE("profiler model", setup, help_teardown)
+UNIT_MAIN_ONCE("profiler model", case_tiny_setup, help_teardown)

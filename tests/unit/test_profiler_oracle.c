@@ -109,8 +109,7 @@ UNIT_TEST(test_dependent_weights)
     oracle_value_root(root, wo, c.width, c.n_heads, c.head_dim);
     float *zeros = case_alloc(c.head_dim * c.head_dim, sizeof *zeros);
     case_same("the root of zeros", root, zeros, c.head_dim * c.head_dim);
-    free(zeros);
-    free(root), free(wo);
+    free(zeros), free(root), free(wo);
 }
 
 // Columns of very different size: the small ones keep their digits next to the large.

@@ -7,9 +7,6 @@
 #include "profiler/backend/packed_tiles.h"
 #include "profiler/weights/stored_matrix.h"
 #include "unit.h"
-#include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 static uint64_t state = 20261122;
 
@@ -39,12 +36,9 @@ typedef struct packed_case {
 static packed_case case_make(precision p, uint32_t m, uint32_t n, uint32_t k, bool transposed, bool accumulate)
 {
     packed_case t = {.p = p, .m = m, .n = n, .k = k, .transposed = transposed, .accumulate = accumulate};
-    t.a = memory((size_t)m * k * sizeof(float));
-    t.b = memory((size_t)k * n * sizeof(float));
-    t.c = memory((size_t)m * n * sizeof(float));
-    t.before = memory((size_t)m * n * sizeof(float));
-    t.operand = memory(operand_bytes(p, m, k));
-    t.weights = memory(packed_bytes(p, k, n));
+    t.a = memory((size_t)m * k * sizeof(float)), t.b = memory((size_t)k * n * sizeof(float));
+    t.c = memory((size_t)m * n * sizeof(float)), t.before = memory((size_t)m * n * sizeof(float));
+    t.operand = memory(operand_bytes(p, m, k)), t.weights = memory(packed_bytes(p, k, n));
     float *temp = memory(packed_temp_floats(k, n) * sizeof(float));
     for (size_t i = 0; i < (size_t)m * k; i++) t.a[i] = uniform();
     for (size_t i = 0; i < (size_t)k * n; i++) t.b[i] = uniform();
@@ -90,9 +84,7 @@ UNIT_TEST(test_errors)
             const uint32_t *s = SHAPES[i / 4];
             packed_case t = case_make(p, s[0], s[1], s[2], i & 1, i & 2);
             const product *made = product_find(p, s[0], s[1], s[2], t.accumulate);
-            ck_assert_ptr_nonnull(made);
-            ck_assert(product_prepare(1 + i % 9));
-            ck_assert(p == PRECISION_F32 || !operand_is_plain(p));
+            ck_assert(made && product_prepare(1 + i % 9) && (p == PRECISION_F32 || !operand_is_plain(p)));
             product_run(made, operand_is_plain(p) ? (const void *)t.a : t.operand, t.weights, t.c);
             double worst = worst_error(&t), allowed = rounding[p] + 0x1p-24 * (4 + sqrt(s[2]));
             ck_assert_msg(worst <= allowed, "%s, %u x %u x %u: error %.3g, allowed %.3g", precision_name(p), s[0], s[1],
@@ -166,8 +158,7 @@ UNIT_TEST(test_added)
                 ck_assert_float_le(fabsf(sum[r * APART + j] - want),
                                    i % 2 ? 0x1p-15f : 0); // sums of up to 100: their rounding
             }
-        free(sum), free(before);
-        case_free(&t);
+        free(sum), free(before), case_free(&t);
     }
 }
 
@@ -178,8 +169,7 @@ UNIT_TEST(test_high_part_alone)
 {
     enum { M = 30, N = 64, K = 200 };
     size_t high = packed_high_bytes(PRECISION_BF16X3, K, N);
-    ck_assert_uint_eq(packed_high_bytes(PRECISION_F32, K, N), 0);
-    ck_assert_uint_eq(packed_high_bytes(PRECISION_BF16, K, N), 0);
+    unit_numbers(packed_high_bytes(PRECISION_F32, K, N), 0, packed_high_bytes(PRECISION_BF16, K, N), 0);
     ck_assert_uint_eq(packed_high_bytes(PRECISION_BF16X3, 64, N), 0); // three parts side by side
     ck_assert_int_eq(high == 0, product_takes_any_rows());
     if (!high) return;
@@ -229,8 +219,7 @@ UNIT_TEST(test_steps)
         float *one = memory(N * sizeof *one);
         product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N, false);
         ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row's bits are its own
-        free(one), free(b);
-        case_free(&t);
+        free(one), free(b), case_free(&t);
     }
 }
 
@@ -269,8 +258,7 @@ UNIT_TEST(test_part_of_a_product)
                 free(some);
             }
             tiles_let_go();
-            free(split);
-            case_free(&t);
+            free(split), case_free(&t);
         }
 }
 
@@ -323,8 +311,7 @@ UNIT_TEST(test_not_a_number)
             operand_split(p, t.operand, t.a, 64, 32, 0, 32, 64, 1.0f);
             product_run(product_find(p, 32, 64, 64, false), t.operand, t.weights, t.c);
             for (int i = 0; i < 32 * 64; i++) ck_assert(isnan(t.c[i]) == (in_b ? i % 64 == 5 : i / 64 == 5));
-            free(temp);
-            case_free(&t);
+            free(temp), case_free(&t);
         }
 }
 
@@ -363,9 +350,8 @@ UNIT_TEST(test_parts)
     for (int i = 0; i < N; i++) {
         ck_assert_float_eq(high[i], nearest_bf16(0.5f * x[i]));
         ck_assert_float_eq(high[i] + (middle[i] + low[i]), 0.5f * x[i]); // 24 bits: nothing is left
-        ck_assert_uint_eq(bits[0][i], upper_bits(high[i]));
-        ck_assert_uint_eq(bits[1][i], upper_bits(middle[i]));
-        ck_assert_uint_eq(bits[2][i], upper_bits(low[i]));
+        unit_numbers(bits[0][i], upper_bits(high[i]), bits[1][i], upper_bits(middle[i]), bits[2][i],
+                     upper_bits(low[i]));
     }
     parts_high_low(high, low, x, N, 1);
     parts_high(middle, x, N, 1);
@@ -375,9 +361,7 @@ UNIT_TEST(test_parts)
         ck_assert_float_eq(high[i], nearest_bf16(x[i]));
         ck_assert_float_eq(middle[i], high[i]);
         ck_assert_float_eq(low[i], nearest_bf16(x[i] - high[i]));
-        ck_assert_uint_eq(bits[0][i], upper_bits(high[i]));
-        ck_assert_uint_eq(bits[1][i], upper_bits(low[i]));
-        ck_assert_uint_eq(bits[2][i], bits[0][i]);
+        unit_numbers(bits[0][i], upper_bits(high[i]), bits[1][i], upper_bits(low[i]), bits[2][i], bits[0][i]);
     }
 }
 

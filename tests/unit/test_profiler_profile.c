@@ -19,8 +19,7 @@ static taken take(const char *path, size_t context, size_t question)
     taken t;
     help_ok(record_open(&r, path, err));
     const record_context_info *c = record_context(r, context);
-    t.info = c->questions[question];
-    t.n = (size_t)4 * c->n_tokens;
+    t.info = c->questions[question], t.n = (size_t)4 * c->n_tokens;
     t.oracle = case_alloc(t.n, sizeof *t.oracle);
     help_ok(record_read_suffix(r, context, question, t.suffix, err));
     help_ok(record_read_answer(r, context, question, t.answer, err));
@@ -51,20 +50,14 @@ UNIT_TEST(test_job_of_texts_and_ids)
     ck_assert_str_eq(a->id, "a");
     check_ids(&c.text, "context", a->ids, a->n_tokens, TEXT_A TEXT_A "again.");
     check_ids(&c.text, "question 2", a->questions[1].suffix, a->questions[1].n_suffix, "Where to?\nAnswer:");
-    ck_assert_uint_eq(b->n_tokens, 21);
-    ck_assert_int_eq(b->ids[9], 250);
+    unit_numbers(b->n_tokens, 21, b->ids[9], 250);
     ck_assert_mem_eq(b->questions[0].suffix, a1, sizeof a1); // ids are taken as they are: no answer prefix
-    ck_assert_uint_eq(b->questions[0].n_suffix, 3);
-    ck_assert_uint_eq(b->questions[0].tail, 3 + 6 - 1);
+    unit_numbers(b->questions[0].n_suffix, 3, b->questions[0].tail, 3 + 6 - 1);
     ck_assert_ptr_null(b->questions[0].answer);
     uint64_t rows = 0;
     for (int i = 0; i < 3; i++) rows += a->questions[i].n_suffix + 5;
-    ck_assert_uint_eq(c.job.n_rows, rows + 8 + 6);
-    ck_assert_uint_eq(c.job.n_pairs, 5);
-    ck_assert_uint_eq(c.job.n_context_tokens, a->n_tokens + 21);
-    ck_assert_uint_eq(c.job.max_tokens, a->n_tokens);
-    ck_assert_uint_eq(c.job.max_questions, 3);
-    ck_assert_uint_eq(c.job.max_tail, a->questions[2].tail);
+    unit_numbers(c.job.n_rows, rows + 8 + 6, c.job.n_pairs, 5, c.job.n_context_tokens, a->n_tokens + 21,
+                 c.job.max_tokens, a->n_tokens, c.job.max_questions, 3, c.job.max_tail, a->questions[2].tail);
     ck_assert_uint_ne(a->key, b->key);
     ck_assert_str_eq(c.job.calibration_files, c.file.sha256);
     ck_assert(profile_flops(c.m, &c.job) > 0);
@@ -74,15 +67,10 @@ UNIT_TEST(test_job_of_texts_and_ids)
 UNIT_TEST(test_job_limits)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
-    c.o.max_tokens = 30;
-    c.o.max_questions = 2;
-    c.o.batch = 1;
+    c.o.max_tokens = 30, c.o.max_questions = 2, c.o.batch = 1;
     prepare(&c);
-    ck_assert_uint_eq(c.job.contexts[0].n_tokens, 30);
-    ck_assert_uint_eq(c.job.contexts[1].n_tokens, 21);
-    ck_assert_uint_eq(c.job.contexts[0].n_questions, 2);
-    ck_assert_uint_eq(c.job.n_pairs, 4);
-    ck_assert_uint_eq(c.job.max_questions, 1);
+    unit_numbers(c.job.contexts[0].n_tokens, 30, c.job.contexts[1].n_tokens, 21, c.job.contexts[0].n_questions, 2,
+                 c.job.n_pairs, 4, c.job.max_questions, 1);
     c.o.batch = 1000;
     prepare(&c);
     ck_assert_uint_eq(c.job.max_questions, 2);
@@ -134,8 +122,7 @@ UNIT_TEST(test_job_answers)
     const profile_question *q = &c.job.contexts[0].questions[1];
     check_ids(&c.text, "suffix", q->suffix, q->n_suffix, "Why A:");
     check_ids(&c.text, "answer", q->answer, q->n_answer, " in the and");
-    ck_assert_uint_eq(q->tail, q->n_suffix + q->n_answer - 1);
-    ck_assert_uint_eq(c.job.contexts[0].n_given, 2);
+    unit_numbers(q->tail, q->n_suffix + q->n_answer - 1, c.job.contexts[0].n_given, 2);
     c.o.ignore_answers = true;
     prepare(&c);
     ck_assert_ptr_null(c.job.contexts[0].questions[1].answer);
@@ -150,15 +137,13 @@ UNIT_TEST(test_job_short_answers)
         case_make("tiny.gguf", "{\"sample_id\": \"x\", \"context\": \"" TEXT_A
                                "\", \"question_ids\": [[1], [2], [3]], \"answer_ids\": [[5, 6], [7], [8]]}\n");
     prepare(&c);
-    ck_assert_uint_eq(c.job.n_given, 1);
-    ck_assert_uint_eq(c.job.n_short, 2);
+    unit_numbers(c.job.n_given, 1, c.job.n_short, 2);
     const profile_question *q = c.job.contexts[0].questions;
     ck_assert(q[0].answer && !q[0].was_short && !q[1].answer && q[1].was_short && q[2].was_short);
     ck_assert_uint_eq(q[1].tail, 1 + c.o.new_tokens - 1);
     c.o.include_first = true; // then the answer's first token is one
     prepare(&c);
-    ck_assert_uint_eq(c.job.n_given, 3);
-    ck_assert_uint_eq(c.job.n_short, 0);
+    unit_numbers(c.job.n_given, 3, c.job.n_short, 0);
     case_free(&c);
 }
 
@@ -199,16 +184,14 @@ UNIT_TEST(test_job_errors_of_length_and_names)
     c.o.max_tokens = 4096;
     prepare(&c);
     ck_assert_uint_eq(c.job.max_tokens, 4096);
-    case_free(&c);
-    free(text);
+    case_free(&c), free(text);
 
     c = case_make("tiny.gguf", LINE_A LINE_B);
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
                "other.jsonl: line 2: sample_id b is in two files");
-    calib_free(&twice[1]);
-    case_free(&c);
+    calib_free(&twice[1]), case_free(&c);
 
     patch_model("nobos.gguf", "tokenizer.ggml.bos_token_id", "\1", 1);
     size_t n;
@@ -251,8 +234,7 @@ UNIT_TEST(test_same_bytes_after_a_stop)
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
     watched whole = {0};
-    c.o.batch = 1;
-    c.o.new_tokens = 4;
+    c.o.batch = 1, c.o.new_tokens = 4;
     prepare(&c);
     omp_set_num_threads(1); // many small runs
     ck_assert_int_eq(run(&c, help_path("undisturbed.h5"), RECORD_NEW, &whole, &times), KVB_OK);
@@ -321,9 +303,7 @@ UNIT_TEST(test_shares_of_one_record)
     }
     ck_assert_uint_eq(done[2], size);
     help_ok(profile_finish(&c.job, NULL, writer, err));
-    record_writer_free(writer);
-    cJSON_Delete(attributes);
-    free(state);
+    record_writer_free(writer), cJSON_Delete(attributes), free(state);
     same_file("two shares", help_path("whole.h5"), help_path("shared.h5"));
     case_free(&c);
 }
@@ -372,17 +352,14 @@ UNIT_TEST(test_given_answers_repeat_a_sampled_run)
         ck_assert_uint_eq(times.queries, 5 * 63);
         for (size_t i = 0; i < 5; i++) {
             taken a = take(help_path("sampled.h5"), i / 3, i % 3), b = take(help_path("given.h5"), i / 3, i % 3);
-            ck_assert_uint_eq(a.info.n_queries, 63);
-            ck_assert_uint_eq(a.info.n_answer, 64);
-            ck_assert_uint_eq(b.info.n_queries, 63);
+            unit_numbers(a.info.n_queries, 63, a.info.n_answer, 64, b.info.n_queries, 63);
             ck_assert_mem_eq(a.answer, b.answer, 64 * sizeof *a.answer);
             case_same("oracle", b.oracle, a.oracle, a.n);
             free(a.oracle), free(b.oracle);
         }
         case_free(&given);
     }
-    free(lines);
-    case_free(&c);
+    free(lines), case_free(&c);
 }
 
 UNIT_TEST(test_include_first)
@@ -450,10 +427,7 @@ UNIT_TEST(test_end_tokens)
             queries += n - 1, skipped += n == 1;
             free(a.oracle), free(b.oracle);
         }
-        ck_assert_uint_eq(times.queries, queries);
-        ck_assert_uint_eq(times.skipped, skipped);
-        ck_assert_int_eq(w.messages, (int)skipped);
-        ck_assert_int_eq(ignore, skipped == 0);
+        unit_numbers(times.queries, queries, times.skipped, skipped, w.messages, (int)skipped, ignore, skipped == 0);
         if (skipped == 1) ck_assert_msg(strstr(w.message, "sample a, question 2") != NULL, "%s", w.message);
         case_free(&e);
     }
@@ -486,8 +460,7 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         ck_assert_mem_ne(x.answer, y.answer, 6 * sizeof *x.answer);
         free(y.oracle);
     }
-    free(x.oracle);
-    case_free(&alike);
+    free(x.oracle), case_free(&alike);
     for (int greedy = 0; greedy < 2; greedy++) {
         int same = 0;
         one.o.draw = (sampler){greedy, 3, 1};
@@ -522,17 +495,14 @@ UNIT_TEST(test_attributes_tell_runs_apart)
     c.o.batch = 1; // changes no number, so it is none of the record's business
     cJSON *same = profile_attributes(c.m, &c.job, &c.o);
     ck_assert(cJSON_Compare(base, same, true));
-    cJSON_Delete(base), cJSON_Delete(same);
-    case_free(&c);
+    cJSON_Delete(base), cJSON_Delete(same), case_free(&c);
 }
 
 // A context that is too short for a metric stops the run before anything of it is written.
 UNIT_TEST(test_metric_needs_more_tokens)
 {
     profile_case c = case_make("tiny.gguf", LINE_B);
-    c.o.max_tokens = 8;
-    c.o.metrics = c.metrics;
-    c.o.n_metrics = 3;
+    c.o.max_tokens = 8, c.o.metrics = c.metrics, c.o.n_metrics = 3;
     help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
                "snapkv:kvpress:window=8: the context has 8 tokens");
     help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT, "sample b");

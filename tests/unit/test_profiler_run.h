@@ -43,17 +43,13 @@ static inline profile_case case_make(const char *model_file, const char *jsonl)
 
 static inline void case_free(profile_case *c)
 {
-    profile_job_free(&c->job);
-    calib_free(&c->file);
-    model_text_close(&c->text);
-    model_free(c->m);
+    profile_job_free(&c->job), calib_free(&c->file), model_text_close(&c->text), model_free(c->m);
 }
 
 static inline void prepare(profile_case *c)
 {
     profile_job_free(&c->job);
-    c->o.metrics = c->metrics;
-    c->o.n_metrics = 3;
+    c->o.metrics = c->metrics, c->o.n_metrics = 3;
     help_ok(profile_prepare(&c->job, c->m, &c->text, &c->file, 1, &c->o, err));
 }
 
@@ -69,8 +65,7 @@ static inline bool watch_progress(void *context, double done, double total)
 {
     watched *w = context;
     ck_assert_msg(done >= w->done && done <= total * (1 + 1e-12), "progress: %g after %g, of %g", done, w->done, total);
-    w->done = done;
-    w->total = total;
+    w->done = done, w->total = total;
     return ++w->calls != w->stop_at;
 }
 
@@ -95,8 +90,7 @@ static inline kvb_status run(const profile_case *c, const char *path, record_sta
     kvb_status status = profile_run(c->m, &c->job, &c->o, writer, w ? &watch : NULL, times, &problem);
     ck_assert_msg(status == KVB_OK || status == KVB_INTERRUPTED, "%s", problem.message);
     if (w) w->problem = problem;
-    record_writer_free(writer);
-    cJSON_Delete(attributes);
+    record_writer_free(writer), cJSON_Delete(attributes);
     return status;
 }
 

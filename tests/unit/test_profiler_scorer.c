@@ -1,6 +1,5 @@
 // What KeyDiff's ranks are, and Expected Attention against its formula (methods.md 3.2, 3.3), written out in double
 // with whole matrices; golden data judges the others (test_profiler_golden.c).
-#include "profiler/metric/scorer.h"
 #include "test_profiler_views.h"
 
 // ---- KeyDiff ----
@@ -29,8 +28,7 @@ UNIT_TEST(test_keydiff_ranks_as_pairs_do)
                     }
         }
         ck_assert_int_gt(compared, T * T / 3 * (int)SHAPES[i].G);
-        free(got);
-        view_free(&v);
+        free(got), view_free(&v);
     }
 }
 
@@ -69,8 +67,7 @@ UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
     float *got = case_score("ea:kvpress", &v);
     for (size_t i = 0; i < (size_t)T * s.H * s.d; i++) longer[i] = 1.25f * v.q_raw[i];
     const float *as_it_was = v.q_raw;
-    v.rope_attention = 0;
-    v.q_raw = longer;
+    v.rope_attention = 0, v.q_raw = longer;
     float *want = case_score("ea:kvpress", &v), *shorter;
     v.q_raw = as_it_was;
     shorter = case_score("ea:kvpress", &v);
@@ -80,8 +77,7 @@ UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
         most = fmax(most, fabs(got[i] - shorter[i]));
     }
     ck_assert_double_gt(most, 1e-4); // it matters
-    free(longer), free(got), free(want), free(shorter);
-    view_free(&v);
+    free(longer), free(got), free(want), free(shorter), view_free(&v);
 }
 
 // Mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R mu and R C
@@ -162,8 +158,7 @@ static void compare_ea(const ea_case *e, shape s, uint32_t T)
     }
     for (uint32_t g = 0; g < s.G; g++) // kvpress' sinks: the layer's maximum plus one
         for (uint32_t j = 0; j < from; j++) ck_assert_float_eq(got[(size_t)g * T + j], top + 1);
-    free(want), free(got);
-    view_free(&v);
+    free(want), free(got), view_free(&v);
 }
 
 UNIT_TEST(test_expected_attention)
@@ -203,8 +198,7 @@ UNIT_TEST(test_short_contexts)
         float *s = case_alloc((size_t)SHAPES[0].G * cases[i].T, sizeof *s);
         help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, m.spec);
         for (int k = 0; k < 2; k++) help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, cases[i].numbers[k]);
-        free(s);
-        view_free(&v);
+        free(s), view_free(&v);
     }
 }
 

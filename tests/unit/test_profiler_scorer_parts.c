@@ -40,8 +40,7 @@ UNIT_ROUNDS(test_attention_rows, 4)
                 for (uint32_t j = seen; j < T; j++) ck_assert(got[w * T + j] == 0);
             }
         }
-        view_free(&whole);
-        free(sinks);
+        view_free(&whole), free(sinks);
     }
 }
 
@@ -126,8 +125,7 @@ UNIT_TEST(test_snapkv_scores)
     size_t differ = 0;
     for (size_t j = 0; j < (size_t)s.G * T; j++) differ += got[j] > want[j];
     ck_assert_uint_gt(differ, T);
-    free(want), free(got);
-    view_free(&v);
+    free(want), free(got), view_free(&v);
 }
 
 UNIT_MAIN_EACH("scorers' parts", help_setup, help_teardown)

@@ -36,15 +36,13 @@ static made_job *job_make(uint32_t seed, uint32_t n_contexts, uint32_t n_questio
     for (uint32_t i = 0; i < n_contexts; i++) {
         profile_context *c = &j->contexts[i];
         c->n_tokens = n_tokens / 2 + next_random(&seed, n_tokens);
-        c->n_questions = 1 + next_random(&seed, n_questions);
-        c->questions = j->questions[i];
+        c->n_questions = 1 + next_random(&seed, n_questions), c->questions = j->questions[i];
         for (uint32_t q = 0; q < c->n_questions; q++)
             j->questions[i][q] = (profile_question){.n_suffix = 10, .tail = 40 + next_random(&seed, 60)};
         j->job.n_pairs += c->n_questions;
         j->job.max_tokens = c->n_tokens > j->job.max_tokens ? c->n_tokens : j->job.max_tokens;
     }
-    j->job.max_questions = n_questions;
-    j->job.max_tail = 100;
+    j->job.max_questions = n_questions, j->job.max_tail = 100;
     return j;
 }
 
@@ -80,8 +78,7 @@ static double check_cover(const made_job *j, const uint8_t *state, uint32_t n)
         heaviest = share.heaviest;
         total = share.total;
         ck_assert_double_le(share.cost, heaviest);
-        profile_share_free(&share);
-        profile_share_free(&again);
+        profile_share_free(&share), profile_share_free(&again);
     }
     for (size_t i = j->job.n_contexts; i < size; i++)
         ck_assert_msg(state && state[i] ? done[i] <= 1 : done[i] == 1, "%u shares: pair %zu is done %u times", n, i,
@@ -108,9 +105,7 @@ UNIT_TEST(test_every_question_once)
         profile_share share;
         help_ok(profile_share_out(&share, &j->m, &j->job, state, 3, 1, err));
         ck_assert_uint_eq(share.n, 0);
-        profile_share_free(&share);
-        free(state);
-        job_free(j);
+        profile_share_free(&share), free(state), job_free(j);
     }
 }
 
@@ -121,9 +116,8 @@ UNIT_TEST(test_one_process_follows_the_calibration)
     help_ok(profile_share_out(&share, &j->m, &j->job, NULL, 1, 0, err));
     ck_assert_uint_eq(share.n, 9);
     for (uint32_t i = 0; i < 9; i++) {
-        ck_assert_uint_eq(share.pieces[i].context, i);
-        ck_assert_uint_eq(share.pieces[i].first, 0);
-        ck_assert_uint_eq(share.pieces[i].count, j->contexts[i].n_questions);
+        unit_numbers(share.pieces[i].context, i, share.pieces[i].first, 0, share.pieces[i].count,
+                     j->contexts[i].n_questions);
     }
     ck_assert_double_eq_tol(share.cost, profile_flops(&j->m, &j->job), 1e-9 * share.cost);
     // Of the progress: an operation of a question counts twice, and one of attention in a prefill.
@@ -144,8 +138,7 @@ UNIT_TEST(test_one_process_follows_the_calibration)
     help_ok(profile_share_out(&share, &j->m, &j->job, NULL, 5, 0, err));
     ck_assert_uint_eq(share.n, 1);
     ck_assert_double_eq_tol(share.total, profile_flops(&j->m, &j->job), 1e-9 * share.total);
-    profile_share_free(&share);
-    job_free(j);
+    profile_share_free(&share), job_free(j);
 }
 
 // Many contexts: no share is much heavier than the mean. One long context with many questions is cut, and the repeated
@@ -158,8 +151,7 @@ UNIT_TEST(test_shares_are_even)
     ck_assert_double_lt(check_cover(j, NULL, 8), 1.15);
     job_free(j);
     j = job_make(4, 1, 1, 4000);
-    j->contexts[0].n_questions = 30;
-    j->job.n_pairs = 30;
+    j->contexts[0].n_questions = 30, j->job.n_pairs = 30;
     for (int q = 0; q < 30; q++) j->questions[0][q] = (profile_question){.n_suffix = 10, .tail = 1000};
     double whole = profile_flops(&j->m, &j->job);
     for (uint32_t n = 2; n <= 8; n++) {
@@ -236,15 +228,13 @@ UNIT_TEST(test_batches_fit_into_memory)
         help_ok(profile_fit_batch(&j->job, &j->m, &o, err));
         ck_assert_uint_eq(j->job.max_questions, more < 0 ? 4 : 5);
     }
-    o.memory = 100ull << 30;
-    o.memory_is_asked = true;
+    o.memory = 100ull << 30, o.memory_is_asked = true;
     j->job.max_questions = 1000;
     help_ok(profile_fit_batch(&j->job, &j->m, &o, err));
     ck_assert_uint_eq(j->job.max_questions, 1000);
     o.memory = profile_memory_total(&one) - 1;
     help_fails(profile_fit_batch(&j->job, &j->m, &o, err), KVB_MEMORY, "--max-tokens");
-    o.memory = profile_memory_total(&five) - 1;
-    o.batch = 5;
+    o.memory = profile_memory_total(&five) - 1, o.batch = 5;
     help_fails(profile_fit_batch(&j->job, &j->m, &o, err), KVB_MEMORY, "5 questions at a time");
     o.batch = 4;
     help_ok(profile_fit_batch(&j->job, &j->m, &o, err));

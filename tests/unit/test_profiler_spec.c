@@ -177,9 +177,7 @@ UNIT_TEST(random_round_trips)
     for (int i = 0; i < ROUNDS; i++) {
         test_settings s = {.untouched = 12345}, back;
         uint64_t bits = (uint64_t)draw(&state) << 32 | draw(&state);
-        s.on = draw(&state) % 2;
-        s.count = draw(&state) | 1;
-        s.large = bits % 9007199254740992;
+        s.on = draw(&state) % 2, s.count = draw(&state) | 1, s.large = bits % 9007199254740992;
         memcpy(&s.share, &bits, sizeof bits);
         if (i % 2) s.share = draw(&state) % 1000 / 1000.0; // what people write
         if (!isfinite(s.share)) s.share = DBL_MIN;

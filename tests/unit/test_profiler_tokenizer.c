@@ -2,7 +2,6 @@
 // vocabularies that do not fit together. The default model's part of the golden data is tested by
 // tests/cli/real_tokens.sh.
 #include "formats/file_read.h"
-#include "profiler/text/tokenizer.h"
 #include "tests/gguf_build.h"
 #include "tests/tiny_vocab.h"
 #include "tokenizer_help.h"
@@ -78,11 +77,7 @@ UNIT_TEST(test_pre_tokenizers)
     EXPECT_IDS(llama, " cache", false, cache);                   // a token as a whole, though no merge makes it
     int32_t *ids;
     ck_assert_uint_gt(encode(smollm, " cache", 6, false, &ids), 1);
-    free(ids);
-    tokenizer_free(smollm);
-    tokenizer_free(llama);
-    tokenizer_free(qwen);
-    tokenizer_free(gpt);
+    free(ids), tokenizer_free(smollm), tokenizer_free(llama), tokenizer_free(qwen), tokenizer_free(gpt);
 }
 
 UNIT_TEST(test_special)
@@ -96,17 +91,15 @@ UNIT_TEST(test_special)
     ck_assert_uint_gt(n, 1); // a control token is not
     for (size_t i = 0; i < n; i++) ck_assert_int_ne(ids[i], TINY_IM_START);
     free(ids);
-    ck_assert_int_eq(tokenizer_special(t).bos, TINY_IM_START);
-    ck_assert_int_eq(tokenizer_special(t).eos, TINY_IM_END);
-    ck_assert_int_eq(tokenizer_special(t).eot, -1);
+    unit_numbers(tokenizer_special(t).bos, TINY_IM_START, tokenizer_special(t).eos, TINY_IM_END,
+                 tokenizer_special(t).eot, -1);
     ck_assert(!tokenizer_special(t).add_bos);
     ck_assert_uint_eq(tokenizer_size(t), 300);
     ck_assert_str_eq(tokenizer_pre(t), "smollm");
     tokenizer_free(t);
     t = make("llama-bpe");
     ck_assert(!tokenizer_special(t).add_bos); // the file says false
-    tokenizer_free(t);
-    tokenizer_free(NULL);
+    tokenizer_free(t), tokenizer_free(NULL);
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -134,8 +127,7 @@ UNIT_TEST(test_round_trip)
             size += n;
         }
         int32_t *ids, *ids_again;
-        size_t n = encode(t, text, size, true, &ids);
-        size_t n_back = tokenizer_decode(t, ids, n, back, sizeof back);
+        size_t n = encode(t, text, size, true, &ids), n_back = tokenizer_decode(t, ids, n, back, sizeof back);
         ck_assert_uint_le(n_back, sizeof back);
         size_t n_again =
             encode(t, back, n_back, true, &ids_again); // the repaired text has the same ids, and is not repaired again
@@ -150,8 +142,7 @@ UNIT_TEST(test_round_trip)
         if (!broken)
             ck_assert_msg(n_back == size && memcmp(back, text, size) == 0, "seed %llu round %d",
                           (unsigned long long)seed, round);
-        free(ids);
-        free(ids_again);
+        free(ids), free(ids_again);
     }
     tokenizer_free(t);
 }
@@ -165,8 +156,8 @@ UNIT_TEST(test_decode)
     static const char expected[] = "<|im_start|>\xe4\xbd\xa0<tool>\xe4\xbd"; // and a NUL: the token of byte 0
     char out[64];
     memset(out, '#', sizeof out);
-    ck_assert_uint_eq(tokenizer_decode(t, ids, 9, NULL, 0), sizeof expected);
-    ck_assert_uint_eq(tokenizer_decode(t, ids, 9, out, 14), sizeof expected);
+    unit_numbers(tokenizer_decode(t, ids, 9, NULL, 0), sizeof expected, tokenizer_decode(t, ids, 9, out, 14),
+                 sizeof expected);
     ck_assert_mem_eq(out, expected, 14);
     ck_assert_int_eq(out[14], '#'); // nothing behind cap
     ck_assert_uint_eq(tokenizer_decode(t, ids, 9, out, sizeof out), sizeof expected);
@@ -175,8 +166,7 @@ UNIT_TEST(test_decode)
     int32_t *none;
     size_t n = 7;
     ck_assert(tokenizer_encode(t, NULL, 0, true, &none, &n, &err) == KVB_OK && n == 0 && none != NULL);
-    free(none);
-    tokenizer_free(t);
+    free(none), tokenizer_free(t);
 }
 
 // Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
@@ -233,8 +223,7 @@ static kvb_status make_parts(tokenizer **t, const parts *p)
     if (p->prefix) build_key_bool(&b, "tokenizer.ggml.add_space_prefix", 1);
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "parts.gguf", &err), KVB_OK);
     kvb_status status = tokenizer_from_gguf(t, &f, NULL, &err);
-    gguf_close(&f);
-    free(b.data);
+    gguf_close(&f), free(b.data);
     return status;
 }
 
@@ -283,9 +272,7 @@ UNIT_TEST(test_incomplete_vocabularies)
                2); // no token for x and no unknown token: it vanishes, as in Hugging Face's tokenizers
     ck_assert(tokenizer_special(t).bos == -1 && tokenizer_special(t).eos == -1 && !tokenizer_special(t).add_bos);
     tokenizer_free(t);
-    p.unknown = 2;
-    p.bos = 2;
-    p.pre = "llama-bpe";
+    p.unknown = 2, p.bos = 2, p.pre = "llama-bpe";
     ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
     EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one for a run
     EXPECT_IDS(t, "x", false, 2);
@@ -301,9 +288,7 @@ UNIT_TEST(test_hash)
     ck_assert_str_ne(tokenizer_sha256(a), tokenizer_sha256(c));
     // Written down, because records and tables on disk hold it.
     ck_assert_str_eq(tokenizer_sha256(a), "b9de9f0627da3e55fea83de63ae1394b6bdc610e55c5ea48219bc90347943904");
-    tokenizer_free(a);
-    tokenizer_free(b);
-    tokenizer_free(c);
+    tokenizer_free(a), tokenizer_free(b), tokenizer_free(c);
 }
 
 UNIT_MAIN("profiler: tokenizer")

@@ -1,9 +1,8 @@
 // Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
 // (tests/golden/tokenizers.json), what their files say besides, and what is refused.
+#include "folder_help.h"
 #include "formats/file_read.h"
 #include "tokenizer_help.h"
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 
 static kvb_error err;
@@ -88,8 +87,7 @@ UNIT_TEST(test_special_tokens)
 {
     tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
                         "{\"eos_token_id\":[4,9]}");
-    ck_assert_int_eq(tokenizer_special(t).bos, 3);
-    ck_assert_int_eq(tokenizer_special(t).eos, 4);
+    unit_numbers(tokenizer_special(t).bos, 3, tokenizer_special(t).eos, 4);
     ck_assert(!tokenizer_special(t).add_bos); // nothing puts it in front
     ck_assert(tokenizer_is_end(t, 4) && tokenizer_is_end(t, 9) && !tokenizer_is_end(t, 3) && !tokenizer_is_end(t, -1));
     ck_assert_str_eq(tokenizer_chat_template(t), "T");
@@ -154,9 +152,7 @@ static kvb_status encode_run(const char *tokens, const char *text, size_t times,
     tokenizer *t = make(tokens, NULL, NULL);
     for (size_t i = 0; i < times; i++) memcpy(run + i * each, text, each);
     kvb_status status = tokenizer_encode(t, run, each * times, false, &ids, n, &err);
-    tokenizer_free(t);
-    free(run);
-    free(ids);
+    tokenizer_free(t), free(run), free(ids);
     return status;
 }
 
@@ -194,23 +190,13 @@ UNIT_TEST(test_growing_text)
 
 UNIT_TEST(test_folder)
 {
-    char folder[] = "/tmp/kvbudget-unit.XXXXXX", path[64];
     tokenizer *t;
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-    ck_assert_int_eq(tokenizer_from_folder(&t, folder, &err), KVB_IO);
-    ck_assert_ptr_nonnull(strstr(err.message, "tokenizer.json"));
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    FILE *file = fopen(path, "w");
-    ck_assert(file && fputs(PLAIN, file) >= 0 && fclose(file) == 0);
-    char jinja[64];
-    snprintf(jinja, sizeof jinja, "%s/chat_template.jinja", folder);
-    file = fopen(jinja, "w");
-    ck_assert(file && fputs("{{ x }}", file) >= 0 && fclose(file) == 0);
-    ck_assert_msg(tokenizer_from_folder(&t, folder, &err) == KVB_OK, "%s", err.message);
-    ck_assert_str_eq(tokenizer_chat_template(t), "{{ x }}");
-    ck_assert_str_eq(tokenizer_pre(t), "tokenizer.json");
+    unit_refuses(tokenizer_from_folder(&t, help_folder, &err), KVB_IO, "tokenizer.json");
+    help_spew(help_path("tokenizer.json"), PLAIN, strlen(PLAIN));
+    help_spew(help_path("chat_template.jinja"), "{{ x }}", 7);
+    ck_assert_msg(tokenizer_from_folder(&t, help_folder, &err) == KVB_OK, "%s", err.message);
+    unit_strings(tokenizer_chat_template(t), "{{ x }}", tokenizer_pre(t), "tokenizer.json");
     tokenizer_free(t);
-    remove(path), remove(jinja), remove(folder);
 }
 
-UNIT_MAIN("profiler: tokenizer.json")
+UNIT_MAIN_EACH("profiler: tokenizer.json", help_setup, help_teardown)

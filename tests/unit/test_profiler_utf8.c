@@ -1,9 +1,6 @@
 // Broken UTF-8 as Python replaces it, byte by byte; what is text at all; steps over characters.
 #include "profiler/text/utf8.h"
 #include "unit.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define BAD "\xef\xbf\xbd" // U+FFFD
 

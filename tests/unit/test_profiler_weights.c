@@ -17,9 +17,7 @@ static void same_as_gguf(const char *path, bool same)
     const model_text_options ids_alone = {.without_tokenizer = true};
     help_ok(model_text_open(&text, other->source, VOCABULARY, &ids_alone, err));
     ck_assert(text.special.bos == 1 && text.special.eos == 2 && text.special.eot == 0);
-    model_text_close(&text);
-    free(want), free(got);
-    model_free(gguf), model_free(other);
+    model_text_close(&text), free(want), free(got), model_free(gguf), model_free(other);
 }
 
 UNIT_TEST(test_a_folder_is_its_gguf)
@@ -32,8 +30,7 @@ UNIT_TEST(test_a_folder_is_its_gguf)
     same_as_gguf(path, true);
     model *a = open_path(f.path), *b = open_path(path);
     ck_assert_str_eq(a->sha256, b->sha256);
-    model_free(a), model_free(b);
-    folder_free(&f);
+    model_free(a), model_free(b), folder_free(&f);
 }
 
 UNIT_TEST(test_shards_and_other_prefixes)
@@ -101,8 +98,7 @@ UNIT_TEST(test_rotary_settings_in_both_forms)
         m = open_path(f.path);
         float *got = case_logits(m, T);
         case_same("logits", got, want, (size_t)T * VOCABULARY);
-        free(want), free(got);
-        model_free(m);
+        free(want), free(got), model_free(m);
     }
     folder_free(&f);
 }
@@ -147,8 +143,7 @@ UNIT_TEST(test_wrong_configs)
     model_text text;
     m = open_path(f.path);
     help_fails(model_text_open(&text, m->source, VOCABULARY, NULL, err), KVB_IO, "tokenizer.json");
-    model_free(m);
-    folder_free(&f);
+    model_free(m), folder_free(&f);
 }
 
 // A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
@@ -175,8 +170,7 @@ UNIT_TEST(test_config_alone)
     write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
     help_ok(weights_open_config(&w, f.path, err));
     ck_assert_uint_eq(weights_default_type(w), GGUF_TENSOR_BF16);
-    weights_close(w);
-    folder_free(&f);
+    weights_close(w), folder_free(&f);
 }
 
 // The same of every family, each in the type of its own file.
@@ -261,8 +255,7 @@ UNIT_TEST(test_quantised_configs)
     weights_close(w);
     help_ok(weights_open_config(&w, "tests/golden/families/gpt-oss-mxfp4/config.json", err));
     ck_assert(weights_experts_are_mxfp4(w) && weights_default_type(w) == GGUF_TENSOR_BF16);
-    weights_close(w);
-    folder_free(&f);
+    weights_close(w), folder_free(&f);
 }
 
 // What stands in both containers is the same under the names of each; what is asked for is no longer unclaimed; a file
@@ -278,9 +271,8 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     bool found;
     help_ok(weights_open(&w, path, err));
     ck_assert(weights_is_gguf(w) == is_gguf && weights_has_tensors(w));
-    ck_assert_str_eq(weights_name(w), path);
-    ck_assert_str_eq(weights_architecture(w), "llama");
-    ck_assert_str_eq(weights_key_name(w, WEIGHT_LAYERS, name), layers);
+    unit_strings(weights_name(w), path, weights_architecture(w), "llama", weights_key_name(w, WEIGHT_LAYERS, name),
+                 layers);
     help_ok(weights_number(w, WEIGHT_LAYERS, &number, &found, err));
     ck_assert(found && number == 2);
     help_ok(weights_number(w, WEIGHT_WINDOW, &number, &found, err));
@@ -290,8 +282,7 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     help_ok(weights_text(w, WEIGHT_ROPE_TYPE, text, sizeof text, err));
     ck_assert_str_eq(text, "");
     const char *open = weights_unclaimed(w);
-    ck_assert_ptr_nonnull(open);
-    ck_assert(!weights_find(w, "no such tensor", &t));
+    ck_assert(open && !weights_find(w, "no such tensor", &t));
     ck_assert(weights_find(w, embedding, &t) && t.rows == VOCABULARY && t.columns == 64);
     for (int i = 0; i < 100 && (open = weights_unclaimed(w)); i++) ck_assert(weights_find(w, open, &t));
     ck_assert_ptr_null(open);

@@ -1,8 +1,6 @@
 // The allocators of other methods, against their published figures and a plain sort.
 #include "runtime/allocate.h"
 #include "unit.h"
-#include <stdio.h>
-#include <string.h>
 
 static uint32_t next_random(uint32_t *state)
 {
@@ -33,9 +31,7 @@ UNIT_TEST(level_meets_every_total_between_the_floors_and_the_whole)
     allocate_shape s = {1, 4, 10};
     uint32_t keep[4] = {1, 9, 4, 12};
     allocate_level(&s, 27, 2, keep);
-    ck_assert_uint_eq(sum_of(keep, 4), 27);
-    ck_assert_uint_eq(keep[0], 3);
-    ck_assert_uint_eq(keep[3], 10);
+    unit_numbers(sum_of(keep, 4), 27, keep[0], 3, keep[3], 10);
     allocate_level(&s, 3, 2, keep);
     for (int h = 0; h < 4; h++) ck_assert_uint_eq(keep[h], 2);
     allocate_level(&s, 1000, 2, keep);
@@ -48,9 +44,7 @@ UNIT_TEST(pyramid_has_the_published_figures)
     allocate_shape s = {32, 1, 4096}, wide = {32, 8, 4096};
     uint32_t keep[256];
     ck_assert(allocate_pyramid(&s, 0.8, 20, 8, keep));
-    ck_assert_uint_eq(keep[0], 1597);
-    ck_assert_uint_eq(keep[31], 41);
-    ck_assert_uint_eq(sum_of(keep, 32), 26214);
+    unit_numbers(keep[0], 1597, keep[31], 41, sum_of(keep, 32), 26214);
     ck_assert(!allocate_pyramid(&wide, 0.8, 20, 64, keep));
     ck_assert_uint_eq(keep[255], 819);
     s.n_tokens = 6401; // 6400 (1 - 0.8) is a little less than 1280
@@ -68,9 +62,7 @@ UNIT_TEST(pyramid_is_cut_at_the_whole_context)
     allocate_shape s = {5, 1, 1000};
     uint32_t keep[5];
     ck_assert(allocate_pyramid(&s, 0.3, 20, 8, keep));
-    ck_assert_uint_eq(keep[0], 992);
-    ck_assert_uint_eq(keep[4], 408);
-    ck_assert_uint_eq(sum_of(keep, 5), 3500);
+    unit_numbers(keep[0], 992, keep[4], 408, sum_of(keep, 5), 3500);
 }
 
 typedef struct ranked {

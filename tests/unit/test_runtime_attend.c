@@ -84,8 +84,7 @@ static void fill_case(const attend_case *a, uint64_t *random)
     at.begin[HEADS] = (int32_t)used;
     for (uint32_t i = 0; i < units; i++) {
         uint32_t j = (uint32_t)(case_random(random) % (i + 1));
-        at.pages[i] = at.pages[j];
-        at.pages[j] = (int32_t)i;
+        at.pages[i] = at.pages[j], at.pages[j] = (int32_t)i;
     }
     for (size_t i = 0; i < (size_t)POOL * a->d; i++) {
         store(a->format, at.k + i, at.stored_k.f32, at.stored_k.half, i, random);
@@ -202,8 +201,7 @@ UNIT_TEST(test_extreme_scores)
     uint64_t random = 9;
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         fill_case(&(attend_case){3, 64, 16, KVB_ROWS_F32, 0, 1, true, false}, &random);
-        at.lengths[HEAD] = 40;
-        at.begin[HEADS] = at.begin[HEAD] + 3;
+        at.lengths[HEAD] = 40, at.begin[HEADS] = at.begin[HEAD] + 3;
         if (CASES[i].q != 0) at.q[(HEAD * 3 + QUERY) * 64] = CASES[i].q;
         for (uint32_t j = 0; CASES[i].step && j < 40; j += CASES[i].step) at.bias[place(HEAD, j)] = CASES[i].bias;
         kvb_status status = kvb_attend(&at.c, at.q, 0, HEADS, at.out, &at.err);

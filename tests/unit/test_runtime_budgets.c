@@ -33,9 +33,7 @@ static void check_sum(char *line)
 {
     size_t n = strtoul(line, &line, 10);
     float *values = calloc(n, sizeof *values);
-    for (size_t i = 0; i < n; ++i) {
-        values[i] = float_of((uint32_t)strtoul(line, &line, 16));
-    }
+    for (size_t i = 0; i < n; ++i) values[i] = float_of((uint32_t)strtoul(line, &line, 16));
     expect_equals_sign(&line);
     float expected = float_of((uint32_t)strtoul(line, &line, 16)), found = kvb_torch_sum(values, n);
     ck_assert_msg(memcmp(&expected, &found, sizeof found) == 0, "sum of %zu: %a, expected %a", n, found, expected);
@@ -52,16 +50,13 @@ static void check_topk(char *line)
         items[i].index = (uint32_t)i;
     }
     kvb_torch_topk(items, n, k);
-    for (size_t i = 0; i < k; ++i) {
-        taken[items[i].index] = 1;
-    }
+    for (size_t i = 0; i < k; ++i) taken[items[i].index] = 1;
     expect_equals_sign(&line);
     for (size_t i = 0; i < k; ++i) {
         size_t index = strtoul(line, &line, 10);
         ck_assert_msg(taken[index], "topk of %zu, k = %zu: torch takes %zu", n, k, index);
     }
-    free(items);
-    free(taken);
+    free(items), free(taken);
 }
 
 static void check_row(const kvb_table *rows, char *line)
@@ -72,8 +67,7 @@ static void check_row(const kvb_table *rows, char *line)
     ck_assert_int_eq(kvb_budgets(rows, ratio, 1000, NULL, keep, 6, NULL), KVB_OK);
     ck_assert_int_eq(kvb_budgets_summarize(rows, ratio, 1000, NULL, keep, 6, &sum, NULL), KVB_OK);
     ck_assert_msg(keep[0] == 1000 - 10 * (row + 1), "ratio %.17g: %u tokens, expected row %u", ratio, keep[0], row);
-    ck_assert_uint_eq(sum.row_below, row + 1);
-    ck_assert_uint_eq(sum.row_above, row + 1);
+    unit_numbers(sum.row_below, row + 1, sum.row_above, row + 1);
     ck_assert(sum.weight == 0);
 }
 
@@ -81,13 +75,9 @@ static void check_counts(char *line)
 {
     uint32_t heads = (uint32_t)strtoul(line, &line, 10), tokens = (uint32_t)strtoul(line, &line, 10), keep[128];
     double *r = calloc((size_t)CASE_ROWS * heads, sizeof *r);
-    for (uint32_t g = 0; g < heads; ++g) {
-        r[49 * heads + g] = strtod(line, &line);
-    }
+    for (uint32_t g = 0; g < heads; ++g) r[49 * heads + g] = strtod(line, &line);
     table_case c = case_default();
-    c.n_layers = 1;
-    c.n_kv_heads = heads;
-    c.prune_ratio = r;
+    c.n_layers = 1, c.n_kv_heads = heads, c.prune_ratio = r;
     kvb_table *t = case_open(&c);
     ck_assert_int_eq(kvb_budgets(t, 0.5, tokens, NULL, keep, 128, NULL), KVB_OK);
     expect_equals_sign(&line);
@@ -96,8 +86,7 @@ static void check_counts(char *line)
         ck_assert_msg(keep[g] == expected, "%u heads, %u tokens: head %u keeps %u, kvpress %u", heads, tokens, g,
                       keep[g], expected);
     }
-    kvb_table_close(t);
-    free(r);
+    kvb_table_close(t), free(r);
 }
 
 UNIT_TEST(test_kvpress)
@@ -124,11 +113,8 @@ UNIT_TEST(test_kvpress)
             ck_abort_msg("unknown line: %.40s", line);
         }
     }
-    for (int i = 0; i < 4; ++i) {
-        ck_assert_uint_ge(counts[i], 90);
-    }
-    kvb_table_close(rows);
-    free(text);
+    for (int i = 0; i < 4; ++i) ck_assert_uint_ge(counts[i], 90);
+    kvb_table_close(rows), free(text);
 }
 
 // ---- tables of one test ----
@@ -140,10 +126,7 @@ static kvb_table *table_of(uint32_t n_layers, uint32_t n_kv_heads, uint32_t sink
     double *r = calloc(CASE_ROWS * heads, sizeof *r);
     memcpy(r + 49 * heads, row_50, heads * sizeof *r);
     table_case c = case_default();
-    c.n_layers = n_layers;
-    c.n_kv_heads = n_kv_heads;
-    c.sink = sink;
-    c.window = window;
+    c.n_layers = n_layers, c.n_kv_heads = n_kv_heads, c.sink = sink, c.window = window;
     c.prune_ratio = r;
     kvb_table *t = case_open(&c);
     free(r);
@@ -247,9 +230,8 @@ static void slow_raise(uint32_t *count, size_t n, uint32_t floor_count)
     }
     for (; missing > 0; --missing) {
         size_t best = 0;
-        for (size_t h = 1; h < n; ++h) {
+        for (size_t h = 1; h < n; ++h)
             if (count[h] > count[best]) best = h;
-        }
         if (count[best] == floor_count) return;
         --count[best];
     }
@@ -269,9 +251,7 @@ static void slow_global(const double *r, size_t n, uint32_t n_tokens, uint32_t *
     }
     uint64_t total = (uint64_t)fmax(rint(sum), (double)n);
     qsort(order, n, sizeof *order, by_fraction);
-    for (size_t i = 0; i < n && base < total; ++i, ++base) {
-        ++keep[order[i].index];
-    }
+    for (size_t i = 0; i < n && base < total; ++i, ++base) ++keep[order[i].index];
     slow_raise(keep, n, 1);
 }
 
@@ -292,9 +272,7 @@ static void slow_blocks(uint32_t *keep, size_t n, uint32_t n_tokens, uint32_t bl
         ++keep[order[i].index];
     }
     slow_raise(keep, n, least);
-    for (size_t h = 0; h < n; ++h) {
-        keep[h] = keep[h] * block < n_tokens ? keep[h] * block : n_tokens;
-    }
+    for (size_t h = 0; h < n; ++h) keep[h] = keep[h] * block < n_tokens ? keep[h] * block : n_tokens;
 }
 
 static void random_ratios(uint64_t *random, double *r, size_t n)
@@ -334,8 +312,7 @@ UNIT_TEST(test_against_slow_rules)
             ck_assert_msg(memcmp(keep, slow, n * sizeof *slow) == 0, "round %d: strict", round);
             if (block > 1) {
                 for (int strict = 0; strict < 2; ++strict) {
-                    opt.strict = strict;
-                    opt.block = block;
+                    opt.strict = strict, opt.block = block;
                     memcpy(slow, plain, sizeof slow);
                     uint32_t least = strict ? (floor_count + block - 1) / block : 1;
                     slow_blocks(slow, n, n_tokens, block, least ? least : 1);
@@ -383,9 +360,8 @@ UNIT_TEST(test_linear)
     for (int row = 1; row <= 99; ++row) {
         ck_assert_int_eq(kvb_budgets(t, row / 100.0, 4125, &opt, keep, 6, NULL), KVB_OK);
         ck_assert_int_eq(kvb_budgets(t, row / 100.0, 4125, &nearest, other, 6, NULL), KVB_OK);
-        for (int h = 0; h < 6; ++h) {
+        for (int h = 0; h < 6; ++h)
             ck_assert_int_le(abs((int)keep[h] - (int)other[h]), 1); // 0.29 * 100 is 28.999999999999996
-        }
     }
     ck_assert_int_eq(kvb_budgets(t, 0.995, 4125, &opt, keep, 6, NULL), KVB_OK);
     ck_assert_int_eq(kvb_budgets(t, 0.99, 4125, &opt, other, 6, NULL), KVB_OK);
@@ -437,9 +413,7 @@ UNIT_TEST(test_summary)
     ck_assert_int_eq(kvb_budgets_summarize(t, 0.5, 1000, NULL, keep, 6, &sum, NULL), KVB_OK);
     ck_assert_uint_eq(sum.total, 66);
     ck_assert(sum.effective_ratio == 1 - 66 / 6000.0);
-    ck_assert_uint_eq(sum.keep_min, 1);
-    ck_assert_uint_eq(sum.keep_max, 30);
-    ck_assert_uint_eq(sum.heads_below_protected, 3);
+    unit_numbers(sum.keep_min, 1, sum.keep_max, 30, sum.heads_below_protected, 3);
     ck_assert_uint_eq(sum.warnings, KVB_WARN_PROTECTED | KVB_WARN_EFFECTIVE);
     ck_assert_int_eq(kvb_budgets_summarize(t, 0.5, 1000, NULL, keep, 6, NULL, NULL), KVB_ARGUMENT);
     kvb_table_close(t);
@@ -451,27 +425,20 @@ UNIT_TEST(test_arguments)
     table_case c = case_default();
     kvb_table *t = case_open(&c);
     uint32_t keep[6] = {77, 77, 77, 77, 77, 77};
-    kvb_error err;
-    for (size_t i = 0; i < sizeof bad_ratios / sizeof bad_ratios[0]; ++i) {
-        ck_assert_int_eq(kvb_budgets(t, bad_ratios[i], 100, NULL, keep, 6, &err), KVB_ARGUMENT);
-        ck_assert_ptr_nonnull(strstr(err.message, "ratio"));
-    }
-    ck_assert_int_eq(kvb_budgets(t, 0.5, 0, NULL, keep, 6, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(kvb_budgets(t, 0.5, 100, NULL, keep, 5, &err), KVB_CAPACITY);
-    ck_assert_ptr_nonnull(strstr(err.message, "6 counts"));
+    for (size_t i = 0; i < sizeof bad_ratios / sizeof bad_ratios[0]; ++i)
+        help_fails(kvb_budgets(t, bad_ratios[i], 100, NULL, keep, 6, err), KVB_ARGUMENT, "ratio");
+    help_fails(kvb_budgets(t, 0.5, 0, NULL, keep, 6, err), KVB_ARGUMENT, "");
+    help_fails(kvb_budgets(t, 0.5, 100, NULL, keep, 5, err), KVB_CAPACITY, "6 counts");
     ck_assert_int_eq(kvb_budgets(NULL, 0.5, 100, NULL, keep, 6, NULL), KVB_ARGUMENT);
     ck_assert_int_eq(kvb_budgets(t, 0.5, 100, NULL, NULL, 6, NULL), KVB_ARGUMENT);
     kvb_budget_options opt = {.rounding = (kvb_rounding)3};
     ck_assert_int_eq(kvb_budgets(t, 0.5, 100, &opt, keep, 6, NULL), KVB_ARGUMENT);
     opt = (kvb_budget_options){.lookup = (kvb_lookup)-1};
     ck_assert_int_eq(kvb_budgets(t, 0.5, 100, &opt, keep, 6, NULL), KVB_ARGUMENT);
-    for (int h = 0; h < 6; ++h) {
-        ck_assert_uint_eq(keep[h], 77); // untouched by all of these
-    }
+    for (int h = 0; h < 6; ++h) ck_assert_uint_eq(keep[h], 77); // untouched by all of these
     for (double ratio = 0; ratio > -3; ratio -= 1.25) {
         ck_assert_int_eq(kvb_budgets(t, ratio, 100, NULL, keep, 6, NULL), KVB_OK);
-        ck_assert_uint_eq(keep[0], 100);
-        ck_assert_uint_eq(keep[5], 100);
+        unit_numbers(keep[0], 100, keep[5], 100);
     }
     // The longest context that the type can say.
     for (kvb_rounding rounding = KVB_ROUND_LAYER_LR; rounding <= KVB_ROUND_GLOBAL_LR; ++rounding) {

@@ -1,11 +1,6 @@
 // Tables for the runtime's tests, made byte by byte here, so that the reader is not tested against our own writer.
 #pragma once
-#include "runtime/kvbudget.h"
 #include "unit.h"
-#include <math.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { CASE_ROWS = 99, CASE_HEADER_MAX = 8192 };
 
@@ -37,19 +32,17 @@ static inline int case_is_3d(size_t tensor)
 static inline size_t case_offset(const table_case *c, size_t tensor)
 {
     size_t heads = (size_t)c->n_layers * c->n_kv_heads, offset = 0;
-    for (size_t i = 0; i < tensor; ++i) {
-        offset += i == 8 ? CASE_ROWS : CASE_ROWS * 8 * (case_is_3d(i) ? heads : 1);
-    }
+    for (size_t i = 0; i < tensor; ++i) offset += i == 8 ? CASE_ROWS : CASE_ROWS * 8 * (case_is_3d(i) ? heads : 1);
     return offset;
 }
 
-static inline void case_replace(char *text, const char *from, const char *to)
+static inline void case_replace(char *text, const char *old, const char *to)
 {
-    char *at = strstr(text, from);
-    ck_assert_msg(at, "test error: the header does not contain %s", from);
-    size_t rest = strlen(at + strlen(from)) + 1;
+    char *at = strstr(text, old);
+    ck_assert_msg(at, "test error: the header does not contain %s", old);
+    size_t rest = strlen(at + strlen(old)) + 1;
     ck_assert_uint_lt(strlen(text) + strlen(to), CASE_HEADER_MAX);
-    memmove(at + strlen(to), at + strlen(from), rest);
+    memmove(at + strlen(to), at + strlen(old), rest);
     memcpy(at, to, strlen(to));
 }
 
@@ -77,18 +70,14 @@ static inline void case_header(const table_case *c, char *text)
     n += snprintf(text + n, (size_t)(CASE_HEADER_MAX - n), "}");
     ck_assert_int_lt(n, CASE_HEADER_MAX);
     if (c->edit_from) case_replace(text, c->edit_from, c->edit_to);
-    while (strlen(text) % 8) {
-        strcat(text, " ");
-    }
+    while (strlen(text) % 8) strcat(text, " ");
 }
 
 static inline void case_put(unsigned char *at, double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
-    for (int i = 0; i < 8; ++i) {
-        at[i] = (unsigned char)(bits >> 8 * i);
-    }
+    for (int i = 0; i < 8; ++i) at[i] = (unsigned char)(bits >> 8 * i);
 }
 
 // The whole file, malloc'd. `data` receives the offset of the data part, for tests that damage it; may be NULL.
@@ -96,8 +85,7 @@ static inline unsigned char *case_bytes(const table_case *c, size_t *size, size_
 {
     char header[CASE_HEADER_MAX + 8];
     case_header(c, header);
-    size_t header_size = strlen(header), start = 8 + header_size;
-    size_t heads = (size_t)c->n_layers * c->n_kv_heads;
+    size_t header_size = strlen(header), start = 8 + header_size, heads = (size_t)c->n_layers * c->n_kv_heads;
     *size = start + case_offset(c, 9);
     unsigned char *bytes = malloc(*size);
     ck_assert_ptr_nonnull(bytes);

@@ -1,13 +1,13 @@
 // Memory of opening a table: in proportion to the file whatever it says, given back whole, and every allocation that
 // fails is KVB_MEMORY and nothing else. The linker puts malloc and its like of the runtime through the functions here,
 // hooks those of cJSON.
+#include "folder_help.h"
 #include "runtime/json.h"
 #include "runtime/limits.h"
 #include "test_runtime_cases.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <malloc.h>
-#include <unistd.h>
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
@@ -160,8 +160,7 @@ static kvb_status run_counted(kvb_status (*run)(const task *, kvb_error *), cons
                               kvb_error *err)
 {
     memset(&heap, 0, sizeof heap);
-    heap.fails_at = fails_at;
-    heap.counting = true;
+    heap.fails_at = fails_at, heap.counting = true;
     kvb_status status = run(it, err);
     heap.counting = false;
     return status;
@@ -188,13 +187,11 @@ static size_t walk(kvb_status (*run)(const task *, kvb_error *), const task *it)
 
 UNIT_TEST(test_every_allocation)
 {
-    char path[] = "/tmp/kvbudget-test-XXXXXX";
+    const char *path = help_path("t.safetensors");
     task it = {0};
     unsigned char *bytes = constrained(&it.size);
     it.bytes = bytes;
-    int fd = mkstemp(path);
-    ck_assert_int_eq(write(fd, bytes, it.size), (ssize_t)it.size);
-    close(fd);
+    help_spew(path, bytes, it.size);
     size_t points = walk(open_bytes, &it) + walk(parse_limits, &it) + walk(parse_json, &it);
     it.path = path;
     points += walk(open_file, &it);
@@ -205,7 +202,6 @@ UNIT_TEST(test_every_allocation)
     free(of_ranking);
     printf("test_every_allocation: %zu allocations failed\n", points);
     ck_assert_uint_gt(points, 500);
-    unlink(path);
     free(bytes);
 }
 
@@ -218,8 +214,7 @@ UNIT_TEST(test_message_without_memory)
     memset(path, 'a', sizeof path - 1);
     path[sizeof path - 1] = 0;
     ck_assert_int_eq(run_counted(open_file, &it, 1, &err), KVB_IO);
-    ck_assert_uint_eq(heap.calls, 0);
-    ck_assert_uint_eq(strlen(err.message), sizeof err.message - 1);
+    unit_numbers(heap.calls, 0, strlen(err.message), sizeof err.message - 1);
     ck_assert(err.message[0] == 'a' && strstr(err.message, " ... ") && strstr(err.message, ": opening: "));
 }
 
@@ -244,8 +239,7 @@ UNIT_TEST(test_claimed_sizes)
 {
     table_case c = case_default();
     size_t size;
-    c.n_kv_heads = 1;
-    c.edit_from = "\"n_layers\":\"3\",\"n_heads\":\"3\",\"n_kv_heads\":\"1\"";
+    c.n_kv_heads = 1, c.edit_from = "\"n_layers\":\"3\",\"n_heads\":\"3\",\"n_kv_heads\":\"1\"";
     c.edit_to = "\"constraints\":\"{}\",\"n_layers\":\"1000000\",\"n_heads\":\"1024\",\"n_kv_heads\":\"1024\"";
     unsigned char *bytes = case_bytes(&c, &size, NULL);
     check_peak(bytes, size, KVB_FORMAT);

@@ -1,8 +1,7 @@
 // Which weights a table was made with: kvb_table_check_weights against hashes, names and commits, and damaged entries.
 // And kvb_table_find: which table in a folder is a model's, and what it says where none is.
-#include "runtime/kvbudget.h"
+#include "folder_help.h"
 #include "test_runtime_cases.h"
-#include <unistd.h>
 
 // Two files in a table, "a" to "f" 64 times each.
 #define HASH(c)                                                                                                       \
@@ -15,9 +14,7 @@
 
 static void weights_differ(const kvb_table *t, kvb_weights mine, const char *message)
 {
-    kvb_error err;
-    ck_assert_int_eq(kvb_table_check_weights(t, &mine, &err), KVB_MISMATCH);
-    ck_assert_msg(strstr(err.message, message), "%s", err.message);
+    help_fails(kvb_table_check_weights(t, &mine, err), KVB_MISMATCH, message);
 }
 
 UNIT_TEST(test_check_weights)
@@ -26,11 +23,10 @@ UNIT_TEST(test_check_weights)
     kvb_table *nothing = case_open(&c);
     c.edit_from = "\"note\"", c.edit_to = TWO_FILES;
     kvb_table *t = case_open(&c);
-    kvb_error err;
     const char *const same[] = {HASH("B"), HASH("a")}, *const other[] = {HASH("a"), HASH("c")};
     kvb_weights mine = {same, 2, "org/name", "0123"};
-    ck_assert_msg(kvb_table_check_weights(t, &mine, &err) == KVB_OK, "%s", err.message);
-    ck_assert_int_eq(kvb_table_check_weights(nothing, &(kvb_weights){0}, &err), KVB_OK);
+    help_ok(kvb_table_check_weights(t, &mine, err));
+    help_ok(kvb_table_check_weights(nothing, &(kvb_weights){0}, err));
     ck_assert_str_eq(kvb_table_metadata(t, "hf_id"), "org/name");
     weights_differ(t, (kvb_weights){other, 2, NULL, NULL}, "file 1 has SHA-256 cccc");
     const char *const twice[] = {HASH("a"), HASH("A")};
@@ -64,8 +60,7 @@ UNIT_TEST(test_damaged_files)
         unsigned char *bytes = case_bytes(&c, &size, NULL);
         kvb_table *t;
         kvb_error err;
-        ck_assert_int_eq(kvb_table_open_memory(&t, bytes, size, "case", NULL, &err), KVB_FORMAT);
-        ck_assert_msg(strstr(err.message, damages[i][1]), "%s", err.message);
+        unit_refuses(kvb_table_open_memory(&t, bytes, size, "case", NULL, &err), KVB_FORMAT, damages[i][1]);
         free(bytes);
     }
 }
@@ -74,48 +69,25 @@ UNIT_TEST(test_damaged_files)
 
 #define NAMES(names) "\"model_names\":\"" names "\",\"note\""
 
-static char found_folder[32];
-
-static void put_file(const char *name, const void *bytes, size_t size)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", found_folder, name);
-    FILE *f = fopen(path, "wb");
-    ck_assert(f && fwrite(bytes, 1, size, f) == size && fclose(f) == 0);
-}
-
 static void put_table(const char *name, uint32_t n_layers, const char *edit)
 {
     table_case c = case_default();
     size_t size;
     c.n_layers = n_layers, c.edit_from = "\"note\"", c.edit_to = edit;
     unsigned char *bytes = case_bytes(&c, &size, NULL);
-    put_file(name, bytes, size);
+    help_spew(help_path("%s", name), bytes, size);
     free(bytes);
 }
 
-static void make_found_folder(void)
+static void setup(void)
 {
-    strcpy(found_folder, "/tmp/kvbudget-find.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(found_folder));
+    help_setup();
     put_table("b-base.safetensors", 3, NAMES("Org/Base-1B,Org/Base-1B-GGUF"));
     put_table("c-files.safetensors", 3, TWO_FILES);
     put_table("d-other.safetensors", 5, NAMES("Org/Deep"));
     put_table("e-base.safetensors", 3, NAMES("Org/Base-1B"));
-    put_file("a-broken.safetensors", "{}", 2);
-    put_file("notes.txt", "x", 1);
-}
-
-static void remove_found_folder(void)
-{
-    static const char *const names[] = {"a-broken.safetensors", "b-base.safetensors", "c-files.safetensors",
-                                        "d-other.safetensors",  "e-base.safetensors", "notes.txt"};
-    char path[128];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(path, sizeof path, "%s/%s", found_folder, names[i]);
-        unlink(path);
-    }
-    rmdir(found_folder);
+    help_spew(help_path("a-broken.safetensors"), "{}", 2);
+    help_spew(help_path("notes.txt"), "x", 1);
 }
 
 // What is known of a model, and the table that is found, or what the refusal says.
@@ -150,19 +122,17 @@ UNIT_TEST(test_find)
 {
     char path[128], wanted[128];
     kvb_error err;
-    make_found_folder();
     for (size_t i = 0; i < sizeof looked / sizeof *looked; i++) {
         kvb_expectation mine = {looked[i].n_layers, 6, 2, 64, .metric = "snapkv:kvpress"};
         kvb_weights weights = {.hf_id = looked[i].name};
         strcpy(path, "unchanged");
-        kvb_status status = kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err);
+        kvb_status status = kvb_table_find(path, sizeof path, help_folder, &mine, &weights, &err);
         ck_assert_msg(status == (looked[i].found ? KVB_OK : KVB_MISMATCH), "%s: %s", looked[i].name, err.message);
-        snprintf(wanted, sizeof wanted, "%s/%s.safetensors", found_folder, looked[i].found);
+        snprintf(wanted, sizeof wanted, "%s/%s.safetensors", help_folder, looked[i].found);
         ck_assert_str_eq(path, looked[i].found ? wanted : "unchanged");
         for (int k = 0; k < 2 && looked[i].says[k]; k++)
             ck_assert_msg(strstr(err.message, looked[i].says[k]), "%s: %s", looked[i].name, err.message);
     }
-    remove_found_folder();
 }
 
 // A hash goes before a name; what the engine ranks by must agree too.
@@ -171,30 +141,25 @@ UNIT_TEST(test_find_by_hash)
     static const char *const same[] = {HASH("B"), HASH("a")}, *const other[] = {HASH("a"), HASH("c")};
     const kvb_expectation mine = {3, 6, 2, 64, .metric = NULL};
     char path[128];
-    kvb_error err;
-    make_found_folder();
     kvb_weights weights = {same, 2, "Org/Base-1B", NULL};
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err), KVB_OK);
+    help_ok(kvb_table_find(path, sizeof path, help_folder, &mine, &weights, err));
     ck_assert_msg(strstr(path, "/c-files.safetensors"), "%s", path);
-    ck_assert_int_eq(kvb_table_find(path, 20, found_folder, &mine, &weights, &err), KVB_CAPACITY);
+    help_fails(kvb_table_find(path, 20, help_folder, &mine, &weights, err), KVB_CAPACITY, "");
     weights.file_sha256 = other;
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, &weights, &err), KVB_OK);
+    help_ok(kvb_table_find(path, sizeof path, help_folder, &mine, &weights, err));
     ck_assert_msg(strstr(path, "/b-base.safetensors"), "%s", path);
     kvb_expectation hashed = mine;
     hashed.model_sha256 = "0000000000000000000000000000000000000000000000000000000000000007";
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &hashed, NULL, &err), KVB_OK);
+    help_ok(kvb_table_find(path, sizeof path, help_folder, &hashed, NULL, err));
     ck_assert_msg(strstr(path, "/b-base.safetensors"), "%s", path);
     hashed.metric = "keydiff";
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &hashed, NULL, &err), KVB_MISMATCH);
-    ck_assert_msg(strstr(err.message, "metric: expected keydiff"), "%s", err.message);
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, found_folder, &mine, NULL, &err), KVB_MISMATCH);
-    ck_assert_int_eq(kvb_table_find(path, sizeof path, "/tmp/no such folder", &mine, NULL, &err), KVB_IO);
-    ck_assert_msg(strstr(err.message, "no such folder"), "%s", err.message);
-    ck_assert_int_eq(kvb_table_find(NULL, 0, found_folder, &mine, NULL, NULL), KVB_ARGUMENT);
-    ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &(kvb_expectation){.n_layers = 3}, NULL, NULL),
-                     KVB_ARGUMENT);
-    ck_assert_int_eq(kvb_table_find(path, 9, found_folder, &mine, &(kvb_weights){.n_files = 1}, NULL), KVB_ARGUMENT);
-    remove_found_folder();
+    help_fails(kvb_table_find(path, sizeof path, help_folder, &hashed, NULL, err), KVB_MISMATCH,
+               "metric: expected keydiff");
+    help_fails(kvb_table_find(path, sizeof path, help_folder, &mine, NULL, err), KVB_MISMATCH, "");
+    help_fails(kvb_table_find(path, sizeof path, "/tmp/no such folder", &mine, NULL, err), KVB_IO, "no such folder");
+    ck_assert_int_eq(kvb_table_find(NULL, 0, help_folder, &mine, NULL, NULL), KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_table_find(path, 9, help_folder, &(kvb_expectation){.n_layers = 3}, NULL, NULL), KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_table_find(path, 9, help_folder, &mine, &(kvb_weights){.n_files = 1}, NULL), KVB_ARGUMENT);
 }
 
-UNIT_MAIN("runtime_origin")
+UNIT_MAIN_EACH("runtime_origin", setup, help_teardown)

@@ -1,6 +1,5 @@
 // Refitting a head against plain sums in double: what was chosen, what it left, and that no input makes it write NaN.
 #include "test_runtime_cases.h"
-#include <stdlib.h>
 
 enum { MAX_D = 72 };
 static const double LAMBDAS[] = {0, 0.01, 0.1, 1, 10};
@@ -33,17 +32,13 @@ static head_case open_case(uint32_t T, uint32_t d, uint32_t t, uint32_t n, uint6
 {
     head_case c = {.h = {.n_tokens = T, .head_dim = d, .n_kept = t, .n_queries = n}};
     size_t rows = T;
-    c.k = case_alloc(rows * d, sizeof(float));
-    c.v = case_alloc(rows * d, sizeof(float));
+    c.k = case_alloc(rows * d, sizeof(float)), c.v = case_alloc(rows * d, sizeof(float));
     c.q = case_alloc((size_t)n * d + 1, sizeof(float));
     c.new_k = case_alloc((size_t)t * d, sizeof(float));
-    c.new_v = case_alloc((size_t)t * d, sizeof(float));
-    c.bias = case_alloc(t, sizeof(float));
+    c.new_v = case_alloc((size_t)t * d, sizeof(float)), c.bias = case_alloc(t, sizeof(float));
     c.positions = case_alloc(t, sizeof *c.positions);
-    for (size_t i = 0; i < rows * d; i++) {
-        c.k[i] = noise(random) + (i % d == 0);
-        c.v[i] = noise(random) + (float)(i / d) / (float)T;
-    }
+    for (size_t i = 0; i < rows * d; i++)
+        c.k[i] = noise(random) + (i % d == 0), c.v[i] = noise(random) + (float)(i / d) / (float)T;
     for (size_t i = 0; i < (size_t)n * d; i++) c.q[i] = (noise(random) + (i % d == 0)) * 1.5f / sqrtf((float)d);
     for (uint32_t j = 0; j < t; j++) c.positions[j] = (uint32_t)((uint64_t)j * T / t);
     c.h.k = c.k, c.h.v = c.v, c.h.queries = c.q, c.h.positions = c.positions;
@@ -114,8 +109,7 @@ static double judge(const head_case *c, const float *k, const float *v, const fl
         for (size_t i = 0; i < n; i++) mean += all[i * d + x] / (double)n;
         for (size_t i = 0; i < n; i++) variance += pow(all[i * d + x] - mean, 2) / (double)(n * d);
     }
-    free(p);
-    free(all);
+    free(p), free(all);
     return sum / (double)(judged * d) / variance;
 }
 
@@ -148,9 +142,7 @@ static float *ridge(const head_case *c, const float *k, const float *bias, doubl
     for (size_t j = 0; j < t; j++) a[j * t + j] += lambda * trace / (double)t;
     eliminate(a, b, t, d);
     for (size_t i = 0; i < t * d; i++) v[i] += (float)b[i];
-    free(p);
-    free(a);
-    free(b);
+    free(p), free(a), free(b);
     return v;
 }
 
@@ -191,10 +183,7 @@ static void check_bias(const head_case *c)
     double best = mass_error(a, n, t, w, off);
     for (size_t j = 0; j < t; j++) w[j] = exp((double)c->bias[j]);
     ck_assert_double_le(mass_error(a, n, t, w, off), best + 0.05 * ones);
-    free(p);
-    free(a);
-    free(w);
-    free(off);
+    free(p), free(a), free(w), free(off);
 }
 
 // The least error with these keys, where lambda grows until that helps no more; checks the values of the chosen one.
@@ -233,8 +222,7 @@ static void check_case(head_case *c)
         ck_assert_double_eq_tol(given / least, 1, 5e-3);
         if (explicit_bias && c->out.changed & KVB_REFIT_KEYS) check_bias(c);
     }
-    free(k);
-    free(v);
+    free(k), free(v);
 }
 
 UNIT_TEST(test_against_plain_sums)
@@ -264,8 +252,7 @@ static bool is_bare(const head_case *c)
     float *k = gather(c, c->k), *v = gather(c, c->v);
     size_t bytes = (size_t)c->h.n_kept * c->h.head_dim * sizeof(float);
     bool same = memcmp(k, c->new_k, bytes) == 0 && memcmp(v, c->new_v, bytes) == 0;
-    free(k);
-    free(v);
+    free(k), free(v);
     return same && c->out.changed == 0;
 }
 

@@ -22,13 +22,11 @@ UNIT_TEST(mean_and_deviation_of_ratios)
     ck_assert_double_eq_tol(mean[0], 0.5, 1e-15);
     ck_assert_double_eq_tol(mean[1], 0.5, 1e-15);
     ck_assert_double_eq_tol(std[0], sqrt((0.25 + 0.01 + 0.16) / 3), 1e-14);
-    ratio_mean_free(&r);
-    allocation_free(&a);
+    ratio_mean_free(&r), allocation_free(&a);
 }
 
 UNIT_TEST(mean_ratio_keeps_the_row_mean)
 {
-    case_seed("row mean");
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
     cache_shape shape = {3, 2, 211, 4, 1};
@@ -52,19 +50,16 @@ UNIT_TEST(mean_ratio_keeps_the_row_mean)
             ck_assert_double_eq_tol(row, ratios[i],
                                     0.5 / (6 * 211) + 1e-12); // the floor of 5 of 211 tokens ends it at 0.976
     }
-    free(mean);
-    ratio_mean_free(&r);
+    free(mean), ratio_mean_free(&r);
 }
 
 // In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of
 // ratios beats them by more than the certified gap.
 UNIT_TEST(mean_loss_minimises_the_mean)
 {
-    case_seed("mean loss");
     enum { PAIRS = 4 };
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
-    kvb_error err = {0};
     cache_shape shape = {2, 3, 200, 4, 1};
     problem p[PAIRS], whole;
     loss_mean m;
@@ -74,12 +69,12 @@ UNIT_TEST(mean_loss_minimises_the_mean)
         problem_init(&p[i], &shape, &options);
         loss_curves_free(&p[i].curves);
         case_curves(&p[i].curves, CASE_HEAVY, &shape);
-        must(problem_solve(&p[i], &err), &err);
-        must(loss_mean_add(&m, &p[i].curves, &err), &err);
+        help_ok(problem_solve(&p[i], err));
+        help_ok(loss_mean_add(&m, &p[i].curves, err));
     }
     loss_mean_finish(&m);
     problem_init(&whole, &shape, &options);
-    must(problem_solve_curves(&whole, &m.curves, &err), &err);
+    help_ok(problem_solve_curves(&whole, &m.curves, err));
     for (int r = 0; r < 95; r++) {
         double ours = 0;
         for (int i = 0; i < PAIRS; i++)
@@ -93,14 +88,12 @@ UNIT_TEST(mean_loss_minimises_the_mean)
         }
     }
     for (int i = 0; i < PAIRS; i++) problem_free(&p[i]);
-    problem_free(&whole);
-    loss_mean_free(&m);
+    problem_free(&whole), loss_mean_free(&m);
 }
 
 // A context that is another one with every token doubled has the same curve over the kept share.
 UNIT_TEST(contexts_of_different_length_meet_on_the_share)
 {
-    kvb_error err = {0};
     const double few[8] = {8, 4, 2, 1, 3, 2, 2, 0};
     double many[16];
     for (int i = 0; i < 16; i++) many[i] = few[i / 8 * 4 + i % 8 / 2] * 10;
@@ -109,25 +102,21 @@ UNIT_TEST(contexts_of_different_length_meet_on_the_share)
     case_by_hand(&a, 1, 2, 4, few);
     case_by_hand(&b, 1, 2, 8, many);
     loss_mean_init(&m, &b.shape);
-    must(loss_mean_add(&m, &a, &err), &err);
-    must(loss_mean_add(&m, &b, &err), &err);
+    help_ok(loss_mean_add(&m, &a, err));
+    help_ok(loss_mean_add(&m, &b, err));
     loss_mean_finish(&m);
     loss_mean_init(&single, &b.shape);
-    must(loss_mean_add(&single, &b, &err), &err);
+    help_ok(loss_mean_add(&single, &b, err));
     loss_mean_finish(&single);
     for (int i = 0; i < 16; i++) ck_assert_double_eq_tol(m.curves.gain[i], single.curves.gain[i], 1e-14);
-    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 9, 0, 0}}, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {2, 2, 8, 0, 0}}, &err), KVB_MISMATCH);
-    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 8, 1, 0}}, &err), KVB_MISMATCH);
-    loss_curves_free(&a);
-    loss_curves_free(&b);
-    loss_mean_free(&m);
-    loss_mean_free(&single);
+    help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 9, 0, 0}}, err), KVB_ARGUMENT, "");
+    help_fails(loss_mean_add(&single, &(loss_curves){.shape = {2, 2, 8, 0, 0}}, err), KVB_MISMATCH, "");
+    help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 8, 1, 0}}, err), KVB_MISMATCH, "");
+    loss_curves_free(&a), loss_curves_free(&b), loss_mean_free(&m), loss_mean_free(&single);
 }
 
 UNIT_TEST(resampling_keeps_the_mass_and_the_floor)
 {
-    case_seed("resample");
     for (int round = 0; round < 200; round++) {
         cache_shape small = case_shape(), grid = small;
         grid.n_tokens += case_below(300);
@@ -144,8 +133,7 @@ UNIT_TEST(resampling_keeps_the_mass_and_the_floor)
         double share = (double)c.floor / small.n_tokens, ours = (double)m.curves.floor / grid.n_tokens;
         ck_assert(m.curves.floor <= grid.n_tokens && ours >= share - 1e-15);
         ck_assert(ours <= fmax(share, (double)shape_protected(&grid) / grid.n_tokens) + 1.0 / grid.n_tokens);
-        loss_curves_free(&c);
-        loss_mean_free(&m);
+        loss_curves_free(&c), loss_mean_free(&m);
     }
 }
 
@@ -159,7 +147,6 @@ UNIT_TEST(rounding_is_by_largest_remainder_in_a_layer)
     ck_assert(keep[0] == 2 && keep[1] == 1 && keep[2] == 2 && keep[3] == 1);
     round_layers((const double[]){1, 1, 0, 0}, 2, 2, 7, keep);
     ck_assert(keep[0] == 1 && keep[1] == 1 && keep[2] == 7 && keep[3] == 7);
-    case_seed("round");
     for (int round = 0; round < 2000; round++) { // counts that made the ratios come back as they were
         uint32_t t = 1 + case_below(9000), kept[4];
         double ratio[4];
@@ -177,7 +164,6 @@ UNIT_TEST(rounding_is_by_largest_remainder_in_a_layer)
 
 UNIT_TEST(table_loss_is_the_loss_of_its_counts)
 {
-    case_seed("table loss");
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
     cache_shape shape = {2, 2, 180, 4, 1};
@@ -192,14 +178,11 @@ UNIT_TEST(table_loss_is_the_loss_of_its_counts)
     table_loss_add(sum, &p.curves, TABLE_ROWS, mean, keep);
     for (int i = 0; i < TABLE_ROWS; i++)
         ck_assert_double_eq_tol(sum[i], p.loss[i], 1e-12); // one pair: its own optimum, exactly
-    ratio_mean_free(&r);
-    problem_free(&p);
+    ratio_mean_free(&r), problem_free(&p);
 }
 
 UNIT_TEST(shrinking_ends_at_uniform)
 {
-    case_seed("shrink");
-    kvb_error err = {0};
     cache_shape shape = {3, 2, 120, 4, 1};
     for (int kind = 0; kind < CASE_KINDS; kind++) {
         problem p;
@@ -215,7 +198,7 @@ UNIT_TEST(shrinking_ends_at_uniform)
         ck_assert_double_eq_tol(p.curves.total, total, 1e-9 * (1 + total));
         loss_curves_shrink(&p.curves, 1);
         ck_assert_double_eq_tol(p.curves.total, total, 1e-9 * (1 + total));
-        must(problem_solve(&p, &err), &err);
+        help_ok(problem_solve(&p, err));
         // Equal heads give up their blocks one after the other: they differ by one block of the common hull at the
         // most.
         for (int r = 0; r < TABLE_ROWS; r++) {
@@ -240,8 +223,6 @@ UNIT_TEST(shrinking_ends_at_uniform)
 
 UNIT_TEST(means_can_be_joined)
 {
-    case_seed("join");
-    kvb_error err = {0};
     cache_shape shape = {2, 2, 90, 2, 3}, shorter = {2, 2, 61, 2, 3};
     loss_curves c[2];
     loss_mean both, one[2];
@@ -251,8 +232,8 @@ UNIT_TEST(means_can_be_joined)
     ck_assert_uint_eq(both.curves.shape.n_tokens, 40);
     for (int i = 0; i < 2; i++) {
         loss_mean_init_coarse(&one[i], &shape, 40);
-        must(loss_mean_add(&both, &c[i], &err), &err);
-        must(loss_mean_add(&one[i], &c[i], &err), &err);
+        help_ok(loss_mean_add(&both, &c[i], err));
+        help_ok(loss_mean_add(&one[i], &c[i], err));
     }
     loss_mean_join(&one[0], &one[1]);
     ck_assert_uint_eq(one[0].count, 2);
@@ -262,10 +243,7 @@ UNIT_TEST(means_can_be_joined)
     loss_mean_finish(&both);
     ck_assert_double_eq_tol(both.curves.total, 1, 1e-12);
     loss_mean_free(&both);
-    for (int i = 0; i < 2; i++) {
-        loss_mean_free(&one[i]);
-        loss_curves_free(&c[i]);
-    }
+    for (int i = 0; i < 2; i++) loss_mean_free(&one[i]), loss_curves_free(&c[i]);
 }
 
-UNIT_MAIN("solver_aggregate")
+UNIT_MAIN_EACH("solver_aggregate", case_seed, NULL)

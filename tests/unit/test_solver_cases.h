@@ -2,10 +2,6 @@
 #pragma once
 #include "solver/problem.h"
 #include "unit.h"
-#include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <string.h>
 
 // splitmix64: good enough, and the same on every machine.
 static uint64_t case_state;
@@ -27,14 +23,13 @@ static inline uint32_t case_below(uint32_t n)
     return (uint32_t)(case_next() % n);
 }
 
-// TEST_SEED in the environment repeats a failure. `name` appears with the seed in the log.
-static inline uint64_t case_seed(const char *name)
+// What each test begins with. TEST_SEED in the environment repeats a failure.
+static inline void case_seed(void)
 {
     const char *text = getenv("TEST_SEED");
     case_state = text ? strtoull(text, NULL, 10) : 20260807;
-    printf("%s: seed %llu\n", name, (unsigned long long)case_state);
+    printf("seed %llu\n", (unsigned long long)case_state);
     fflush(stdout);
-    return case_state;
 }
 
 typedef enum case_kind {
@@ -93,18 +88,15 @@ static inline void must(kvb_status status, const kvb_error *err)
 
 static inline void case_curves(loss_curves *c, case_kind kind, const cache_shape *shape)
 {
-    kvb_error err = {0};
     size_t n = (size_t)shape_heads(shape) * shape->n_tokens;
     float *scores = malloc(n * sizeof *scores), *oracle = malloc(n * sizeof *oracle);
     metric_order order;
     ck_assert(scores && oracle);
     case_arrays(kind, shape, scores, oracle);
-    must(metric_order_make(&order, shape, scores, &err), &err);
+    help_ok(metric_order_make(&order, shape, scores, err));
     *c = loss_curves_make(shape);
-    must(loss_curves_fill(c, &order, oracle, &err), &err);
-    metric_order_free(&order);
-    free(scores);
-    free(oracle);
+    help_ok(loss_curves_fill(c, &order, oracle, err));
+    metric_order_free(&order), free(scores), free(oracle);
 }
 
 // Curves written down by hand: gains [N, M], nothing protected.
@@ -119,12 +111,11 @@ static inline void case_by_hand(loss_curves *c, uint32_t layers, uint32_t heads,
 static inline void case_solved(problem *p, case_kind kind, const cache_shape *shape, solve_scope scope, hull_range hull)
 {
     static double ratios[TABLE_ROWS];
-    kvb_error err = {0};
     table_ratios(ratios);
     problem_init(p, shape, &(solve_options){hull, scope, ratios, TABLE_ROWS, NULL});
     loss_curves_free(&p->curves);
     case_curves(&p->curves, kind, shape);
-    must(problem_solve(p, &err), &err);
+    help_ok(problem_solve(p, err));
 }
 
 static inline uint64_t case_total(const uint32_t *keep, uint32_t n)

@@ -5,9 +5,8 @@
 
 static kvb_limits random_limits(const cache_shape *s)
 {
-    kvb_error err = {0};
     kvb_limits m;
-    must(kvb_limits_init(&m, s->n_layers, s->n_kv_heads, &err), &err);
+    help_ok(kvb_limits_init(&m, s->n_layers, s->n_kv_heads, err));
     m.by_layer = case_below(3) == 0;
     if (case_below(3) == 0) m.block = 2 + case_below(3);
     if (case_below(3) == 0) m.levels = 1 + case_below(3);
@@ -83,8 +82,7 @@ typedef struct judged {
 static judged judge_group(const kvb_limits *m, const loss_curves *c, uint32_t group)
 {
     brute b = {.m = m, .c = c, .rank = group % m->ranks, .own = m->n_kv_heads / m->ranks};
-    b.first_layer = m->by_layer ? group / m->ranks : 0;
-    b.layers = m->by_layer ? 1 : m->n_layers;
+    b.first_layer = m->by_layer ? group / m->ranks : 0, b.layers = m->by_layer ? 1 : m->n_layers;
     uint32_t pages = (c->shape.n_tokens + m->block - 1) / m->block * b.layers * b.own;
     judged j = {UINT64_MAX, 0, malloc((pages + 1) * sizeof *j.best)};
     ck_assert_ptr_nonnull(j.best);
@@ -169,8 +167,7 @@ static int check_case(const loss_curves *c, const kvb_limits *m, const double *r
         ck_assert(greedy.loss[r] == exact.greedy[r]);
         better += optimum < greedy.loss[r] - tolerance;
     }
-    solved_rows_free(&greedy);
-    solved_rows_free(&exact);
+    solved_rows_free(&greedy), solved_rows_free(&exact);
     for (uint32_t g = 0; g < groups; g++) free(j[g].best);
     return (int)better;
 }
@@ -180,7 +177,6 @@ UNIT_TEST(equals_brute_force)
     static const uint32_t shapes[][3] = {{1, 2, 14}, {2, 2, 9}, {1, 4, 7}, {3, 1, 11},
                                          {1, 3, 12}, {3, 2, 5}, {2, 3, 5}};
     double ratios[RATIOS] = {0.02, 0.15, 0.3, 0.4, 0.5, 0.62, 0.75, 0.88, 0.97};
-    case_seed("constraints");
     int better = 0;
     for (int round = 0; round < 1500; round++) {
         const uint32_t *dims = shapes[case_below(7)];
@@ -190,12 +186,11 @@ UNIT_TEST(equals_brute_force)
         kvb_limits m = random_limits(&shape);
         kvb_error err = {0};
         if (kvb_limits_check(&m, &err) == KVB_OK) better += check_case(&c, &m, ratios, round);
-        kvb_limits_free(&m);
-        loss_curves_free(&c);
+        kvb_limits_free(&m), loss_curves_free(&c);
     }
     printf("rows where greedy is not optimal: %d\n", better);
     printf("rows with a bound that is not the best: %d\n", loose);
     ck_assert_int_gt(better, 100);
 }
 
-UNIT_MAIN("constraints of the solver")
+UNIT_MAIN_EACH("constraints of the solver", case_seed, NULL)

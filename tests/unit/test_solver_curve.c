@@ -52,8 +52,7 @@ UNIT_TEST(keys_order_as_numbers)
         float a = (float)ascending[i - 1], b = (float)ascending[i];
         if (a < b) ck_assert_uint_lt(key_from_float(a), key_from_float(b));
     }
-    ck_assert_uint_eq(key_from_double(-0.0), key_from_double(0.0));
-    ck_assert_uint_eq(key_from_float(-0.0f), key_from_float(0.0f));
+    unit_numbers(key_from_double(-0.0), key_from_double(0.0), key_from_float(-0.0f), key_from_float(0.0f));
     for (size_t i = 0; i < n; i++)
         if (ascending[i] >= 0) ck_assert(double_from_key(key_from_double(ascending[i])) == ascending[i]);
 }
@@ -64,15 +63,13 @@ UNIT_TEST(order_is_by_score_then_position)
     const uint32_t expected[8] = {7, 2, 3, 1, 5, 6, 8, 4};
     cache_shape shape = {1, 1, 10, 1, 1};
     metric_order order;
-    kvb_error err = {0};
-    must(metric_order_make(&order, &shape, scores, &err), &err);
+    help_ok(metric_order_make(&order, &shape, scores, err));
     ck_assert_mem_eq(order.position, expected, sizeof expected);
     metric_order_free(&order);
 }
 
 UNIT_TEST(order_equals_slow_sort)
 {
-    case_seed("order");
     for (int round = 0; round < 300; round++) {
         cache_shape shape = case_shape();
         size_t t = shape.n_tokens, m = shape_middle(&shape), n = shape_heads(&shape);
@@ -90,15 +87,13 @@ UNIT_TEST(order_equals_slow_sort)
                 const float *row = scores + h * t;
                 if (i + 1 < m) ck_assert(row[p] > row[q] || (row[p] == row[q] && p < q));
             }
-        metric_order_free(&order);
-        free(scores);
+        metric_order_free(&order), free(scores);
     }
 }
 
 // The fast hull has the blocks of PAVA; where gains tie, PAVA's neighbours of one slope may be one block.
 UNIT_TEST(fast_hull_equals_pava)
 {
-    case_seed("hull");
     for (int round = 0; round < 400; round++) {
         cache_shape shape = {1, 1, 1 + case_below(round % 4 ? 300 : 5000), 0, 0};
         loss_curves c;
@@ -124,9 +119,7 @@ UNIT_TEST(fast_hull_equals_pava)
             ck_assert(fabs(sum - b[i].sum) <= 1e-12 * c.total);
         }
         ck_assert_uint_eq(k, slow);
-        free(a);
-        free(b);
-        loss_curves_free(&c);
+        free(a), free(b), loss_curves_free(&c);
     }
 }
 
@@ -136,21 +129,17 @@ UNIT_TEST(bad_numbers_are_refused_with_their_place)
     float scores[24] = {0}, oracle[24] = {0};
     const float bad[] = {NAN, INFINITY, -INFINITY, -1e-30f};
     metric_order order;
-    loss_curves c;
-    kvb_error err = {0};
-    must(metric_order_make(&order, &shape, scores, &err), &err);
-    c = loss_curves_make(&shape);
+    help_ok(metric_order_make(&order, &shape, scores, err));
+    loss_curves c = loss_curves_make(&shape);
     for (int i = 0; i < 4; i++) {
         oracle[19] = bad[i];
-        ck_assert_int_eq(loss_curves_fill(&c, &order, oracle, &err), KVB_NUMERIC);
-        ck_assert_ptr_nonnull(strstr(err.message, "oracle: layer 1, KV head 1, token 1"));
+        help_fails(loss_curves_fill(&c, &order, oracle, err), KVB_NUMERIC, "oracle: layer 1, KV head 1, token 1");
     }
     oracle[19] = -0.0f; // a zero is a zero
-    must(loss_curves_fill(&c, &order, oracle, &err), &err);
+    help_ok(loss_curves_fill(&c, &order, oracle, err));
     metric_order_free(&order);
     scores[11] = NAN; // a protected token: its score is not used, but a NaN there means that something is wrong
-    ck_assert_int_eq(metric_order_make(&order, &shape, scores, &err), KVB_NUMERIC);
-    ck_assert_ptr_nonnull(strstr(err.message, "scores: layer 0, KV head 1, token 5"));
+    help_fails(metric_order_make(&order, &shape, scores, err), KVB_NUMERIC, "scores: layer 0, KV head 1, token 5");
     ck_assert_ptr_null(order.position);
     loss_curves_free(&c);
 }
@@ -164,35 +153,31 @@ UNIT_TEST(the_oracles_own_order)
     for (int i = 0; i < N; i++) oracle[i] = (float)((i * 13) % 29);
     metric_order order;
     loss_curves perfect, ranked;
-    kvb_error err = {0};
-    must(metric_order_make(&order, &shape, oracle, &err), &err);
+    help_ok(metric_order_make(&order, &shape, oracle, err));
     perfect = loss_curves_make(&shape);
     ranked = loss_curves_make(&shape);
-    must(loss_curves_fill_perfect(&perfect, oracle, &err), &err);
-    must(loss_curves_fill(&ranked, &order, oracle, &err), &err);
+    help_ok(loss_curves_fill_perfect(&perfect, oracle, err));
+    help_ok(loss_curves_fill(&ranked, &order, oracle, err));
     for (uint32_t i = 0; i < shape_heads(&shape) * shape_middle(&shape); i++)
         ck_assert(perfect.gain[i] == ranked.gain[i]);
     for (uint32_t i = 0; i < shape_heads(&shape) * (shape_middle(&shape) + 1); i++)
         ck_assert(perfect.loss[i] == ranked.loss[i]);
     ck_assert(perfect.total == ranked.total && perfect.total > 0);
     oracle[3] = NAN;
-    ck_assert_int_eq(loss_curves_fill_perfect(&perfect, oracle, &err), KVB_NUMERIC);
-    metric_order_free(&order);
-    loss_curves_free(&perfect);
-    loss_curves_free(&ranked);
+    help_fails(loss_curves_fill_perfect(&perfect, oracle, err), KVB_NUMERIC, "");
+    metric_order_free(&order), loss_curves_free(&perfect), loss_curves_free(&ranked);
 }
 
 UNIT_TEST(shapes_without_choice_are_refused)
 {
-    kvb_error err = {0};
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 1, 36, 4, 32}, &err), KVB_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(err.message, "4 sink + 32 window tokens protect all 36"));
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 1, 8, UINT32_MAX, 9}, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){0, 1, 8, 0, 0}, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 0, 8, 0, 0}, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){70000, 70000, 8, 0, 0}, &err), KVB_UNSUPPORTED);
-    ck_assert_int_eq(cache_shape_check(&(cache_shape){64, 8, UINT32_MAX, 0, 0}, &err), KVB_UNSUPPORTED);
-    must(cache_shape_check(&(cache_shape){1, 1, 37, 4, 32}, &err), &err);
+    help_fails(cache_shape_check(&(cache_shape){1, 1, 36, 4, 32}, err), KVB_ARGUMENT,
+               "4 sink + 32 window tokens protect all 36");
+    help_fails(cache_shape_check(&(cache_shape){1, 1, 8, UINT32_MAX, 9}, err), KVB_ARGUMENT, "");
+    help_fails(cache_shape_check(&(cache_shape){0, 1, 8, 0, 0}, err), KVB_ARGUMENT, "");
+    help_fails(cache_shape_check(&(cache_shape){1, 0, 8, 0, 0}, err), KVB_ARGUMENT, "");
+    help_fails(cache_shape_check(&(cache_shape){70000, 70000, 8, 0, 0}, err), KVB_UNSUPPORTED, "");
+    help_fails(cache_shape_check(&(cache_shape){64, 8, UINT32_MAX, 0, 0}, err), KVB_UNSUPPORTED, "");
+    help_ok(cache_shape_check(&(cache_shape){1, 1, 37, 4, 32}, err));
 }
 
 // methods.md 2.4, worked by hand.
@@ -205,12 +190,11 @@ UNIT_TEST(worked_example)
     const uint32_t length[4] = {1, 2, 1, 4};
     loss_curves c;
     hulls h;
-    kvb_error err = {0};
     case_by_hand(&c, 1, 1, 8, WORKED);
     ck_assert(memcmp(c.loss, loss, sizeof loss) == 0);
     hulls_init(&h, &c.shape);
     for (int range = HULL_FEASIBLE; range <= HULL_FULL; range++) { // T = 8 has no floor: both ranges are the same
-        must(hulls_fill(&h, &c, (hull_range)range, &err), &err);
+        help_ok(hulls_fill(&h, &c, (hull_range)range, err));
         ck_assert_uint_eq(h.count[0], 4);
         for (int k = 0; k < 4; k++) {
             ck_assert_double_eq(h.block[k].sum, sum[k]);
@@ -218,8 +202,7 @@ UNIT_TEST(worked_example)
             ck_assert_uint_eq(h.block[k].length, length[k]);
         }
     }
-    hulls_free(&h);
-    loss_curves_free(&c);
+    hulls_free(&h), loss_curves_free(&c);
 }
 
 // Lower hull at c by its definition: the lowest chord over all pairs of points around c.
@@ -258,7 +241,6 @@ static void check_blocks(const double *gain, uint32_t m, const hull_block *block
 
 UNIT_TEST(pava_is_the_lower_hull)
 {
-    case_seed("pava");
     for (int round = 0; round < 40 * CASE_KINDS; round++) {
         double gain[64];
         hull_block block[64];
@@ -271,7 +253,6 @@ UNIT_TEST(pava_is_the_lower_hull)
 // Gains that differ in their last bits: products pass the comparison that their rounded quotients would not.
 UNIT_TEST(slopes_fall_whatever_the_rounding)
 {
-    case_seed("rounding");
     for (int round = 0; round < 20000; round++) {
         double gain[24];
         hull_block block[24];
@@ -283,7 +264,6 @@ UNIT_TEST(slopes_fall_whatever_the_rounding)
 
 UNIT_TEST(published_hull_is_pava_up_to_rounding)
 {
-    case_seed("published");
     for (int round = 0; round < 200; round++) {
         enum { M = 64 };
         double gain[M];
@@ -310,19 +290,15 @@ UNIT_TEST(published_hull_is_pava_up_to_rounding)
 
 UNIT_TEST(feasible_hull_starts_at_the_floor)
 {
-    case_seed("feasible");
-    kvb_error err = {0};
     cache_shape shape = {2, 2, 400, 0, 1}; // floor 4, 3 of them from the middle
     loss_curves c;
     hulls h;
     case_curves(&c, CASE_HEAVY, &shape);
     hulls_init(&h, &shape);
-    must(hulls_fill(&h, &c, HULL_FEASIBLE, &err), &err);
-    ck_assert_uint_eq(c.floor, 4);
-    ck_assert_uint_eq(h.first, 3);
+    help_ok(hulls_fill(&h, &c, HULL_FEASIBLE, err));
+    unit_numbers(c.floor, 4, h.first, 3);
     for (uint32_t n = 0; n < 4; n++) check_blocks(c.gain + n * 399 + 3, 396, h.block + n * h.stride, h.count[n]);
-    hulls_free(&h);
-    loss_curves_free(&c);
+    hulls_free(&h), loss_curves_free(&c);
 }
 
-UNIT_MAIN("solver_curve")
+UNIT_MAIN_EACH("solver_curve", case_seed, NULL)

@@ -54,16 +54,14 @@ typedef struct solved_case {
 
 static void solve_case(solved_case *s, case_kind kind, const cache_shape *shape, solve_scope scope, hull_range hull)
 {
-    kvb_error err = {0};
     case_solved(&s->p, kind, shape, scope, hull);
-    must(exact_solve(&s->x, &s->p.curves, &s->p.allocation, &err), &err);
+    help_ok(exact_solve(&s->x, &s->p.curves, &s->p.allocation, err));
     s->tolerance = 1e-12 * (s->p.curves.total + 1e-300);
 }
 
 static void free_case(solved_case *s)
 {
-    solved_rows_free(&s->x);
-    problem_free(&s->p);
+    solved_rows_free(&s->x), problem_free(&s->p);
 }
 
 static void check_budgets(const solved_case *s, int r)
@@ -92,8 +90,7 @@ static void check_bound(const solved_case *s, int r)
         weaker += dual(c, g * n, n, other, budget);
         size += 2e-12 * lambda * n * c->shape.n_tokens;
     }
-    ck_assert(fabs(fmax(bound, 0) - s->p.bound[r] * c->total) <= size);
-    ck_assert(weaker <= s->x.loss[r] + size);
+    ck_assert(fabs(fmax(bound, 0) - s->p.bound[r] * c->total) <= size && weaker <= s->x.loss[r] + size);
 }
 
 // bound <= checker's <= optimum <= greedy at every ratio; optimum = the dynamic program's.
@@ -130,7 +127,6 @@ static int check_rows(const solved_case *s, case_kind kind, bool feasible)
 
 UNIT_TEST(bounds_optima_and_greedy)
 {
-    case_seed("reduced");
     int better = 0;
     for (int round = 0; round < 20 * CASE_KINDS; round++) {
         case_kind kind = (case_kind)(round % CASE_KINDS);
@@ -148,7 +144,6 @@ UNIT_TEST(bounds_optima_and_greedy)
 // The corners that a random draw may miss.
 UNIT_TEST(corners)
 {
-    case_seed("corners");
     const cache_shape shapes[] = {
         {1, 1, 200, 4, 1},  // one head
         {3, 2, 37, 4, 32},  // T = protected + 1
@@ -176,12 +171,11 @@ UNIT_TEST(known_gap)
     double proved[2];
     problem p;
     solved_rows x;
-    kvb_error err = {0};
     problem_init(&p, &(cache_shape){1, 2, 8, 0, 0}, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, 2, NULL});
     memcpy(p.curves.gain, gains, sizeof gains);
     loss_curves_sum(&p.curves);
-    must(problem_solve(&p, &err), &err);
-    must(exact_solve(&x, &p.curves, &p.allocation, &err), &err);
+    help_ok(problem_solve(&p, err));
+    help_ok(exact_solve(&x, &p.curves, &p.allocation, err));
     ck_assert_double_eq(x.greedy[0], 68);
     ck_assert_double_eq(x.loss[0], 68);
     ck_assert(p.allocation.keep[0] == 3 && p.allocation.keep[1] == 3);
@@ -193,14 +187,12 @@ UNIT_TEST(known_gap)
     ck_assert_double_eq(loss_at(&p.curves, 0, x.keep[2]) + loss_at(&p.curves, 1, x.keep[3]), 110);
     checker_rows(&p.curves, false, 2, ratios, NULL, proved);
     ck_assert_double_eq_tol(proved[1], 109, 1e-9);
-    solved_rows_free(&x);
-    problem_free(&p);
+    solved_rows_free(&x), problem_free(&p);
 }
 
 // Any limits, any multiplier, any starting budgets.
 UNIT_TEST(limits_of_heads)
 {
-    case_seed("limits of heads");
     core_work *w = core_work_new();
     for (int round = 0; round < 60 * CASE_KINDS; round++) {
         uint32_t least[12], cap[12], start[12], keep[12], n;
@@ -224,8 +216,7 @@ UNIT_TEST(limits_of_heads)
         ck_assert(a.proved);
         ck_assert_uint_eq(case_total(keep, n), case_total(start, n));
         ck_assert_msg(fabs(loss - best) <= 1e-12 * (c.total + 1e-300), "round %d: %.17g, DP %.17g", round, loss, best);
-        free(judge);
-        loss_curves_free(&c);
+        free(judge), loss_curves_free(&c);
     }
     core_work_free(w);
 }
@@ -233,27 +224,23 @@ UNIT_TEST(limits_of_heads)
 // A size at which threads take turns: the same bytes from one thread and from three.
 UNIT_TEST(threads_do_not_matter)
 {
-    case_seed("threads");
     int before = omp_get_max_threads();
     cache_shape shape = {10, 3, 1200, 4, 32};
     solved_case s = {0};
     solve_case(&s, CASE_HEAVY, &shape, SCOPE_LAYER, HULL_FEASIBLE);
     solved_rows again;
-    kvb_error err = {0};
     omp_set_num_threads(before == 1 ? 3 : 1);
-    must(exact_solve(&again, &s.p.curves, &s.p.allocation, &err), &err);
+    help_ok(exact_solve(&again, &s.p.curves, &s.p.allocation, err));
     omp_set_num_threads(before);
     ck_assert_mem_eq(again.keep, s.x.keep, sizeof *again.keep * TABLE_ROWS * 30);
     ck_assert_mem_eq(again.bound, s.x.bound, sizeof *again.bound * TABLE_ROWS);
     ck_assert_uint_eq(again.work, s.x.work);
-    solved_rows_free(&again);
-    free_case(&s);
+    solved_rows_free(&again), free_case(&s);
 }
 
 // Beyond the limits of work the start is kept, and said to be unproved.
 UNIT_TEST(limits_of_work_are_kept)
 {
-    case_seed("limits");
     cache_shape shape = {2, 3, 300, 4, 1};
     problem p;
     core_work *w = core_work_new();
@@ -272,37 +259,33 @@ UNIT_TEST(limits_of_work_are_kept)
         }
         ck_assert_int_gt(unproved, 10);
     }
-    core_work_free(w);
-    problem_free(&p);
+    core_work_free(w), problem_free(&p);
 }
 
 UNIT_TEST(wrong_arguments_are_refused)
 {
-    case_seed("wrong");
     cache_shape shape = {1, 2, 400, 1, 1}, other = {1, 3, 400, 1, 1};
     problem p;
     solved_rows x;
     loss_curves c;
-    kvb_error err = {0};
     double loss[2], bound[2];
     case_solved(&p, CASE_RANDOM, &shape, SCOPE_GLOBAL, HULL_FEASIBLE);
     case_curves(&c, CASE_RANDOM, &other);
-    ck_assert_int_eq(exact_solve(&x, &c, &p.allocation, &err), KVB_ARGUMENT);
+    help_fails(exact_solve(&x, &c, &p.allocation, err), KVB_ARGUMENT, "");
     p.allocation.keep[0] = shape.n_tokens + 1;
-    ck_assert_int_eq(exact_solve(&x, &p.curves, &p.allocation, &err), KVB_ARGUMENT);
+    help_fails(exact_solve(&x, &p.curves, &p.allocation, err), KVB_ARGUMENT, "");
     const uint32_t keep[4] = {200, 200, 100, 100};
     const double falling[2] = {1, 0.5}, negative[2] = {-1, 0}, not_a_number[2] = {NAN, NAN}, good[2] = {0.5, 1};
-    ck_assert_int_eq(certificate_rows(&p.curves, 2, 1, keep, falling, loss, bound, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(certificate_rows(&p.curves, 2, 1, keep, negative, loss, bound, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(certificate_rows(&p.curves, 2, 1, keep, not_a_number, loss, bound, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(certificate_rows(&p.curves, 2, 3, keep, good, loss, bound, &err), KVB_ARGUMENT);
-    must(certificate_rows(&p.curves, 2, 1, keep, good, loss, bound, &err), &err);
+    help_fails(certificate_rows(&p.curves, 2, 1, keep, falling, loss, bound, err), KVB_ARGUMENT, "");
+    help_fails(certificate_rows(&p.curves, 2, 1, keep, negative, loss, bound, err), KVB_ARGUMENT, "");
+    help_fails(certificate_rows(&p.curves, 2, 1, keep, not_a_number, loss, bound, err), KVB_ARGUMENT, "");
+    help_fails(certificate_rows(&p.curves, 2, 3, keep, good, loss, bound, err), KVB_ARGUMENT, "");
+    help_ok(certificate_rows(&p.curves, 2, 1, keep, good, loss, bound, err));
     // Curves that do not belong to the counts: a floor above what is kept makes the "bound" exceed the loss.
     const uint32_t low[2] = {2, 2};
     const double high[1] = {1e6};
-    ck_assert_int_eq(certificate_rows(&p.curves, 1, 1, low, high, loss, bound, &err), KVB_NUMERIC);
-    loss_curves_free(&c);
-    problem_free(&p);
+    help_fails(certificate_rows(&p.curves, 1, 1, low, high, loss, bound, err), KVB_NUMERIC, "");
+    loss_curves_free(&c), problem_free(&p);
 }
 
 // ---- Inputs that are allowed but say little: every solver must give a defined, certified result ---------------------
@@ -312,29 +295,27 @@ enum { MOST = 64 };
 // Greedy, exact and constrained (pages of 2) budgets of one context, with bounds that the checker proves.
 static void solve_all_ways(const cache_shape *shape, const float *scores, const float *oracle, double *losses)
 {
-    kvb_error err = {0};
     double ratios[TABLE_ROWS], bound[TABLE_ROWS];
     metric_order order;
     problem p;
-    solved_rows x;
-    solved_rows rows;
+    solved_rows x, rows;
     kvb_limits limits;
     table_ratios(ratios);
-    must(metric_order_make(&order, shape, scores, &err), &err);
+    help_ok(metric_order_make(&order, shape, scores, err));
     problem_init(&p, shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL});
-    must(loss_curves_fill(&p.curves, &order, oracle, &err), &err);
-    must(problem_solve(&p, &err), &err);
-    must(exact_solve(&x, &p.curves, &p.allocation, &err), &err);
-    must(kvb_limits_init(&limits, shape->n_layers, shape->n_kv_heads, &err), &err);
+    help_ok(loss_curves_fill(&p.curves, &order, oracle, err));
+    help_ok(problem_solve(&p, err));
+    help_ok(exact_solve(&x, &p.curves, &p.allocation, err));
+    help_ok(kvb_limits_init(&limits, shape->n_layers, shape->n_kv_heads, err));
     limits.block = 2;
-    must(constrained_solve(&rows, &p.curves, &limits, ratios, TABLE_ROWS, true, &err), &err);
+    help_ok(constrained_solve(&rows, &p.curves, &limits, ratios, TABLE_ROWS, true, err));
     checker_rows(&p.curves, false, TABLE_ROWS, ratios, NULL, bound);
     for (int r = 0; r < TABLE_ROWS; r++) {
         ck_assert(isfinite(p.loss[r]) && isfinite(p.bound[r]) && isfinite(p.lambda[r]) && p.bound[r] <= p.loss[r]);
         ck_assert(x.proved[r] && x.loss[r] <= x.greedy[r] && rows.proved[r]);
         ck_assert(bound[r] <= x.loss[r] + 1e-12 * p.curves.total);
         ck_assert(isfinite(rows.loss[r]) && isfinite(rows.bound[r]) && rows.bound[r] <= rows.loss[r]);
-        must(constrained_check(&limits, shape->n_tokens, rows.keep + (size_t)r * rows.n_heads, &err), &err);
+        help_ok(constrained_check(&limits, shape->n_tokens, rows.keep + (size_t)r * rows.n_heads, err));
         losses[r] = x.loss[r];
     }
     solved_rows_free(&rows);
@@ -342,10 +323,7 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
     ck_assert(rows.n_rows == 2 && rows.keep[5] == 0 && rows.loss[1] == 0 && rows.proved[1] == 0);
     solved_rows_free(&rows);
     ck_assert_ptr_null(rows.keep);
-    kvb_limits_free(&limits);
-    solved_rows_free(&x);
-    problem_free(&p);
-    metric_order_free(&order);
+    kvb_limits_free(&limits), solved_rows_free(&x), problem_free(&p), metric_order_free(&order);
 }
 
 UNIT_TEST(little_is_said)
@@ -371,4 +349,4 @@ UNIT_TEST(little_is_said)
         }
 }
 
-UNIT_MAIN("solver_exact")
+UNIT_MAIN_EACH("solver_exact", case_seed, NULL)

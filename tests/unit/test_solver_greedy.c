@@ -54,8 +54,7 @@ static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t l
         }
         memcpy(keep + (size_t)r * stride + first, now, n * sizeof *now);
     }
-    free(heap);
-    free(now);
+    free(heap), free(now);
 }
 
 // Hull gains by kept count; protected tokens and those below the hull's start are never dropped before the floor, so
@@ -128,14 +127,11 @@ static void solve_case(case_kind kind, hull_range range, solve_scope scope)
     ck_assert_mem_eq(expected, p.allocation.keep, (size_t)TABLE_ROWS * n * sizeof *expected);
     check_invariants(&p);
     if (range == HULL_FEASIBLE) check_one_inside(&p);
-    free(expected);
-    free(gain);
-    problem_free(&p);
+    free(expected), free(gain), problem_free(&p);
 }
 
 UNIT_TEST(sweep_equals_one_token_heap)
 {
-    case_seed("sweep");
     for (int round = 0; round < 60; round++)
         for (int kind = 0; kind < CASE_KINDS; kind++)
             for (int way = 0; way < 4; way++)
@@ -146,7 +142,6 @@ UNIT_TEST(saturated_rows_stay_at_the_floor)
 {
     cache_shape shape = {2, 3, 1024, 4, 32};
     problem p;
-    case_seed("saturated");
     case_solved(&p, CASE_HEAVY, &shape, SCOPE_GLOBAL, HULL_FEASIBLE);
     check_invariants(&p);
     for (int r = 0; r < TABLE_ROWS; r++) { // 1 - 36/1024 = 0.965
@@ -162,14 +157,12 @@ UNIT_TEST(any_list_of_ratios)
 {
     const double ratios[] = {0, 0, 0.123, 0.5, 0.5, 0.875, 1}, wrong[] = {0.5, 0.4}, nan_ratio[] = {NAN},
                  above[] = {1.01};
-    kvb_error err = {0};
     cache_shape shape = {2, 2, 60, 2, 3};
     problem p;
-    case_seed("ratios");
     problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_LAYER, ratios, 7, NULL});
     loss_curves_free(&p.curves);
     case_curves(&p.curves, CASE_RANDOM, &shape);
-    must(problem_solve(&p, &err), &err);
+    help_ok(problem_solve(&p, err));
     check_invariants(&p);
     for (int i = 0; i < 4; i++) ck_assert_uint_eq(p.allocation.keep[i], 60);
     ck_assert_double_eq(p.loss[0], 0);
@@ -177,12 +170,10 @@ UNIT_TEST(any_list_of_ratios)
     allocation two, one;
     allocation_init(&two, &shape, SCOPE_GLOBAL, 2);
     allocation_init(&one, &shape, SCOPE_GLOBAL, 1);
-    ck_assert_int_eq(greedy_sweep(&two, &p.curves, &p.hulls, wrong, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(greedy_sweep(&one, &p.curves, &p.hulls, nan_ratio, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(greedy_sweep(&one, &p.curves, &p.hulls, above, &err), KVB_ARGUMENT);
-    allocation_free(&one);
-    allocation_free(&two);
-    problem_free(&p);
+    help_fails(greedy_sweep(&two, &p.curves, &p.hulls, wrong, err), KVB_ARGUMENT, "");
+    help_fails(greedy_sweep(&one, &p.curves, &p.hulls, nan_ratio, err), KVB_ARGUMENT, "");
+    help_fails(greedy_sweep(&one, &p.curves, &p.hulls, above, err), KVB_ARGUMENT, "");
+    allocation_free(&one), allocation_free(&two), problem_free(&p);
 }
 
 UNIT_TEST(targets_are_rounded_as_published)
@@ -191,17 +182,14 @@ UNIT_TEST(targets_are_rounded_as_published)
     ck_assert_uint_eq(prune_target(0.03, 30, 3, 4125), (uint64_t)rint(0.03 * 30 * 3 * 4125));
     ck_assert_uint_eq(prune_target(0.5, 1, 3, 5), 8);               // 7.5: half to even
     ck_assert_uint_eq(prune_target(0.99, 32, 8, 131072), 33218888); // 33218887.68
-    ck_assert_uint_eq(prune_target(0, 30, 3, 4125), 0);
-    ck_assert_uint_eq(prune_target(1, 30, 3, 4125), 371250);
+    unit_numbers(prune_target(0, 30, 3, 4125), 0, prune_target(1, 30, 3, 4125), 371250);
 }
 
 // Large enough to be shared among threads; their number must not change a bit.
 UNIT_TEST(threads_change_nothing)
 {
-    case_seed("threads");
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
-    kvb_error err = {0};
     cache_shape shape = {10, 3, 7000, 4, 1};
     size_t cells = (size_t)TABLE_ROWS * shape_heads(&shape), n = (size_t)shape_heads(&shape) * shape.n_tokens;
     ck_assert_uint_gt(n, PARALLEL_CELLS);
@@ -211,12 +199,12 @@ UNIT_TEST(threads_change_nothing)
     metric_order order[2];
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 3);
-        must(metric_order_make(&order[i], &shape, scores, &err), &err);
+        help_ok(metric_order_make(&order[i], &shape, scores, err));
         problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL});
-        must(loss_curves_fill(&p[i].curves, &order[i], oracle, &err), &err);
-        must(problem_solve(&p[i], &err), &err);
+        help_ok(loss_curves_fill(&p[i].curves, &order[i], oracle, err));
+        help_ok(problem_solve(&p[i], err));
         p[i].options.hull = HULL_FEASIBLE;
-        must(problem_solve(&p[i], &err), &err);
+        help_ok(problem_solve(&p[i], err));
     }
     ck_assert_mem_eq(order[0].position, order[1].position, n / 7000 * 6995 * sizeof *order[0].position);
     ck_assert_mem_eq(p[0].allocation.keep, p[1].allocation.keep, cells * sizeof *p[0].allocation.keep);
@@ -224,14 +212,9 @@ UNIT_TEST(threads_change_nothing)
     ck_assert(memcmp(p[0].bound, p[1].bound, TABLE_ROWS * sizeof *p[0].bound) == 0);
     check_invariants(&p[1]);
     oracle[n - 1] = -1;
-    ck_assert_int_eq(loss_curves_fill(&p[1].curves, &order[1], oracle, &err), KVB_NUMERIC);
-    ck_assert_ptr_nonnull(strstr(err.message, "layer 9, KV head 2, token 6999"));
-    for (int i = 0; i < 2; i++) {
-        problem_free(&p[i]);
-        metric_order_free(&order[i]);
-    }
-    free(scores);
-    free(oracle);
+    help_fails(loss_curves_fill(&p[1].curves, &order[1], oracle, err), KVB_NUMERIC, "layer 9, KV head 2, token 6999");
+    for (int i = 0; i < 2; i++) problem_free(&p[i]), metric_order_free(&order[i]);
+    free(scores), free(oracle);
 }
 
-UNIT_MAIN("solver_greedy")
+UNIT_MAIN_EACH("solver_greedy", case_seed, NULL)

@@ -24,9 +24,8 @@ typedef struct wishes {
 static kvb_limits make_limits(const cache_shape *s, const wishes *w)
 {
     static const uint32_t pages[] = {16, 32, 64, 128, 256};
-    kvb_error err = {0};
     kvb_limits m;
-    must(kvb_limits_init(&m, s->n_layers, s->n_kv_heads, &err), &err);
+    help_ok(kvb_limits_init(&m, s->n_layers, s->n_kv_heads, err));
     m.by_layer = w->by_layer;
     if (w->pages) m.block = pages[case_below(5)];
     if (w->levels) m.levels = 1 + case_below(3);
@@ -118,7 +117,6 @@ static int round_all(const kvb_limits *m, const cache_shape *s, const double *pr
 
 UNIT_TEST(runtime_keeps_to_all)
 {
-    case_seed("limits");
     int tables = 0, refused = 0;
     for (int round = 0; round < 70; round++) {
         wishes w = {case_below(2),      case_below(3) == 0, false, case_below(3) == 0, case_below(2),
@@ -134,8 +132,7 @@ UNIT_TEST(runtime_keeps_to_all)
             tables++;
             refused += round_all(&m, &s, prune, &w);
         }
-        free(prune);
-        kvb_limits_free(&m);
+        free(prune), kvb_limits_free(&m);
     }
     printf("tables %d, budgets refused for coarse pages %d\n", tables, refused);
     ck_assert_int_gt(tables, 50);
@@ -144,7 +141,6 @@ UNIT_TEST(runtime_keeps_to_all)
 // Averages of tables break pages and levels; the projection brings them back, and leaves alone what is allowed.
 UNIT_TEST(projection)
 {
-    case_seed("projection");
     for (int round = 0; round < 30; round++) {
         wishes w = {round % 2 == 0, round % 3 == 0, round % 3 == 1, round % 5 == 0,
                     round % 4 == 0, false,          round % 7 == 0};
@@ -191,18 +187,14 @@ static void refuse(const char *text, const char *expected)
 UNIT_TEST(metadata)
 {
     kvb_limits m;
-    kvb_error err = {0};
-    must(kvb_limits_parse(&m,
-                          "{\"block\":16,\"levels\":2,\"by_layer\":true,\"layer_cap\":[0.5,1],"
-                          "\"least\":[0,0,0,0,1,0,0,0.25],\"most\":[1,1,0.5,1,1,1,1,1]}",
-                          2, 4, "t", &err),
-         &err);
+    help_ok(kvb_limits_parse(&m,
+                             "{\"block\":16,\"levels\":2,\"by_layer\":true,\"layer_cap\":[0.5,1],"
+                             "\"least\":[0,0,0,0,1,0,0,0.25],\"most\":[1,1,0.5,1,1,1,1,1]}",
+                             2, 4, "t", err));
     ck_assert(m.block == 16 && m.levels == 2 && m.ranks == 1 && m.by_layer);
     ck_assert(m.cap[0] == 0.5 && m.cap[1] == 1 && m.least[4] == 1 && m.least[7] == 0.25 && m.most[2] == 0.5);
     // 0.3 * 1000 is a little less than 300, and 0.7 * 10 a little more than 7 in doubles.
-    m.block = 1;
-    m.least[0] = 0.3;
-    m.most[0] = 0.7;
+    m.block = 1, m.least[0] = 0.3, m.most[0] = 0.7;
     ck_assert_uint_eq(kvb_limits_least(&m, 0, 1000), 300);
     ck_assert_uint_eq(kvb_limits_most(&m, 0, 10), 7);
     m.block = 16;
@@ -231,7 +223,6 @@ UNIT_TEST(contradictions)
     solved_rows rows;
     double ratios[] = {0.5, 0.9};
     kvb_limits m;
-    case_seed("contradictions");
     case_curves(&c, CASE_RANDOM, &s);
     must(kvb_limits_init(&m, 2, 2, &err), &err);
     for (int h = 0; h < 4; h++) m.least[h] = 0.25;
@@ -239,45 +230,34 @@ UNIT_TEST(contradictions)
     ck_assert(!rows.saturated[0] && rows.saturated[1]);
     solved_rows_free(&rows);
     must(constrained_require(&c, &m, ratios, 1, &err), &err);
-    ck_assert_int_eq(constrained_require(&c, &m, ratios, 2, &err), KVB_ARGUMENT);
-    ck_assert_msg(strstr(err.message, "ratio 0.9") && strstr(err.message, "at least 100") &&
-                      strstr(err.message, "budget is 40"),
-                  "%s", err.message);
+    unit_refuses(constrained_require(&c, &m, ratios, 2, &err), KVB_ARGUMENT, "ratio 0.9");
+    ck_assert(strstr(err.message, "at least 100") && strstr(err.message, "budget is 40"));
     m.most[1] = 0.3; // between two pages of 64
     m.block = 64;
-    ck_assert_int_eq(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT);
-    ck_assert_msg(strstr(err.message, "layer 0, KV head 1") && strstr(err.message, "at least 1 pages and at most 0"),
-                  "%s", err.message);
+    unit_refuses(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT, "layer 0, KV head 1");
+    ck_assert_ptr_nonnull(strstr(err.message, "at least 1 pages and at most 0"));
     m.block = 1;
     m.ranks = 2; // rank 0 full in both layers, rank 1 at most at 30 %
-    m.least[0] = m.least[2] = 1;
-    m.most[3] = 0.3;
-    ck_assert_int_eq(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT);
-    ck_assert_msg(strstr(err.message, "200..200 and 50..60"), "%s", err.message);
+    m.least[0] = m.least[2] = 1, m.most[3] = 0.3;
+    unit_refuses(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT, "200..200 and 50..60");
     m.ranks = 1;
     m.levels = 1; // head 0 is full, head 1 may not be
-    ck_assert_int_eq(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT);
-    ck_assert_msg(strstr(err.message, "more than 1 budgets"), "%s", err.message);
-    kvb_limits_free(&m);
-    loss_curves_free(&c);
+    unit_refuses(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT, "more than 1 budgets");
+    kvb_limits_free(&m), loss_curves_free(&c);
 }
 
 // A length whose totals have more than 32 bits is refused; one that is only just short of it does not take for ever.
 UNIT_TEST(huge_lengths)
 {
-    kvb_error err = {0};
     kvb_limits m;
     uint32_t keep[4];
     double prune[4] = {0.004, 0.5, 0.996, 0.1};
     between b = {prune, prune, 0};
-    must(kvb_limits_init(&m, 2, 2, &err), &err);
-    ck_assert_int_eq(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, &err), KVB_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(err.message, "2^32"));
-    m.block = 16;
-    m.cap[0] = 0.4;
-    m.least[1] = 0.17;
-    must(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, &err), &err);
-    must(constrained_check(&m, UINT32_MAX, keep, &err), &err);
+    help_ok(kvb_limits_init(&m, 2, 2, err));
+    help_fails(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, err), KVB_UNSUPPORTED, "2^32");
+    m.block = 16, m.cap[0] = 0.4, m.least[1] = 0.17;
+    help_ok(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, err));
+    help_ok(constrained_check(&m, UINT32_MAX, keep, err));
     kvb_limits_free(&m);
 }
 
@@ -285,7 +265,6 @@ UNIT_TEST(huge_lengths)
 // to every limit at each of the lengths.
 UNIT_TEST(unequal_lengths)
 {
-    case_seed("unequal lengths");
     for (int round = 0; round < 40; round++) {
         kvb_error err = {0};
         wishes w = {case_below(2), case_below(3) == 0, false, case_below(2), case_below(2), case_below(3) == 0, false};
@@ -328,9 +307,8 @@ UNIT_TEST(unequal_lengths)
             solved_rows_free(&rows);
         } else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
         for (int k = 0; k < 3; k++) loss_curves_free(&pair[k]);
-        loss_mean_free(&mean);
-        kvb_limits_free(&m);
+        loss_mean_free(&mean), kvb_limits_free(&m);
     }
 }
 
-UNIT_MAIN("limits")
+UNIT_MAIN_EACH("limits", case_seed, NULL)

@@ -3,8 +3,6 @@
 #include "study/interval.h"
 #include "test_solver_cases.h"
 #include <gsl/gsl_randist.h>
-#include <math.h>
-#include <stdbool.h>
 
 enum { GROUPS = 20, VALUES = 16 };
 
@@ -16,11 +14,7 @@ typedef struct sample {
 
 static value_groups groups_of(sample *s, uint32_t n)
 {
-    for (uint32_t g = 0; g < n; g++) {
-        s->rows[g] = s->a[g];
-        s->others[g] = s->b[g];
-        s->counts[g] = VALUES;
-    }
+    for (uint32_t g = 0; g < n; g++) s->rows[g] = s->a[g], s->others[g] = s->b[g], s->counts[g] = VALUES;
     return (value_groups){s->rows, s->counts, n};
 }
 
@@ -125,8 +119,7 @@ UNIT_TEST(ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm)
     for (int g = 0; g < 6; g++)
         for (int i = 0; i < VALUES; i++) s.a[g][i] = 0;
     x = interval_positive(&a);
-    ck_assert(x.value == 0 && x.low == 0 && x.high == 0);
-    ck_assert(interval_ratio(&a, s.others).value == 0);
+    ck_assert(x.value == 0 && x.low == 0 && x.high == 0 && interval_ratio(&a, s.others).value == 0);
     s.a[2][3] = 1; // without this group nothing is left
     x = interval_positive(&a);
     ck_assert(x.value > 0 && isnan(x.low));

@@ -4,8 +4,6 @@
 #include "study_help.h"
 
 static const case_context TEXT = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
-static selection from;
-
 // A record of one layer that says which others its model has.
 static void open_record(const char *name, const char *bounded)
 {
@@ -13,12 +11,6 @@ static void open_record(const char *name, const char *bounded)
     cJSON_AddStringToObject(attributes, "bounded_layers", bounded);
     case_write(help_path("%s", name), attributes, &TEXT, 1, CASE_METRIC, 1);
     case_select(&from, help_path("%s", name));
-}
-
-static void teardown(void)
-{
-    selection_close(&from);
-    help_teardown();
 }
 
 UNIT_TEST(map_of_a_record)
@@ -33,8 +25,7 @@ UNIT_TEST(map_of_a_record)
     all = layer_map_spread(&m, values, 2, 2);
     const double want[] = {0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0};
     for (int i = 0; i < 12; i++) ck_assert_double_eq(all[i], want[i]);
-    free(all);
-    layer_map_free(&m);
+    free(all), layer_map_free(&m);
 }
 
 UNIT_TEST(a_list_that_cannot_be)
@@ -46,8 +37,7 @@ UNIT_TEST(a_list_that_cannot_be)
         snprintf(name, sizeof name, "%zu.h5", i);
         open_record(name, lists[i]);
         help_fails(layer_map_read(&m, from.r, err), KVB_FORMAT, "bounded_layers");
-        layer_map_free(&m);
-        selection_close(&from);
+        layer_map_free(&m), selection_close(&from);
         from = (selection){0};
     }
 }
@@ -74,12 +64,11 @@ UNIT_TEST(table_of_all_layers)
     const selection_request wanted = {.max_questions = UINT64_MAX};
     help_ok(table_check_open(&k, help_path("t.safetensors"), help_path("one.h5"), &wanted, err));
     help_ok(table_check_run(&k, NULL, err));
-    table_check_free(&k);
-    selection_close(&from);
+    table_check_free(&k), selection_close(&from);
     open_record("other.h5", "0,1");
     help_fails(table_check_open(&k, help_path("t.safetensors"), help_path("other.h5"), &wanted, err), KVB_MISMATCH,
                "bounded layers");
     table_check_free(&k);
 }
 
-UNIT_MAIN_EACH("study layers", help_setup, teardown)
+UNIT_MAIN_EACH("study layers", help_setup, case_teardown)

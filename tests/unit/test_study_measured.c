@@ -62,13 +62,11 @@ static double least(const bed *b, double keep)
 
 UNIT_TEST(budgets_are_near_the_best)
 {
-    kvb_error err = {0};
-    case_seed("measured");
     for (int round = 0; round < 20; round++) {
         bed b;
         bed_make(&b, false);
-        must(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, &err), &err);
-        must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+        help_ok(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, err));
+        help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
         for (int k = 0; k < KNOTS; k++) {
             int row = (int)lround(100 * KNOT[k]) - 1;
             double before = total(&b, b.prune + row * N), after = total(&b, b.out + row * N),
@@ -81,13 +79,11 @@ UNIT_TEST(budgets_are_near_the_best)
 
 UNIT_TEST(a_shift_leads_to_another_table)
 {
-    kvb_error err = {0};
     bed from, to;
-    case_seed("measured, another table");
     bed_make(&from, false);
     bed_make(&to, false);
     shifts_to_table(&from.base, &to.base, KNOT, KNOTS, from.shift);
-    must(shift_table(&from.base, KNOT, KNOTS, from.shift, from.out, &err), &err);
+    help_ok(shift_table(&from.base, KNOT, KNOTS, from.shift, from.out, err));
     for (int k = 0; k < KNOTS; k++)
         for (int h = 0; h < N; h++) {
             int i = (int)lround(100 * KNOT[k] - 1) * N + h;
@@ -101,26 +97,22 @@ UNIT_TEST(a_shift_leads_to_another_table)
 UNIT_TEST(layers_move_together)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("measured, layers");
     bed_make(&b, false);
-    must(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, false, KNOT, KNOTS, b.shift, &err), &err);
+    help_ok(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, false, KNOT, KNOTS, b.shift, err));
     for (int i = 0; i < KNOTS * N; i++) ck_assert(b.shift[i] == b.shift[i / HEADS * HEADS]);
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     ck_assert(total(&b, b.out + 79 * N) < total(&b, b.prune + 79 * N));
     b.base.by_layer = true; // each layer meets the ratio by itself, and so do its heads' budgets
-    must(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, &err), &err);
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, err));
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     ck_assert(total(&b, b.out + 79 * N) < total(&b, b.prune + 79 * N));
 }
 
 UNIT_TEST(the_best_table_stays)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("measured, best");
     bed_make(&b, true);
-    must(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, &err), &err);
+    help_ok(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, err));
     for (int i = 0; i < KNOTS * N; i++)
         ck_assert_msg(fabs(b.shift[i]) < 0.05, "head %d moves by %g", i % N, b.shift[i]);
 }
@@ -128,18 +120,17 @@ UNIT_TEST(the_best_table_stays)
 UNIT_TEST(what_makes_no_sense_is_refused)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("measured, refusals");
     bed_make(&b, false);
     const double falling[2] = {0.8, 0.5};
-    ck_assert(measured_shifts(&b.base, falling, 2, b.loss, true, KNOT, KNOTS, b.shift, &err) == KVB_ARGUMENT);
-    ck_assert(measured_shifts(&b.base, b.levels, 1, b.loss, true, KNOT, KNOTS, b.shift, &err) == KVB_ARGUMENT);
+    help_fails(measured_shifts(&b.base, falling, 2, b.loss, true, KNOT, KNOTS, b.shift, err), KVB_ARGUMENT, "");
+    help_fails(measured_shifts(&b.base, b.levels, 1, b.loss, true, KNOT, KNOTS, b.shift, err), KVB_ARGUMENT, "");
     b.loss[5] = -1; // an NLL may fall; it counts as nothing lost
-    must(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, &err), &err);
+    help_ok(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, err));
     b.loss[5] = NAN;
-    ck_assert(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, &err) == KVB_NUMERIC);
+    help_fails(measured_shifts(&b.base, b.levels, b.n_levels, b.loss, true, KNOT, KNOTS, b.shift, err), KVB_NUMERIC,
+               "");
     ck_assert_uint_eq(measured_levels(KNOT + 1, 1, b.levels), 4);
     ck_assert(b.levels[0] < 0.55 && b.levels[3] > 0.94 && b.levels[1] < b.levels[2]);
 }
 
-UNIT_MAIN("study/measured")
+UNIT_MAIN_EACH("study/measured", case_seed, NULL)

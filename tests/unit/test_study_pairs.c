@@ -14,7 +14,6 @@ static const case_context CONTEXTS[] = {
                    {.n_queries = 7, .head = {2, 0}}}},
     {.id = "skipped", .n_tokens = 30, .n_questions = 1, .questions = {{.n_queries = 0}}},
     {.id = "two", .n_tokens = 12, .n_questions = 1, .questions = {{.n_queries = 6, .head = {0, 1}}}}};
-static selection from;
 static pair_set pairs;
 static kvb_error found;
 
@@ -28,9 +27,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    pairs_close(&pairs);
-    selection_close(&from);
-    help_teardown();
+    pairs_close(&pairs), case_teardown();
 }
 
 static pair_walk begin(study_progress *p, double min_keep)
@@ -42,11 +39,8 @@ static pair_walk begin(study_progress *p, double min_keep)
 
 UNIT_TEST(pairs_are_counted)
 {
-    ck_assert_uint_eq(pairs.n_pairs, 3);
-    ck_assert_uint_eq(pairs.n_contexts, 2);
-    ck_assert_uint_eq(pairs.n_skipped, 2);
-    ck_assert_uint_eq(pairs.fewest_queries, 5);
-    ck_assert_uint_eq(pairs.most_queries, 7);
+    unit_numbers(pairs.n_pairs, 3, pairs.n_contexts, 2, pairs.n_skipped, 2, pairs.fewest_queries, 5, pairs.most_queries,
+                 7);
     ck_assert_uint_eq(pairs.longest.n_tokens, 12); // of those in use
     ck_assert_uint_eq(pairs.longest.sink, 1);
 }
@@ -57,8 +51,7 @@ UNIT_TEST(protection_comes_from_the_options_before_the_record)
     study_options o = case_options(AGGREGATE_MEAN_LOSS);
     o.sink = 3;
     help_ok(pairs_open(&other, &from, "keydiff", &o, err));
-    ck_assert_uint_eq(other.about.sink, 3);
-    ck_assert_uint_eq(other.about.window, 1);
+    unit_numbers(other.about.sink, 3, other.about.window, 1);
     pairs_close(&other);
     o.window = 3; // nothing is left of context one's six
     help_fails(pairs_open(&other, &from, "keydiff", &o, err), KVB_ARGUMENT,
@@ -74,8 +67,7 @@ UNIT_TEST(nothing_to_solve)
     study_options o = case_options(AGGREGATE_MEAN_LOSS);
     help_ok(selection_open(&skipped, from.path, &wanted, err));
     help_fails(pairs_open(&other, &skipped, "keydiff", &o, err), KVB_ARGUMENT, "nothing to solve");
-    pairs_close(&other);
-    selection_close(&skipped);
+    pairs_close(&other), selection_close(&skipped);
 }
 
 UNIT_TEST(every_pair_with_its_curves)

@@ -25,7 +25,6 @@ static double share_passed(int kind, double mean, double limit, uint32_t n, doub
 
 UNIT_TEST(p_values_keep_their_level)
 {
-    case_seed("promise");
     for (int kind = 0; kind < 3; kind++)
         for (uint32_t n = 10; n <= 60; n += 25) {
             // The mean is the limit itself: the hardest case in which no promise may be made.
@@ -37,7 +36,6 @@ UNIT_TEST(p_values_keep_their_level)
 
 UNIT_TEST(small_variance_is_rewarded)
 {
-    case_seed("promise, power");
     double steady = share_passed(1, 0.07, 0.15, 40, 0.1), coins = share_passed(0, 0.07, 0.15, 40, 0.1);
     ck_assert_msg(steady > 0.95, "nearly constant losses pass in %.3f", steady);
     ck_assert_msg(coins < steady, "coins in %.3f, nearly constant losses in %.3f", coins, steady);
@@ -61,8 +59,7 @@ UNIT_TEST(how_many_texts)
 {
     uint32_t n = promise_least_texts(0.2, 0.05);
     double none[64] = {0};
-    ck_assert(n > 1 && n < 64);
-    ck_assert(promise_p_value(none, n, 0.2, 1) <= 0.05);
+    ck_assert(n > 1 && n < 64 && promise_p_value(none, n, 0.2, 1) <= 0.05);
     ck_assert(promise_p_value(none, n - 1, 0.2, 1) > 0.05);
     const double some[4] = {0.1, 0.05, 0.15, 0.1}, many[2] = {0.3, 0.2};
     ck_assert_uint_gt(promise_texts_needed(some, 4, 0.2, 0.05), n);
@@ -107,7 +104,6 @@ UNIT_TEST(promises_are_kept_on_halves)
 {
     enum { RATIOS = 10, TEXTS = 120, HALF = TEXTS / 2, RESAMPLES = 200 };
     static double kl[RATIOS][TEXTS];
-    case_seed("promise, halves");
     for (int i = 0; i < TEXTS; i++) {
         double weight = exp(1.2 * (case_uniform() + case_uniform() + case_uniform() - 1.5));
         for (int r = 0; r < RATIOS; r++) kl[r][i] = 0.002 * weight * exp(0.6 * r);
@@ -135,4 +131,4 @@ UNIT_TEST(promises_are_kept_on_halves)
     ck_assert_msg(refused < 20 && all_passed >= 2 * RESAMPLES, "%u refused, %u ratios", refused, all_passed);
 }
 
-UNIT_MAIN("study/promise")
+UNIT_MAIN_EACH("study/promise", case_seed, NULL)

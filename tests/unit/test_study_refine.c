@@ -41,8 +41,7 @@ static void listen(void *context, const refine_progress *p)
     bowl *b = context;
     b->reports++;
     ck_assert(p->evaluations >= b->spent && p->wanted > 0);
-    b->spent = p->evaluations;
-    b->last = p->calibration[0] / p->calibration_before[0];
+    b->spent = p->evaluations, b->last = p->calibration[0] / p->calibration_before[0];
     for (int k = 0; k < KNOTS; k++) ck_assert(p->selection[k] > 0 && p->selection_before[k] > 0);
 }
 
@@ -80,13 +79,11 @@ static double gain(const refine_result *r)
 
 UNIT_TEST(the_search_finds_its_way)
 {
-    kvb_error err = {0};
     bowl b;
     refine_result r, again;
-    case_seed("refine");
     bowl_make(&b, 0.1);
     refine_task task = task_of(&b, 200);
-    must(refine_run(&r, &task, &err), &err);
+    help_ok(refine_run(&r, &task, err));
     printf("%.3f of the loss is left after %.0f evaluations\n", gain(&r), r.evaluations);
     ck_assert_msg(gain(&r) < 0.9, "%.3f is left", gain(&r));
     ck_assert(r.rounds > 1 && b.reports == r.rounds + 1 && r.evaluations < 200 + 40 && b.last < 1);
@@ -97,23 +94,20 @@ UNIT_TEST(the_search_finds_its_way)
         ck_assert(r.calibration[k] < r.calibration_before[k]);
     }
     b.spent = 0;
-    must(refine_run(&again, &task, &err), &err);
+    help_ok(refine_run(&again, &task, err));
     ck_assert(memcmp(r.shift, again.shift, sizeof(double) * KNOTS * HEADS) == 0);
-    refine_free(&r);
-    refine_free(&again);
+    refine_free(&r), refine_free(&again);
 }
 
 UNIT_TEST(the_selection_set_ends_what_overfits)
 {
-    kvb_error err = {0};
     bowl b;
     refine_result r;
-    case_seed("refine, overfitting");
     bowl_make(&b, 0);
     for (int h = 0; h < HEADS; h++) // the selection texts want the contrary
         for (int t = TEXTS; t < TEXTS + SELECTION; t++) b.drift[t][h] = -2 * b.goal[0][h];
     refine_task task = task_of(&b, 1000);
-    must(refine_run(&r, &task, &err), &err);
+    help_ok(refine_run(&r, &task, err));
     ck_assert_msg(r.settled && r.evaluations < 300, "%.0f evaluations", r.evaluations);
     for (int k = 0; k < KNOTS; k++) ck_assert(r.selection[k] <= r.selection_before[k]);
     refine_free(&r);
@@ -121,15 +115,13 @@ UNIT_TEST(the_selection_set_ends_what_overfits)
 
 UNIT_TEST(a_stop_leaves_nothing)
 {
-    kvb_error err = {0};
-    case_seed("refine, stops");
     for (uint32_t stop = 1; stop < 60; stop += 7) {
         bowl b;
         refine_result r;
         bowl_make(&b, 0.1);
         b.stop_after = stop;
         refine_task task = task_of(&b, 1000);
-        ck_assert(refine_run(&r, &task, &err) == KVB_INTERRUPTED);
+        ck_assert_int_eq(refine_run(&r, &task, NULL), KVB_INTERRUPTED);
         ck_assert_ptr_null(r.shift);
     }
 }
@@ -138,16 +130,14 @@ UNIT_TEST(layers_alone_move_together)
 {
     bowl b;
     refine_result r;
-    kvb_error err = {0};
-    case_seed("refine, layers");
     bowl_make(&b, 0.1);
     refine_task task = task_of(&b, 60);
     task.heads = false;
-    must(refine_run(&r, &task, &err), &err);
+    help_ok(refine_run(&r, &task, err));
     for (int i = 0; i < KNOTS * HEADS; i += 2) ck_assert(r.shift[i] == r.shift[i + 1]);
     refine_free(&r);
     task.n_selection = 0;
-    ck_assert(refine_run(&r, &task, &err) == KVB_ARGUMENT);
+    help_fails(refine_run(&r, &task, err), KVB_ARGUMENT, "");
 }
 
 UNIT_TEST(a_start_is_tried_and_judged)
@@ -155,17 +145,13 @@ UNIT_TEST(a_start_is_tried_and_judged)
     bowl b;
     refine_result r;
     double starts[2][KNOTS * HEADS] = {0}, *start = starts[0];
-    kvb_error err = {0};
-    case_seed("refine, start");
     bowl_make(&b, 0);
     refine_task task = task_of(&b, 20);
-    task.starts = start;
-    task.n_starts = 1;
-    task.start_cost = 15;
+    task.starts = start, task.n_starts = 1, task.start_cost = 15;
     for (int part = 2; part <= 4; part++) { // the best is at a half, three quarters, or the whole of it
         for (int i = 0; i < KNOTS * HEADS; i++) start[i] = b.goal[i / HEADS][i % HEADS] * 4 / part;
         b.spent = 0;
-        must(refine_run(&r, &task, &err), &err);
+        help_ok(refine_run(&r, &task, err));
         for (int i = 0; i < HEADS; i++)
             ck_assert_msg(fabs(r.shift[i] - b.goal[0][i]) < 1e-12, "part %d, head %d: %g, expected %g", part, i,
                           r.shift[i], b.goal[0][i]);
@@ -174,7 +160,7 @@ UNIT_TEST(a_start_is_tried_and_judged)
     }
     b.spent = 0;
     for (int i = 0; i < KNOTS * HEADS; i++) start[i] = -b.goal[i / HEADS][i % HEADS]; // the wrong way: the table stays
-    must(refine_run(&r, &task, &err), &err);
+    help_ok(refine_run(&r, &task, err));
     for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
     ck_assert(r.rounds == 3);
     refine_free(&r);
@@ -182,10 +168,10 @@ UNIT_TEST(a_start_is_tried_and_judged)
     for (int i = 0; i < KNOTS * HEADS; i++)
         starts[1][i] = b.goal[i / HEADS][i % HEADS]; // from the table, not from -goal
     task.n_starts = 2;
-    must(refine_run(&r, &task, &err), &err);
+    help_ok(refine_run(&r, &task, err));
     for (int i = 0; i < HEADS; i++) ck_assert(fabs(r.shift[i] - b.goal[0][i]) < 1e-12);
     ck_assert(r.rounds == 6);
     refine_free(&r);
 }
 
-UNIT_MAIN("study/refine")
+UNIT_MAIN_EACH("study/refine", case_seed, NULL)

@@ -11,7 +11,6 @@ static const double KNOTS[2] = {0.3, 0.6};
 
 static void write_table(const char *run, const char *path)
 {
-    selection from;
     case_select(&from, run);
     case_solve_to(&from, path);
     selection_close(&from);
@@ -45,15 +44,14 @@ UNIT_TEST(a_refined_table_is_a_table)
         uint32_t keep[4][CASE_HEADS];
         kvb_table *const all[4] = {table, same, other, read};
         for (int i = 0; i < 4; i++) budgets(all[i], per_cent / 100.0, keep[i]);
-        ck_assert(memcmp(keep[0], keep[1], sizeof keep[0]) == 0);
-        ck_assert(memcmp(keep[2], keep[3], sizeof keep[0]) == 0);
+        ck_assert(memcmp(keep[0], keep[1], sizeof keep[0]) == 0 && memcmp(keep[2], keep[3], sizeof keep[0]) == 0);
         ck_assert_uint_eq(keep[0][0] + keep[0][1], keep[2][0] + keep[2][1]);
         ck_assert_uint_ge(keep[2][0], keep[0][0]);
         moved += keep[2][0] - keep[0][0];
     }
     ck_assert_uint_gt(moved, 0);
-    ck_assert_str_eq(kvb_table_metadata(read, "refined"), "{\"search\":\"by hand\"}");
-    ck_assert_str_eq(kvb_table_metadata(read, "unknown"), "table_loss");
+    unit_strings(kvb_table_metadata(read, "refined"), "{\"search\":\"by hand\"}", kvb_table_metadata(read, "unknown"),
+                 "table_loss");
     // Refined once more: the first account goes.
     refine_table again;
     help_ok(refine_table_open(&again, read, refined, err));
@@ -61,10 +59,7 @@ UNIT_TEST(a_refined_table_is_a_table)
     kvb_table_close(table);
     help_ok(kvb_table_open(&table, path, NULL, err));
     ck_assert_str_eq(kvb_table_metadata(table, "refined"), "{}");
-    refine_table_free(&again);
-    cJSON_Delete(about);
-    cJSON_Delete(nothing);
-    refine_table_free(&t);
+    refine_table_free(&again), cJSON_Delete(about), cJSON_Delete(nothing), refine_table_free(&t);
     kvb_table *const all[4] = {table, same, other, read};
     for (int i = 0; i < 4; i++) kvb_table_close(all[i]);
 }
@@ -92,9 +87,7 @@ UNIT_TEST(its_bounds_are_still_true)
         help_ok(kvb_table_row(k.table, r, &row, err));
         ck_assert_ptr_null(table_check_fault(&k, &row, r));
     }
-    table_check_free(&k);
-    refine_table_free(&t);
-    kvb_table_close(table);
+    table_check_free(&k), refine_table_free(&t), kvb_table_close(table);
 }
 
 UNIT_MAIN_ONCE("study/refine_table", help_setup, help_teardown)

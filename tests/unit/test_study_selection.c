@@ -33,8 +33,7 @@ UNIT_TEST(metrics_by_name_by_beginning_and_all)
     const char *const some[] = {"keydiff", "ea", "keydiff"};
     help_ok(take(&s, NULL, some, 3, err));
     ck_assert_uint_eq(s.n_metrics, 2);
-    ck_assert_str_eq(s.metrics[0], "keydiff");
-    ck_assert_str_eq(s.metrics[1], "ea:kvpress");
+    unit_strings(s.metrics[0], "keydiff", s.metrics[1], "ea:kvpress");
     selection_close(&s);
     const char *const all[] = {"snapkv:lukv", "all"};
     help_ok(take(&s, NULL, all, 2, err));
@@ -83,8 +82,7 @@ UNIT_TEST(another_model_is_refused)
 {
     selection s;
     case_select(&s, path);
-    ck_assert_str_eq(record_text(s.r, "model_id"), "by hand");
-    ck_assert_str_eq(record_text(s.r, "nothing"), "");
+    unit_strings(record_text(s.r, "model_id"), "by hand", record_text(s.r, "nothing"), "");
     help_ok(selection_require_model(&s, CASE_MODEL("ab12"), "t", err));
     help_ok(selection_require_model(&s, "", "t", err));
     help_fails(selection_require_model(&s, CASE_MODEL("ab13"), "t.safetensors", err), KVB_MISMATCH,
@@ -107,8 +105,7 @@ UNIT_TEST(what_the_record_says_of_a_metric)
     case_select(&s, path);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         help_ok(record_metric_read(&m, s.r, cases[i].metric, err));
-        ck_assert_uint_eq(m.sink, cases[i].sink);
-        ck_assert_uint_eq(m.window, cases[i].window);
+        unit_numbers(m.sink, cases[i].sink, m.window, cases[i].window);
         ck_assert_str_eq(m.parameters, cases[i].parameters);
         record_metric_free(&m);
     }
@@ -155,8 +152,7 @@ UNIT_TEST(cost_and_kin_of_a_metric)
         ck_assert_str_eq(m.kin, cases[i].kin);
         ck_assert_msg(m.cost == cases[i].cost && m.window == cases[i].window, "%s: cost %g, window %u", cases[i].metric,
                       m.cost, m.window);
-        record_metric_free(&m);
-        selection_close(&s);
+        record_metric_free(&m), selection_close(&s);
     }
 }
 

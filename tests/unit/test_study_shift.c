@@ -44,26 +44,22 @@ static void check_nested(const bed *b)
 UNIT_TEST(no_shift_is_the_table)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("shift");
     bed_make(&b);
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     ck_assert(memcmp(b.out, b.prune, sizeof b.out) == 0);
     for (int i = 0; i < KNOTS * N; i++) b.shift[i] = 0.7; // common to all heads: the total takes it back
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     for (int i = 0; i < R * N; i++) ck_assert_double_eq_tol(b.out[i], b.prune[i], 1e-9);
 }
 
 UNIT_TEST(totals_stay_and_rows_are_nested)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("shift, totals");
     for (int round = 0; round < 20; round++) {
         bed_make(&b);
         draw_shifts(&b, 2);
         b.base.by_layer = round % 2;
-        must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+        help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
         check_nested(&b);
         for (int r = 0; r < R; r++)
             for (int l = 0; l < LAYERS; l++) {
@@ -76,11 +72,9 @@ UNIT_TEST(totals_stay_and_rows_are_nested)
 UNIT_TEST(a_head_with_a_negative_shift_keeps_more)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("shift, direction");
     bed_make(&b);
     for (int k = 0; k < KNOTS; k++) b.shift[k * N + 5] = -1;
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     for (int r = 10; r < 90; r++) // further on, no column has anything left to give
         for (int h = 0; h < N; h++)
             ck_assert(h == 5 ? b.out[r * N + h] < b.prune[r * N + h] : b.out[r * N + h] > b.prune[r * N + h]);
@@ -89,15 +83,13 @@ UNIT_TEST(a_head_with_a_negative_shift_keeps_more)
 UNIT_TEST(limits_hold)
 {
     bed b;
-    kvb_error err = {0};
     kvb_limits limits;
-    case_seed("shift, limits");
     bed_make(&b);
-    must(kvb_limits_init(&limits, LAYERS, HEADS, &err), &err);
+    help_ok(kvb_limits_init(&limits, LAYERS, HEADS, err));
     limits.ranks = 2;
     b.base.limits = &limits;
     draw_shifts(&b, 1.5);
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     check_nested(&b);
     for (int r = 0; r < R; r++)
         for (int rank = 0; rank < 2; rank++) {
@@ -113,7 +105,7 @@ UNIT_TEST(limits_hold)
     double cap = (HEADS - sum_of(b.prune + 39 * N, 0, HEADS)) / HEADS;
     limits.cap[0] = cap;
     for (int h = 0; h < HEADS; h++) b.shift[N + h] = -3;
-    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    help_ok(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err));
     for (int r = 45; r < R; r++) {
         ck_assert(HEADS - sum_of(b.out + r * N, 0, HEADS) <= HEADS * cap + 1e-9);
         ck_assert_double_eq_tol(sum_of(b.out + r * N, 0, N), sum_of(b.prune + r * N, 0, N), 1e-6);
@@ -124,14 +116,12 @@ UNIT_TEST(limits_hold)
 UNIT_TEST(what_makes_no_sense_is_refused)
 {
     bed b;
-    kvb_error err = {0};
-    case_seed("shift, refusals");
     bed_make(&b);
     const double twice[2] = {0.5, 0.5};
-    ck_assert(shift_table(&b.base, twice, 2, b.shift, b.out, &err) == KVB_ARGUMENT);
-    ck_assert(shift_table(&b.base, KNOT, 0, b.shift, b.out, &err) == KVB_ARGUMENT);
+    help_fails(shift_table(&b.base, twice, 2, b.shift, b.out, err), KVB_ARGUMENT, "");
+    help_fails(shift_table(&b.base, KNOT, 0, b.shift, b.out, err), KVB_ARGUMENT, "");
     b.shift[3] = NAN;
-    ck_assert(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err) == KVB_NUMERIC);
+    help_fails(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, err), KVB_NUMERIC, "");
 }
 
-UNIT_MAIN("study/shift")
+UNIT_MAIN_EACH("study/shift", case_seed, NULL)

@@ -11,7 +11,6 @@ static const case_context TEXTS[] = {
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
     {.id = "none", .n_tokens = 40, .n_questions = 1, .questions = {{.n_queries = 0}}}};
 enum { QUARTER = 24 }; // row of 25 %
-static selection from;
 static study_options o;
 
 static void setup(void)
@@ -19,12 +18,6 @@ static void setup(void)
     help_setup();
     case_select(&from, case_record("run.h5", TEXTS, 3));
     o = case_options(AGGREGATE_MEAN_LOSS);
-}
-
-static void teardown(void)
-{
-    selection_close(&from);
-    help_teardown();
 }
 
 // ---- Holdout --------------------------------------------------------------------------------------------------------
@@ -43,8 +36,7 @@ UNIT_TEST(texts_held_out)
     ck_near(h->ratio[r][METHOD_UNIFORM].value, -0.5);
     int at = 0;
     ck_assert_double_le(holdout_worst_change(h, METHOD_MEAN_LOSS, &at), 1e-9); // the same tables
-    holdout_free(h);
-    free(h);
+    holdout_free(h), free(h);
 }
 
 UNIT_TEST(one_text_cannot_be_held_out)
@@ -54,9 +46,7 @@ UNIT_TEST(one_text_cannot_be_held_out)
     const selection_request a = {CASE_METRIC, 1, "a,none", UINT64_MAX, NULL};
     help_ok(selection_open(&one, from.path, &a, err));
     help_fails(holdout_open(h, &one, "keydiff", &o, err), KVB_ARGUMENT, "at least 2 texts with questions");
-    holdout_free(h);
-    selection_close(&one);
-    free(h);
+    holdout_free(h), selection_close(&one), free(h);
 }
 
 // ---- Ablation -------------------------------------------------------------------------------------------------------
@@ -102,4 +92,4 @@ UNIT_TEST(budgets_of_other_methods)
     ablation_free(&x);
 }
 
-UNIT_MAIN_EACH("study studies", setup, teardown)
+UNIT_MAIN_EACH("study studies", setup, case_teardown)

@@ -3,7 +3,6 @@
 #include "study/progress.h"
 #include "study/table.h"
 #include "test_solver_cases.h"
-#include <string.h>
 
 enum { TOKENS = 12, PARTS = 3 };
 static const cache_shape SHAPE = {1, 2, TOKENS, 1, 1};
@@ -70,11 +69,7 @@ UNIT_TEST(limits_as_text_come_back)
 {
     kvb_limits m, again;
     must(kvb_limits_init(&m, 2, 2, &err), &err);
-    m.block = 16;
-    m.levels = 2;
-    m.by_layer = true;
-    m.cap[1] = 0.7;
-    m.least[2] = 0.1;
+    m.block = 16, m.levels = 2, m.by_layer = true, m.cap[1] = 0.7, m.least[2] = 0.1;
     m.most[3] = 0.9;
     char *text = limits_text(&m);
     ck_assert_ptr_nonnull(text);
@@ -82,28 +77,21 @@ UNIT_TEST(limits_as_text_come_back)
     ck_assert(again.block == 16 && again.levels == 2 && again.ranks == m.ranks && again.by_layer);
     for (int l = 0; l < 2; l++) ck_assert_double_eq(again.cap[l], m.cap[l]);
     for (int h = 0; h < 4; h++) ck_assert(again.least[h] == m.least[h] && again.most[h] == m.most[h]);
-    cJSON_free(text);
-    kvb_limits_free(&again);
-    m.cap[1] = m.most[3] = 1;
-    m.least[2] = 0;
+    cJSON_free(text), kvb_limits_free(&again);
+    m.cap[1] = m.most[3] = 1, m.least[2] = 0;
     text = limits_text(&m); // lists that say nothing are left out
     ck_assert(text && !strstr(text, "cap") && !strstr(text, "least") && !strstr(text, "most"));
-    cJSON_free(text);
-    kvb_limits_free(&m);
+    cJSON_free(text), kvb_limits_free(&m);
 }
 
 UNIT_TEST(names_and_progress)
 {
     study_options o = study_options_make();
     study_progress p = {.done = 7};
-    ck_assert_str_eq(aggregation_name(AGGREGATE_MEAN_LOSS), "mean_loss");
-    ck_assert_str_eq(aggregation_name(AGGREGATE_MEAN_RATIO), "mean_ratio");
-    ck_assert_str_eq(scope_name(SCOPE_LAYER), "layer");
-    ck_assert_str_eq(scope_name(SCOPE_GLOBAL), "global");
-    ck_assert_str_eq(hull_name(HULL_FULL), "full");
-    ck_assert_str_eq(hull_name(HULL_FEASIBLE), "feasible");
-    ck_assert_str_eq(order_name(true), "oracle");
-    ck_assert_str_eq(order_name(false), "metric");
+    unit_strings(aggregation_name(AGGREGATE_MEAN_LOSS), "mean_loss", aggregation_name(AGGREGATE_MEAN_RATIO),
+                 "mean_ratio");
+    unit_strings(scope_name(SCOPE_LAYER), "layer", scope_name(SCOPE_GLOBAL), "global", hull_name(HULL_FULL), "full",
+                 hull_name(HULL_FEASIBLE), "feasible", order_name(true), "oracle", order_name(false), "metric");
     ck_assert(every_per_cent(&o));
     o.n_rows = 98;
     ck_assert(!every_per_cent(&o));

@@ -1,13 +1,10 @@
 // Tables from records whose best budgets are known, their files, and the check of their bounds.
-#include "study/table.h"
 #include "study/table_check.h"
 #include "study_help.h"
 
 // T = 12, protected 1 + 1, floor 2: a head that is never needed gives up 10 tokens before the other gives up one.
 static const case_context HEAD_0 = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
 static const case_context HEAD_1 = {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}};
-static selection from;
-
 static void open_record(const char *name, const case_context *contexts, size_t n)
 {
     case_select(&from, case_record(name, contexts, n));
@@ -17,12 +14,6 @@ static void solve(study_table *t, const study_options *o)
 {
     help_ok(study_table_open(t, &from, "keydiff", o, true, err));
     help_ok(study_table_solve(t, NULL, err));
-}
-
-static void teardown(void)
-{
-    selection_close(&from);
-    help_teardown();
 }
 
 UNIT_TEST(one_pair_with_a_useless_head)
@@ -42,8 +33,7 @@ UNIT_TEST(one_pair_with_a_useless_head)
     ck_near(t.table_loss[49], 0.2);
     ck_near(t.uniform_loss[49], 0.6); // 6 of 12 each: head 0 loses 6 of its 10
     ck_near(t.effective[49], 0.5);
-    ck_assert_int_eq(t.pair_budgets[2 * 49], 10);
-    ck_assert_int_eq(t.pair_budgets[2 * 49 + 1], 2);
+    unit_numbers(t.pair_budgets[2 * 49], 10, t.pair_budgets[2 * 49 + 1], 2);
     ck_near(t.std[2 * 49], 0);
     ck_assert(!t.saturated[49] && t.saturated[98]); // 2 + 2 of 24 stay: 83 % at most
     ck_near(t.effective[98], 20.0 / 24);
@@ -86,7 +76,7 @@ UNIT_TEST(pairs_that_cannot_lose_anything_count)
     open_record("none.h5", both, 2);
     for (int i = 0; i < 2; i++) {
         study_table t;
-        study_options o = case_options(how[i]);
+        study_options o = case_options(i % 2 ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO);
         solve(&t, &o);
         ck_near(t.loss[49], 0.1); // 0.2 of one of two
         ck_assert_double_le(t.bound[49], 0.1 + 1e-12);
@@ -107,8 +97,7 @@ UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
     solve(&greedy, &o);
     o.exact = true;
     solve(&exact, &o);
-    o.exact = false;
-    o.oracle_order = true;
+    o.exact = false, o.oracle_order = true;
     solve(&perfect, &o);
     for (int r = 0; r < ROWS; r++) {
         ck_assert_double_le(exact.loss[r], greedy.loss[r] + 1e-12);
@@ -120,9 +109,7 @@ UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
     // 20 %: 5 of 24. Of head 1 they cost 5 of 15; head 0 without its last one costs 5 too.
     ck_near(exact.loss[19], 5.0 / 15);
     ck_near(perfect.loss[19], 0); // but 9 others of head 0 could go
-    study_table_free(&greedy);
-    study_table_free(&exact);
-    study_table_free(&perfect);
+    study_table_free(&greedy), study_table_free(&exact), study_table_free(&perfect);
 }
 
 UNIT_TEST(ratios_of_ones_own_must_be_allowed)
@@ -133,9 +120,7 @@ UNIT_TEST(ratios_of_ones_own_must_be_allowed)
     open_record("one.h5", &HEAD_0, 1);
     help_ok(kvb_limits_init(&limits, 1, 2, err));
     limits.least[0] = 0.9;
-    o.limits = &limits;
-    o.own_ratios = true;
-    o.n_rows = 1;
+    o.limits = &limits, o.own_ratios = true, o.n_rows = 1;
     for (int r = 0; r < ROWS; r++) o.ratios[r] = 0.7;
     help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
     help_fails(study_table_solve(&t, NULL, err), KVB_ARGUMENT, "0.7");
@@ -145,8 +130,7 @@ UNIT_TEST(ratios_of_ones_own_must_be_allowed)
     help_ok(study_table_solve(&t, NULL, err));
     ck_assert_double_le(t.prune_ratio[0], 0.1);
     ck_assert_ptr_null(t.pair_budgets);
-    study_table_free(&t);
-    kvb_limits_free(&limits);
+    study_table_free(&t), kvb_limits_free(&limits);
 }
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
@@ -159,20 +143,15 @@ UNIT_TEST(the_file_says_how_it_was_made)
     open_record("two.h5", both, 2);
     study_options o = case_options(AGGREGATE_MEAN_RATIO), again;
     kvb_limits limits = {0};
-    o.scope = SCOPE_LAYER;
-    o.shrink = 0.25;
-    o.min_keep = 0.2;
+    o.scope = SCOPE_LAYER, o.shrink = 0.25, o.min_keep = 0.2;
     solve(&t, &o);
     case_save(&t, help_path("t.safetensors"));
     help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
     const kvb_info *info = kvb_table_info(table);
-    ck_assert_str_eq(info->metric, "keydiff");
-    ck_assert_str_eq(info->aggregate, "mean_ratio");
-    ck_assert_str_eq(info->scope, "layer");
-    ck_assert_uint_eq(info->n_questions, 2);
-    ck_assert_uint_eq(info->sink, 1);
-    ck_assert_str_eq(kvb_table_metadata(table, "calibration_tokens"), "12,12");
-    ck_assert_str_eq(kvb_table_metadata(table, "n_queries"), "9,9");
+    unit_strings(info->metric, "keydiff", info->aggregate, "mean_ratio", info->scope, "layer");
+    unit_numbers(info->n_questions, 2, info->sink, 1);
+    unit_strings(kvb_table_metadata(table, "calibration_tokens"), "12,12", kvb_table_metadata(table, "n_queries"),
+                 "9,9");
     ck_assert_ptr_null(kvb_table_metadata(table, "n_rows"));
     help_ok(study_options_from_table(&again, &limits, table, "t", err));
     ck_assert(again.aggregate == AGGREGATE_MEAN_RATIO && again.scope == SCOPE_LAYER && !again.limits);
@@ -223,8 +202,7 @@ static uint32_t count_faults(const char *path, const char *fault)
         if (found) ck_assert_str_eq(found, fault);
         n += found != NULL;
     }
-    table_check_free(k);
-    free(k);
+    table_check_free(k), free(k);
     return n;
 }
 
@@ -235,8 +213,7 @@ UNIT_TEST(bounds_hold_and_wrong_ones_are_found)
     for (int i = 0; i < 4; i++) {
         study_table t;
         study_options o = case_options(i % 2 ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO);
-        o.shrink = i * 0.1;
-        o.oracle_order = i == 1;
+        o.shrink = i * 0.1, o.oracle_order = i == 1;
         solve(&t, &o);
         case_save(&t, help_path("t.safetensors"));
         ck_assert_uint_eq(count_faults(help_path("t.safetensors"), ""), 0);
@@ -267,9 +244,7 @@ UNIT_TEST(a_table_of_another_record_is_refused)
     table_check_free(k);
     help_fails(table_check_open(k, help_path("t.safetensors"), from.path, &one, err), KVB_MISMATCH,
                "from 2 questions on 2 contexts, but 1 on 1");
-    table_check_free(k);
-    free(k);
-    study_table_free(&t);
+    table_check_free(k), free(k), study_table_free(&t);
 }
 
 // What a table was solved for comes out of its file, and a record of another model or shape is not its own.
@@ -285,13 +260,9 @@ UNIT_TEST(a_table_opens_with_its_record)
     solve(&t, &o);
     case_save(&t, help_path("t.safetensors"));
     help_ok(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), from.path, &all, err));
-    ck_assert_int_eq(again.aggregate, o.aggregate);
-    ck_assert_uint_eq(again.n_rows, ROWS);
-    ck_assert_uint_eq(opened.n_metrics, 1);
+    unit_numbers(again.aggregate, o.aggregate, again.n_rows, ROWS, opened.n_metrics, 1);
     ck_assert_str_eq(opened.metrics[0], "keydiff");
-    kvb_table_close(table);
-    kvb_limits_free(&limits);
-    selection_close(&opened);
+    kvb_table_close(table), kvb_limits_free(&limits), selection_close(&opened);
     table = NULL, limits = (kvb_limits){0}, opened = (selection){0};
     const char *strange = help_path("strange.h5"), *const metrics[] = {"keydiff"};
     cJSON *attributes = case_attributes(NULL);
@@ -299,10 +270,7 @@ UNIT_TEST(a_table_opens_with_its_record)
     case_write(strange, attributes, &HEAD_0, 1, metrics, 1);
     help_fails(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), strange, &all, err),
                KVB_MISMATCH, "model");
-    kvb_table_close(table);
-    kvb_limits_free(&limits);
-    selection_close(&opened);
-    study_table_free(&t);
+    kvb_table_close(table), kvb_limits_free(&limits), selection_close(&opened), study_table_free(&t);
 }
 
-UNIT_MAIN_EACH("study table", help_setup, teardown)
+UNIT_MAIN_EACH("study table", help_setup, case_teardown)

@@ -8,18 +8,10 @@ static const case_context CONTEXTS[] = {
     {.id = "a", .n_tokens = 8, .n_questions = 2, .questions = {{9, {0, 1}, HARD}, {9, {0, 2}, EASY}}},
     {.id = "b", .n_tokens = 8, .n_questions = 1, .questions = {{9, {0, 3}, HARD}}}};
 enum { PAIRS = 3 };
-static selection from;
-
 static void setup(void)
 {
     help_setup();
     case_select(&from, case_record("run.h5", CONTEXTS, 2));
-}
-
-static void teardown(void)
-{
-    selection_close(&from);
-    help_teardown();
 }
 
 // Loss of head 0 or 1 that keeps b of 8 tokens, 2 protected, early ones first.
@@ -65,8 +57,7 @@ UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
         gained += v->greedy[r] - v->optimum[r];
     }
     ck_assert_double_gt(gained, 0.1); // else the case were too easy
-    validation_free(v);
-    free(v);
+    validation_free(v), free(v);
 }
 
 UNIT_TEST(the_average_is_one_problem)
@@ -82,8 +73,7 @@ UNIT_TEST(the_average_is_one_problem)
         ck_assert_double_ge(v->optimum[r], single - 1e-12); // one for all loses no less than each its own
         ck_near(v->table_loss[r], 0);
     }
-    validation_free(v);
-    free(v);
+    validation_free(v), free(v);
 }
 
 UNIT_TEST(under_constraints_rows_of_the_options_count)
@@ -93,17 +83,14 @@ UNIT_TEST(under_constraints_rows_of_the_options_count)
     kvb_limits limits;
     help_ok(kvb_limits_init(&limits, 1, 2, err));
     limits.block = 2;
-    o.limits = &limits;
-    o.n_rows = 1;
+    o.limits = &limits, o.n_rows = 1;
     for (int r = 0; r < ROWS; r++) o.ratios[r] = 0.5;
     help_ok(validation_open(v, &from, "keydiff", &o, NULL, err));
     help_ok(validation_run(v, NULL, err));
     ck_assert_double_ge(v->optimum[0], 0.01);
     ck_assert_double_le(v->optimum[0], v->greedy[0] + 1e-12);
     ck_assert_double_eq(v->optimum[1], 0);
-    validation_free(v);
-    free(v);
-    kvb_limits_free(&limits);
+    validation_free(v), free(v), kvb_limits_free(&limits);
 }
 
-UNIT_MAIN_EACH("study validation", setup, teardown)
+UNIT_MAIN_EACH("study validation", setup, case_teardown)

@@ -2,7 +2,6 @@
 #include "formats_help.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
-#include <math.h>
 
 static const record_shape SHAPE = {3, 9, 2, 64}; // 3 layers of 2 KV heads
 static layer_map layers = {3, 3, NULL};          // all of the model's

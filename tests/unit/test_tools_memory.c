@@ -1,11 +1,8 @@
 // Sizes on the command line, memory as Linux tells it, and JSON on standard output, which needs memory.
 #include "tools/json_print.h"
 #include "tools/memory.h"
-#include "unit.h"
-#include <stdio.h>
-#include <string.h>
+#include "tools_help.h"
 #include <sys/resource.h>
-#include <unistd.h>
 
 UNIT_TEST(sizes)
 {
@@ -65,30 +62,18 @@ UNIT_TEST(room_of_the_address_space)
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
     ck_assert_msg(room <= spare && room >= spare / 2, "%llu left of %llu", (unsigned long long)room,
                   (unsigned long long)spare);
-    ck_assert(available <= spare);
-    ck_assert(none == 0);
+    ck_assert(available <= spare && none == 0);
 }
 
 UNIT_TEST(json_to_stdout)
 {
-    static char text[1000];
+    const char *text = shown_text;
     cJSON *document = cJSON_Parse("{\"a\": [1, true], \"b\": \"x\"}");
-    fflush(stdout);
-    int shown = dup(STDOUT_FILENO);
-    FILE *file = tmpfile();
-    dup2(fileno(file), STDOUT_FILENO);
-    json_print(document);
-    fflush(stdout);
-    dup2(shown, STDOUT_FILENO);
-    close(shown);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
-    fclose(file);
+    SHOWN(1, json_print(document));
     ck_assert(strchr(text, '\n') != strrchr(text, '\n') && text[strlen(text) - 1] == '\n');
     cJSON *again = cJSON_Parse(text);
     ck_assert(cJSON_Compare(document, again, 1));
-    cJSON_Delete(again);
-    cJSON_Delete(document);
+    cJSON_Delete(again), cJSON_Delete(document);
 }
 
 #ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space

@@ -6,7 +6,6 @@
 #include "tools/report/html.h"
 #include "tools/report/page.h"
 #include "tools/report/table_npy.h"
-#include <math.h>
 
 static char text[4096];
 
@@ -87,14 +86,12 @@ static const char ROWS[] =
 UNIT_TEST(rows_become_lines)
 {
     results_document r;
-    kvb_error err;
-    ck_assert_int_eq(results_parse(&r, ROWS, sizeof ROWS - 1, "r.json", &err), KVB_OK);
+    help_ok(results_parse(&r, ROWS, sizeof ROWS - 1, "r.json", err));
     grid_rows from = {.rows = r.rows, .method = "m"};
     static results_grid filled;
     results_grid *g = &filled;
     results_grid_fill(g, &from, "kl");
-    ck_assert_uint_eq(g->n_names, 2);
-    ck_assert_uint_eq(g->n_ratios, 2);
+    unit_numbers(g->n_names, 2, g->n_ratios, 2);
     ck_assert_double_eq(g->ratios[0], 0.5); // ascending, though the rows are not
     enum { UNIFORM, OWN };                  // in the order of the rows
     ck_assert(strcmp(g->names[UNIFORM], "uniform") == 0 && strcmp(g->names[OWN], "kvbudget") == 0);
@@ -107,8 +104,7 @@ UNIT_TEST(rows_become_lines)
     ck_assert(g->n_names == 1 && g->value[0][0] == 9);
     const cJSON *task = cJSON_GetArrayItem(r.rows, 5);
     ck_assert_str_eq(results_method(task), "m");
-    ck_assert(!grid_has_row(&from, task));
-    ck_assert(isnan(results_number(task, "nothing")) && !*results_text(task, "kl"));
+    ck_assert(!grid_has_row(&from, task) && isnan(results_number(task, "nothing")) && !*results_text(task, "kl"));
     ck_assert(isnan(results_interval_at(task, "kl").low) && results_interval_at(task, "kl").value == 7);
     results_close(&r);
 }
@@ -122,32 +118,18 @@ enum { R = 99 };
 // Every text would be markup, where a text may be anything.
 static cJSON *hostile_metadata(uint32_t layers, uint32_t heads)
 {
-    static const char *const metadata[][2] = {{"format", "kvbudget-table"},
-                                              {"format_version", "1"},
-                                              {"tool_version", EVIL},
-                                              {"architecture", EVIL},
-                                              {"model_id", EVIL},
-                                              {"model_sha256", ""},
-                                              {"tokenizer_sha256", ""},
-                                              {"calibration_sha256", ""},
-                                              {"record_sha256", SHA},
-                                              {"head_dim", "16"},
-                                              {"metric", "<b>&\"'"},
-                                              {"metric_parameters", "{\"<i>\":\"</pre>\"}"},
-                                              {"sink", "4"},
-                                              {"window", "1"},
-                                              {"scope", "global"},
-                                              {"aggregate", "mean_loss"},
-                                              {"hull", "feasible"},
-                                              {"max_prune", "0.99"},
-                                              {"calibration_tokens", "100,200"},
-                                              {"n_contexts", "2"},
-                                              {"n_questions", "4"},
-                                              {"n_queries", "5,9"},
-                                              {EVIL, EVIL}};
+    // clang-format off
+    static const char *const metadata[] = {
+        "format", "kvbudget-table", "format_version", "1", "tool_version", EVIL, "architecture", EVIL,
+        "model_id", EVIL, "model_sha256", "", "tokenizer_sha256", "", "calibration_sha256", "",
+        "record_sha256", SHA, "head_dim", "16", "metric", "<b>&\"'",
+        "metric_parameters", "{\"<i>\":\"</pre>\"}", "sink", "4", "window", "1", "scope", "global",
+        "aggregate", "mean_loss", "hull", "feasible", "max_prune", "0.99", "calibration_tokens", "100,200",
+        "n_contexts", "2", "n_questions", "4", "n_queries", "5,9", EVIL, EVIL};
+    // clang-format on
     cJSON *m = cJSON_CreateObject();
-    for (size_t i = 0; i < sizeof metadata / sizeof *metadata; i++)
-        cJSON_AddStringToObject(m, metadata[i][0], metadata[i][1]);
+    for (size_t i = 0; i < sizeof metadata / sizeof *metadata; i += 2)
+        cJSON_AddStringToObject(m, metadata[i], metadata[i + 1]);
     const char *const shape[] = {"n_layers", "n_heads", "n_kv_heads"};
     for (int i = 0; i < 3; i++) {
         char count[16];
@@ -184,9 +166,7 @@ static void write_table(const char *path, uint32_t layers, uint32_t heads)
                              .saturated = saturated,
                              .metadata = m};
     help_ok(table_write(path, &t, err));
-    cJSON_Delete(m);
-    free(deviation);
-    free(prune);
+    cJSON_Delete(m), free(deviation), free(prune);
 }
 
 // The whole page; the caller frees it.
@@ -209,15 +189,12 @@ UNIT_TEST(hostile_texts_stay_texts)
     write_table(table, 2, 2);
     const char *tables[] = {table};
     char *whole = page_of(&(page_paths){.tables = tables, .n_tables = 1}, out);
-    ck_assert_ptr_null(strstr(whole, "alert(1)</script>"));
-    ck_assert_ptr_null(strstr(whole, "<img"));
-    ck_assert_ptr_null(strstr(whole, "<i>"));
+    ck_assert(!strstr(whole, "alert(1)</script>") && !strstr(whole, "<img") && !strstr(whole, "<i>"));
     ck_assert_ptr_null(strstr(whole, "\xe2\x80\xae"));
     ck_assert_ptr_nonnull(strstr(whole, "&lt;b&gt;&amp;&quot;&#39;")); // the metric's name
     ck_assert_ptr_nonnull(strstr(whole, "not tried yet"));
     // Half a deviation is more than the 20 % that the head keeps at 80 %.
-    ck_assert_ptr_nonnull(strstr(whole, "1 of 4 heads are not certain at 80&nbsp;%"));
-    ck_assert_ptr_nonnull(strstr(whole, "default-src 'none'"));
+    ck_assert(strstr(whole, "1 of 4 heads are not certain at 80&nbsp;%") && strstr(whole, "default-src 'none'"));
     ck_assert(strstr(whole, page_css[0]) && !strstr(whole, "<script"));
     free(whole);
 }
@@ -250,10 +227,8 @@ UNIT_TEST(verdicts_follow_the_intervals)
         help_ok(atomic_write(found, document, (size_t)size, err));
         char *whole =
             page_of(&(page_paths){.tables = tables, .n_tables = 1, .results = documents, .n_results = 1}, out);
-        ck_assert_ptr_nonnull(strstr(whole, cases[i].says));
-        ck_assert_ptr_nonnull(strstr(whole, "<b>97 of 100</b>"));
-        ck_assert_ptr_nonnull(strstr(whole, "Up to 80&nbsp;% can go"));
-        ck_assert_ptr_nonnull(strstr(whole, "Measured on 1 text."));
+        ck_assert(strstr(whole, cases[i].says) && strstr(whole, "<b>97 of 100</b>"));
+        ck_assert(strstr(whole, "Up to 80&nbsp;% can go") && strstr(whole, "Measured on 1 text."));
         free(whole);
     }
 }
@@ -313,9 +288,7 @@ UNIT_TEST(lines_for_kvpress)
     ck_assert_ptr_nonnull(
         strstr(code, "kvpress.LUKVPress(kvpress.KeyDiffPress(), compression_ratio=0.8, sink=4, window=1"));
     ck_assert_ptr_nonnull(strstr(code, "numpy.load(\"a\\\"b.npy\")"));
-    free(code);
-    cJSON_Delete(press);
-    cJSON_Delete(metadata);
+    free(code), cJSON_Delete(press), cJSON_Delete(metadata);
 }
 
 UNIT_MAIN_EACH("tools_report", help_setup, help_teardown)

@@ -4,8 +4,7 @@
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
 #include "tools/report/study_report.h"
-#include <fcntl.h>
-#include <unistd.h>
+#include "tools_help.h"
 
 // Each text needs one head alone; at 25 % the table of one prunes 6 of the other's 10 (test_study_studies.c).
 static const case_context TEXTS[] = {
@@ -13,10 +12,8 @@ static const case_context TEXTS[] = {
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
     {.id = "none", .n_tokens = 40, .n_questions = 1, .questions = {{.n_queries = 0}}}};
 enum { QUARTER = 24, HALF = 49 }; // rows of 25 and 50 %
-static selection from;
 static study_options o;
 static results found;
-static char text[1 << 16];
 
 static void setup(void)
 {
@@ -28,45 +25,12 @@ static void setup(void)
 
 static void teardown(void)
 {
-    results_free(&found);
-    selection_close(&from);
-    help_teardown();
+    results_free(&found), case_teardown();
 }
-
-// Standard output (1) or error (2) goes to a file from `watch` on, and from there to `text` at `watched`.
-static int before;
-
-static void watch(int stream)
-{
-    fflush(NULL);
-    before = dup(stream);
-    int to = open(help_path("watched.txt"), O_CREAT | O_TRUNC | O_WRONLY, 0600);
-    ck_assert_int_ge(to, 0);
-    ck_assert_int_eq(dup2(to, stream), stream);
-    close(to);
-}
-
-static void watched(int stream)
-{
-    fflush(NULL);
-    dup2(before, stream);
-    close(before);
-    FILE *in = fopen(help_path("watched.txt"), "r");
-    ck_assert_ptr_nonnull(in);
-    text[fread(text, 1, sizeof text - 1, in)] = '\0';
-    fclose(in);
-}
-
-#define SHOWN(stream, ...) \
-    do {                   \
-        watch(stream);     \
-        __VA_ARGS__;       \
-        watched(stream);   \
-    } while (0)
 
 static void says(const char *what)
 {
-    ck_assert_msg(strstr(text, what) != NULL, "no '%s' in: %s", what, text);
+    ck_assert_msg(strstr(shown_text, what) != NULL, "no '%s' in: %s", what, shown_text);
 }
 
 // The value of a column in the row of an allocator or a source at a ratio, of what was added.
@@ -105,7 +69,7 @@ UNIT_TEST(of_a_table)
     says("1 question without recorded queries is left out");
     says("7 to 9 recorded queries");
     SHOWN(2, warn_of_table(&t));
-    ck_assert_str_eq(text, "");
+    ck_assert_str_eq(shown_text, "");
     t.table_loss[HALF] = t.uniform_loss[HALF] + 0.1;
     SHOWN(2, warn_of_table(&t));
     says("at 1 of 99 ratios, 50 to 50 %, this table loses more than uniform budgets");
@@ -123,8 +87,7 @@ UNIT_TEST(of_texts_held_out)
     add_holdout(&found, h);
     ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_UNIFORM]), 0.3);
     ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_PAPER]), 0.6);
-    holdout_free(h);
-    free(h);
+    holdout_free(h), free(h);
 }
 
 UNIT_TEST(of_other_methods)
@@ -152,15 +115,14 @@ UNIT_TEST(of_a_validation)
     snprintf(row, sizeof row, "     50 %%  %9.5f  %9.5f  %9.5f", 100 * v->greedy[HALF], 100 * v->optimum[HALF],
              100 * v->bound[HALF]);
     says(row);
-    ck_assert_ptr_null(strstr(text, "NOT PROVED"));
+    ck_assert_ptr_null(strstr(shown_text, "NOT PROVED"));
     add_validation(&found, v);
     ck_near(value("optimum", NULL, 0.5, NULL), v->optimum[HALF]);
     ck_near(value("greedy", NULL, 0.25, NULL), v->greedy[QUARTER]);
     v->unproved[HALF] = 1;
     SHOWN(1, print_validation(v));
     says("NOT PROVED");
-    validation_free(v);
-    free(v);
+    validation_free(v), free(v);
 }
 
 // Writes the table of the record.
@@ -194,10 +156,7 @@ UNIT_TEST(of_a_checked_table)
 UNIT_TEST(of_a_fit)
 {
     learned *l = calloc(1, sizeof *l);
-    l->from = &from;
-    l->n_trials = 2;
-    l->chosen = l->best = 1;
-    l->n_folds = 2;
+    l->from = &from, l->n_trials = 2, l->chosen = l->best = 1, l->n_folds = 2;
     l->trials[0] = (learn_trial){.set = 1, .plain = true, .loss = {0.5, 0.25, 0.125}};
     l->trials[1] = (learn_trial){.set = 1, .lambda = 0.5, .exponent = 0.25, .cost = 3, .loss = {0.25, 0.125, 0.0625}};
     SHOWN(1, print_learned(l, "mine"));
@@ -210,8 +169,7 @@ UNIT_TEST(of_a_fit)
     ck_near(cJSON_GetNumberValue(cJSON_GetObjectItem(json, "chosen")), 1);
     const cJSON *loss = cJSON_GetObjectItem(cJSON_GetArrayItem(trials, 1), "loss");
     ck_near(cJSON_GetNumberValue(cJSON_GetArrayItem(loss, 2)), 0.0625);
-    cJSON_Delete(json);
-    free(l);
+    cJSON_Delete(json), free(l);
 }
 
 // 200 texts lose nothing at 25 %, half of what counts at 50 %.

@@ -10,9 +10,9 @@
 #include "tools/ranks.h"
 #include "tools/report/compare_report.h"
 #include "tools/report/table_npy.h"
+#include "tools_help.h"
 #include <omp.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 static int run_nothing(const cli_command *self, int argc, char **argv)
 {
@@ -26,8 +26,7 @@ UNIT_TEST(backends_by_name)
 {
     ck_assert_ptr_eq(device_find(&COMMAND, "ref", "f32"), backend_find("ref"));
     ck_assert_ptr_eq(device_find(&COMMAND, "cpu", "bf16"), backend_find_compute("cpu", "bf16"));
-    ck_assert_ptr_null(device_find(&COMMAND, "ref", "bf16"));
-    ck_assert_ptr_null(device_find(&COMMAND, "abacus", "f32"));
+    ck_assert(!device_find(&COMMAND, "ref", "bf16") && !device_find(&COMMAND, "abacus", "f32"));
 }
 
 UNIT_TEST(threads)
@@ -89,43 +88,29 @@ UNIT_TEST(allocators_are_named)
     add_allocators(&r, &with);
     const cJSON *list = cJSON_GetObjectItem(r.settings, "allocators"), *mine = cJSON_GetArrayItem(list, 1);
     ck_assert_int_eq(cJSON_GetArraySize(list), 2);
-    ck_assert_str_eq(cJSON_GetObjectItem(mine, "label")->valuestring, "mine");
-    ck_assert_str_eq(cJSON_GetObjectItem(mine, "identity")->valuestring, "table 12ab");
+    unit_strings(cJSON_GetObjectItem(mine, "label")->valuestring, "mine",
+                 cJSON_GetObjectItem(mine, "identity")->valuestring, "table 12ab");
     ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
     char *text = cJSON_PrintUnformatted(r.inputs);
     ck_assert_msg(strstr(text, "\"12ab\"") && strstr(text, "\"mine\""), "%s", text);
-    free(text);
-    results_free(&r);
+    free(text), results_free(&r);
 }
 
 // A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
 UNIT_TEST(results_of_a_record)
 {
     const case_context one = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
-    selection from;
     results r;
-    char sha256[65], text[4000];
+    char sha256[65], *text = shown_text;
     case_select(&from, case_record("one.h5", &one, 1));
     help_ok(sha256_file_hex(from.path, sha256, err));
     r = results_begin("solve");
     help_ok(results_record(&r, &from, err));
-    fflush(stdout);
-    int shown = dup(STDOUT_FILENO);
-    FILE *file = tmpfile();
-    dup2(fileno(file), STDOUT_FILENO);
-    help_ok(results_give(&r, true, NULL, err));
-    fflush(stdout);
-    dup2(shown, STDOUT_FILENO);
-    close(shown);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = '\0';
-    fclose(file);
+    SHOWN(1, help_ok(results_give(&r, true, NULL, err)));
     cJSON *back = cJSON_Parse(text);
     ck_assert_msg(cJSON_Compare(back, r.document, 1), "%s", text);
     ck_assert(strstr(text, sha256) && strstr(text, "one.h5") && strstr(text, RESULTS_SCHEMA));
-    cJSON_Delete(back);
-    results_free(&r);
-    selection_close(&from);
+    cJSON_Delete(back), results_free(&r), selection_close(&from);
 }
 
 // The array and its side-car: the ratios, and the press that the metric is.
@@ -152,8 +137,7 @@ UNIT_TEST(curves_for_kvpress)
     free(bytes);
     char *side = (char *)help_slurp(help_path("curve.json"), &n);
     ck_assert_ptr_nonnull(memmem(side, n, "KeyDiffPress", 12));
-    free(side);
-    cJSON_Delete(metadata);
+    free(side), cJSON_Delete(metadata);
 }
 
 UNIT_MAIN_EACH("tools: work", help_setup, help_teardown)

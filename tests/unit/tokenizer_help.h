@@ -3,8 +3,6 @@
 #include "profiler/text/tokenizer.h"
 #include "unit.h"
 #include <cJSON.h>
-#include <stdlib.h>
-#include <string.h>
 
 // malloc'd bytes of hexadecimal digits; returns how many.
 static inline size_t from_hex(const char *hex, char **out)
@@ -24,29 +22,26 @@ static inline void check_case(const char *kind, const tokenizer *t, const cJSON 
 {
     const char *hex = cJSON_GetObjectItem(c, "hex")->valuestring;
     const cJSON *expected = cJSON_GetObjectItem(c, "ids");
-    kvb_error err;
     char *text;
     int32_t *ids;
     size_t size = from_hex(hex, &text), n;
-    ck_assert_msg(tokenizer_encode(t, text, size, special, &ids, &n, &err) == KVB_OK, "%s", err.message);
+    help_ok(tokenizer_encode(t, text, size, special, &ids, &n, err));
     ck_assert_msg(n == (size_t)cJSON_GetArraySize(expected), "%s: %s: expected %d ids, got %zu", kind, hex,
                   cJSON_GetArraySize(expected), n);
     const cJSON *id = expected->child;
     for (size_t i = 0; i < n; i++, id = id->next)
         ck_assert_msg(ids[i] == id->valueint, "%s: %s: id %zu: expected %d, got %d", kind, hex, i, id->valueint,
                       ids[i]);
-    free(ids);
-    free(text);
+    free(ids), free(text);
 }
 
 // The text becomes these ids; `special`: control tokens are found in it.
 static inline void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected,
                               size_t n_expected)
 {
-    kvb_error err;
     int32_t *ids;
     size_t n;
-    ck_assert_msg(tokenizer_encode(t, text, strlen(text), special, &ids, &n, &err) == KVB_OK, "%s", err.message);
+    help_ok(tokenizer_encode(t, text, strlen(text), special, &ids, &n, err));
     ck_assert_msg(n == n_expected, "%s: expected %zu ids, got %zu", text, n_expected, n);
     for (size_t i = 0; i < n; i++) ck_assert_msg(ids[i] == expected[i], "%s: id %zu is %d", text, i, ids[i]);
     free(ids);

@@ -1,8 +1,17 @@
-// One Check program per tests/unit/test_*.c: its tests are UNIT_TEST(name) { ... }, and it ends with UNIT_MAIN.
+// One Check program per tests/unit/test_*.c: its tests are UNIT_TEST(name) { ... }, and it ends with UNIT_MAIN. The
+// standard headers that most tests need come with it.
 #pragma once
+#include "runtime/kvbudget.h"
 #include <check.h>
+#include <fcntl.h>
+#include <math.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 // Check tells its parent process of every check that holds, through a file: in a loop over thousands of numbers that
 // costs more than what is tested. Each line of a file says so once, so that a crash still has a place.
@@ -16,11 +25,65 @@ static inline void unit_passed(const char *file, int line)
 }
 #define _mark_point(file, line) unit_passed(file, line)
 
-// The tests of this file.
+// unit_numbers(n, 3, keep[0], 17): whole numbers in pairs, what is and what must be; all 64 bits count.
+#define unit_numbers(...)                                                                   \
+    unit_same_numbers(__FILE__, __LINE__, #__VA_ARGS__, (const long double[]){__VA_ARGS__}, \
+                      sizeof((const long double[]){__VA_ARGS__}) / sizeof(long double))
+// unit_strings(name, "keydiff"): the same for strings.
+#define unit_strings(...)                                                                   \
+    unit_same_strings(__FILE__, __LINE__, #__VA_ARGS__, (const char *const[]){__VA_ARGS__}, \
+                      sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
+// ck_assert for calls with a kvb_error: prints the message.
+#define help_ok(call)                                                                      \
+    do {                                                                                   \
+        kvb_error e_ = {0};                                                                \
+        kvb_error *err = &e_;                                                              \
+        kvb_status s_ = (call);                                                            \
+        ck_assert_msg(s_ == KVB_OK, "%s: %s: %s", #call, kvb_status_name(s_), e_.message); \
+    } while (0)
+
+// The call must fail with this status and a message that holds this text.
+#define help_fails(call, status_, text)                                                                     \
+    do {                                                                                                    \
+        kvb_error e_ = {0};                                                                                 \
+        kvb_error *err = &e_;                                                                               \
+        kvb_status s_ = (call);                                                                             \
+        ck_assert_msg(s_ == status_ && e_.status == status_, "%s: %s (%s): %s", #call, kvb_status_name(s_), \
+                      kvb_status_name(e_.status), e_.message);                                              \
+        ck_assert_msg(strstr(e_.message, text) != NULL, "no \"%s\" in: %s", text, e_.message);              \
+    } while (0)
+
+// The same where a test looks at the message in its own `err` as well.
+#define unit_refuses(call, status, text)                                                         \
+    do {                                                                                         \
+        ck_assert_int_eq(call, status);                                                          \
+        ck_assert_msg(strstr(err.message, text) != NULL, "no \"%s\" in: %s", text, err.message); \
+    } while (0)
+
+static inline void unit_same_numbers(const char *file, int line, const char *what, const long double *pairs, size_t n)
+{
+    unit_passed(file, line);
+    for (size_t i = 0; i < n; i += 2)
+        if (pairs[i] != pairs[i + 1])
+            ck_abort_msg("%s:%d: number %zu of (%s) is %.0Lf, expected %.0Lf", file, line, i / 2, what, pairs[i],
+                         pairs[i + 1]);
+}
+
+static inline void unit_same_strings(const char *file, int line, const char *what, const char *const *pairs, size_t n)
+{
+    unit_passed(file, line);
+    for (size_t i = 0; i < n; i += 2)
+        if (!pairs[i] || !pairs[i + 1] || strcmp(pairs[i], pairs[i + 1]) != 0)
+            ck_abort_msg("%s:%d: string %zu of (%s) is \"%s\", expected \"%s\"", file, line, i / 2, what,
+                         pairs[i] ? pairs[i] : "(none)", pairs[i + 1] ? pairs[i + 1] : "(none)");
+}
+
+// The tests of this file. How long one may take is no shorter than what tests/run.sh gives a program: beside other
+// work a test takes many times as long.
 static inline TCase *unit_case(void)
 {
     static TCase *tests;
-    if (!tests) tcase_set_timeout(tests = tcase_create("tests"), 600);
+    if (!tests) tcase_set_timeout(tests = tcase_create("tests"), 1800);
     return tests;
 }
 

@@ -1,0 +1,10 @@
+// What every fuzz target begins with.
+#pragma once
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size); // what libFuzzer and driver.c call
