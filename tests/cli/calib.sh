@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
 # kvbudget calib: calibration data from plain texts and from other calibration data, which profile takes as it is; what
 # cannot be made is refused before anything is written.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 for i in $(seq 90); do echo "line $i of the story tells what stands on page $((i * 7 % 91))"; done >story.txt
 for i in $(seq 40); do echo "$i houses and $((i * 3)) gardens were counted in year $i"; done >other.txt
 # line_of NAME FILE N CHECK: what one line of the file holds.
@@ -19,9 +17,9 @@ expect 0 'three kinds of questions' "${MAKE[@]}" -o a.jsonl
 says 'what was made' 'a.jsonl: 2 contexts of 300 tokens, 14 questions, 14 of them with an answer' err
 expect 0 'the same again' "${MAKE[@]}" -o b.jsonl --quiet
 same 'the same bytes' a.jsonl b.jsonl
-if [ -s err ]; then not_ok 'quiet says nothing'; else ok 'quiet says nothing'; fi
+empty 'quiet says nothing' err
 expect 0 'another seed' "${MAKE[@]}" -o b.jsonl -s 2
-if cmp -s a.jsonl b.jsonl; then not_ok 'another seed, other lines'; else ok 'another seed, other lines'; fi
+differ 'another seed, other lines' a.jsonl b.jsonl
 kvb tokenize tiny.gguf story.txt --json
 # The ids of the text, of the context, and of the first continuation, one behind the other.
 "$PYTHON" - out a.jsonl >verdict <<'END'

@@ -1,22 +1,21 @@
 #!/usr/bin/env bash
 # The whole chain on the tiny model: every arrow between two folders is a file that other code can read.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 L=2 G=2
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff \
     --metric ea:kvpress
     --metric snapkv:lukv --metric ea:lukv)
 
-if tiny_model tiny.gguf; then ok 'the tiny model is written'; else not_ok 'the tiny model is written'; fi
-tiny_calib calib.jsonl
+tiny_inputs
+exists 'the tiny model is written' tiny.gguf
 
 # ---- profile
 expect 0 'profile --plan' "${PROFILE[@]}" --plan
 says 'the plan tells memory and time' 'memory|GiB|MiB'
-if [ -e run.h5 ]; then not_ok 'a plan writes nothing'; else ok 'a plan writes nothing'; fi
+absent 'a plan writes nothing' run.h5
 expect 0 'profile' "${PROFILE[@]}" -o run.h5
 exists 'a record' run.h5
-if [ -e run.h5.parts ]; then not_ok 'the folder of parts is gone'; else ok 'the folder of parts is gone'; fi
+absent 'the folder of parts is gone' run.h5.parts
 says 'a log gets lines, not a bar' '^profile: run.h5' err
 expect 0 'profile --quiet' "${PROFILE[@]}" -o quiet.h5 --quiet
 if [ -s out ] || [ -s err ]; then not_ok 'quiet is quiet' && show; else ok 'quiet is quiet'; fi
@@ -65,9 +64,8 @@ expect 0 'gains and losses of layers' inspect nats.h5 --json
 json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"
 expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
-if grep -q 'id="layers"' nats.html && grep -q 'predicts a KL of' nats.html; then ok 'shows which layers matter'; else
-    not_ok 'shows which layers matter'
-fi
+says 'has the layers' 'id="layers"' nats.html
+says 'shows which layers matter' 'predicts a KL of' nats.html
 expect 0 'solve without curves' solve run.h5 --metric keydiff
 says 'says what is minimised and what there is beyond' 'importance .*profile --curves' err
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
@@ -82,8 +80,7 @@ expect 0 'both can be solved' solve grown.h5 --metric knorm --metric tova --loss
 # ---- budgets
 expect 0 'budgets' budgets keydiff.safetensors --ratio 0.5 --tokens 1000
 expect 0 'budgets --json' budgets keydiff.safetensors --ratio 0.5 --tokens 1000 --json
-cp out budgets.json
-check 'the budgets add up' budgets_add_up budgets.json 2000
+check 'the budgets add up' budgets_add_up out 2000
 misused 'a ratio beyond 1' 'ratio' budgets keydiff.safetensors --ratio 1.5 --tokens 1000
 
 # ---- export, import
@@ -107,8 +104,7 @@ fails 'a table needs its query heads' 'import it again with --model-heads' solve
 for f in run.h5 imported.h5 keydiff.safetensors calib.jsonl; do
     expect 0 "inspect $f" inspect "$f"
     expect 0 "inspect --json $f" inspect --json "$f"
-    cp out inspect.json
-    json "inspect --json $f is JSON" inspect.json 'isinstance(j, dict)'
+    json "inspect --json $f is JSON" out 'isinstance(j, dict)'
 done
 
 # ---- plot
@@ -118,6 +114,5 @@ misused 'plot without a picture' '--output is needed' plot keydiff.safetensors
 expect 0 'ratios as per cents and shares' plot keydiff.safetensors --ratios 20,0.5 -o some.svg
 fails 'plot with a ratio that no row has' 'no row for 50.5 % pruned; it has whole per cents' plot \
     keydiff.safetensors --ratios 50.5 -o no.svg
-misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80 \
-    -o no.svg
+misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80 -o no.svg
 end

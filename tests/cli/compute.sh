@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # profile --compute: every precision keeps its bits over threads and batches.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet)
 
 for compute in f32 bf16x3 bf16; do

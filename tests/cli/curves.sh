@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Loss curves from outside: a known optimum, and curves of a record that give the record's own table.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 check 'a file of curves' curves_by_hand
 expect 0 'import' import hand.safetensors -o hand.h5 --model-heads 2 --head-dim 8 --attribute model_id=mine
 expect 0 'solve' solve hand.h5 -m mine --shrink 0 -o hand_table.safetensors
 check 'has the optimum, and proves it' optimum_by_hand hand_table.safetensors
-if grep -q 'profile --curves' err; then not_ok 'nobody is told to profile'; else ok 'nobody is told to profile'; fi
+lacks 'nobody is told to profile' 'profile --curves' err
 expect 0 'the certificate holds' validate --certificate hand_table.safetensors hand.h5 --quiet
 expect 0 'a report' report hand_table.safetensors --record hand.h5 -o hand.html
 fails 'a record that is there' 'hand.h5' import hand.safetensors -o hand.h5
@@ -16,8 +15,7 @@ fails 'a file that is not there' 'none.safetensors' import none.safetensors -o n
 misused 'two files' 'one file or folder' import hand.safetensors hand.safetensors -o none.h5
 if ls none* >/dev/null 2>&1; then not_ok 'nothing was left behind'; else ok 'nothing was left behind'; fi
 
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 "$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 -m keydiff --quiet 2>profile.err
 expect 0 'export of a record' export run.h5 --format lukv-steps -o steps
 check 'its curves' curves_of_record long keydiff 4 1 copied.safetensors

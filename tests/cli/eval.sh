@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # kvbudget eval on the tiny model: what is printed and written, going on after a stop, and what is refused.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 "$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
@@ -8,23 +7,12 @@ tiny_calib calib.jsonl
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
     --metric snapkv:kvpress:window=16
 for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.safetensors --paper --quiet; done
-"$PYTHON" -c '
-for k in range(2):
-    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
-    for i in range(60)), file=open(f"text{k}.txt", "w"))'
-SIZE='--tokens 160 --next 12'
-# holds NAME: the Python program on stdin ends without a complaint.
-holds() {
-    if "$PYTHON" - >holds.out 2>&1; then ok "$1"; else
-        not_ok "$1"
-        tail -n 3 holds.out | sed 's/^/    /'
-    fi
-}
+tiny_texts 2 60
+EVAL=(eval tiny.gguf --tokens 160 --next 12)
 
 # ---- results
-# shellcheck disable=SC2086
-expect 0 'eval' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt $SIZE -r 0,0.5,0.8 \
-    -a uniform -a ada -a oracle -o worth
+expect 0 'eval' "${EVAL[@]}" keydiff.safetensors snapkv.safetensors text0.txt text1.txt -r 0,0.5,0.8 -a uniform -a ada \
+    -a oracle -o worth
 says 'a block for keydiff' '^keydiff, 4 sinks and 1 last tokens stay'
 says 'a block for snapkv with the table'"'"'s window' '^snapkv:kvpress:window=16, 4 sinks and 16 last'
 says 'the table is called lukv' '^ +80 %  lukv '
@@ -53,22 +41,19 @@ json 'all rows and what they are compared with' worth.json 'len(j["rows"]) == 24
 # ---- a table that is made to lose: one layer keeps everything, the other gives it all
 for k in 2 3 4; do sed "s/says/tells $k/" text1.txt >"text$k.txt"; done
 expect 0 'solve with a layer pinned' solve run.h5 --metric keydiff --pin 1 --ratios 0.1,0.3 -o loses.safetensors
-# shellcheck disable=SC2086
-expect 0 'eval of it' eval tiny.gguf loses.safetensors text?.txt $SIZE -r 0.1,0.3 -a uniform -q
+expect 0 'eval of it' "${EVAL[@]}" loses.safetensors text?.txt -r 0.1,0.3 -a uniform -q
 says 'eval says in words that it loses' '^    It does not beat uniform budgets on these texts\.'
 says 'and what to do' 'Profile texts of this kind and length and solve again, or prune less\.$'
-# shellcheck disable=SC2086
-expect 0 'eval of it on two texts' eval tiny.gguf loses.safetensors text0.txt text1.txt $SIZE -r 0.1 -a uniform -q
+expect 0 'eval of it on two texts' "${EVAL[@]}" loses.safetensors text0.txt text1.txt -r 0.1 -a uniform -q
 says 'two texts do not tell' 'on these texts, or too few were judged to tell\.'
 
 # ---- a table in nats: the KL that it predicts beside the one that is measured
 expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --new-tokens 8 --ignore-eos \
     --metric keydiff
 expect 0 'solve in nats' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
-# shellcheck disable=SC2086
-expect 0 'eval in nats' eval tiny.gguf nats.safetensors text0.txt text1.txt $SIZE -r 0.5,0.8 -a uniform -o nats -q
+expect 0 'eval in nats' "${EVAL[@]}" nats.safetensors text0.txt text1.txt -r 0.5,0.8 -a uniform -o nats -q
 expect 0 'report in nats' report nats.safetensors --results nats.json -o nats.html
-holds 'the page has both' <<'PYTHON_END'
+holds 'the page has both' "$PYTHON" - <<'PYTHON_END'
 import json, re
 page = open("nats.html").read()
 part = page[page.index('id="predicted"'):].split("</section>")[0]
@@ -82,12 +67,11 @@ PYTHON_END
 cp worth.cells all
 head -n 20 all >worth.cells
 printf '{"key": "cut sho' >>worth.cells
-# shellcheck disable=SC2086
-expect 0 'the same command after a kill' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt \
-    $SIZE -r 0,0.5,0.8 -a uniform -a ada -a oracle -o worth
+expect 0 'the same command after a kill' "${EVAL[@]}" keydiff.safetensors snapkv.safetensors text0.txt text1.txt \
+    -r 0,0.5,0.8 -a uniform -a ada -a oracle -o worth
 says 'takes what it had' '; 20 more from worth.cells' err
-if [ "$(wc -l <worth.cells)" = 48 ]; then ok 'and measures the rest once'; else not_ok 'and measures the rest once'; fi
-holds 'with the same numbers' <<'PYTHON_END'
+holds 'and measures the rest once' [ "$(wc -l <worth.cells)" = 48 ]
+holds 'with the same numbers' "$PYTHON" - <<'PYTHON_END'
 import json
 a, b = (json.load(open(n))["rows"] for n in ("first.json", "worth.json"))
 assert len(a) == len(b) and all(abs(x["kl"] - y["kl"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
@@ -96,42 +80,35 @@ assert [r["cache_allocated"] for r in a] == [r["cache_allocated"] for r in b] # 
 PYTHON_END
 # A table whose name has an equals sign, and one with a label.
 cp keydiff.safetensors lambda=0.1.safetensors
-# shellcheck disable=SC2086
-expect 0 'a name with an equals sign' eval tiny.gguf lambda=0.1.safetensors other=keydiff.safetensors text0.txt $SIZE \
-    -r 0.8 -a none -q
+expect 0 'a name with an equals sign' "${EVAL[@]}" lambda=0.1.safetensors other=keydiff.safetensors text0.txt -r 0.8 \
+    -a none -q
 says 'is no label where the file is there' '^ +80 %  lukv '
 says 'and a label is one' '^ +80 %  other '
-# shellcheck disable=SC2086
-expect 0 'one run' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet
+expect 0 'one run' "${EVAL[@]}" text0.txt -m keydiff -a uniform -r 0.8 --json --quiet
 cp out bare.json
-# shellcheck disable=SC2086
-expect 0 'other batches and threads' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet \
-    --batch 1 --threads 1
-holds 'change no number' <<'PYTHON_END'
+expect 0 'other batches and threads' "${EVAL[@]}" text0.txt -m keydiff -a uniform -r 0.8 --json --quiet --batch 1 \
+    --threads 1
+holds 'change no number' "$PYTHON" - <<'PYTHON_END'
 import json
 a, b = (json.load(open(n))["rows"] for n in ("bare.json", "out"))
 assert [r["kl"] for r in a] == [r["kl"] for r in b]
 PYTHON_END
 expect 0 'the table without the gap' solve run.h5 --metric keydiff -o nogap.safetensors --paper --order oracle --quiet
-# shellcheck disable=SC2086
-expect 0 'beside the table with it' eval tiny.gguf keydiff.safetensors nogap.safetensors text0.txt $SIZE -r 0.8
+expect 0 'beside the table with it' "${EVAL[@]}" keydiff.safetensors nogap.safetensors text0.txt -r 0.8
 says 'is called no_gap' '^ +80 %  lukv-no_gap '
 says 'and the other is not' '^ +80 %  lukv '
 
-# shellcheck disable=SC2086
-expect 0 'budgets by attention' eval tiny.gguf text0.txt -m keydiff -a lava -a cake:tau2=0.4 $SIZE -r 0.5 --json -q
+expect 0 'budgets by attention' "${EVAL[@]}" text0.txt -m keydiff -a lava -a cake:tau2=0.4 -r 0.5 --json -q
 json 'spend what the ratio allows, each in its own way' out \
     'len({r["kl"] for r in j["rows"]}) == 2 and all(abs(r["effective_ratio"] - 0.5) < 0.01 for r in j["rows"])'
 
 # ---- kept positions
-# shellcheck disable=SC2086
-expect 0 'kept positions' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --dump-kept kept.jsonl \
-    -o kept --quiet
+expect 0 'kept positions' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0.5 -a none --dump-kept kept.jsonl -o kept \
+    --quiet
 cp kept.jsonl first.jsonl
-# shellcheck disable=SC2086
-expect 0 'and again' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --dump-kept kept.jsonl -o kept -q
+expect 0 'and again' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0.5 -a none --dump-kept kept.jsonl -o kept -q
 same 'the same list, whatever the log has' first.jsonl kept.jsonl
-holds 'are whole, ascending and protected' <<'PYTHON_END'
+holds 'are whole, ascending and protected' "$PYTHON" - <<'PYTHON_END'
 import json
 (run,) = [json.loads(x) for x in open("kept.jsonl")]
 assert len(run["ids"]) == 172 and len(run["kept"]) == 4 and run["allocator"] == "lukv" and run["kl"] > 0
@@ -141,9 +118,8 @@ assert abs(sum(map(len, run["kept"])) - 320) <= 4
 PYTHON_END
 
 # ---- policies
-# shellcheck disable=SC2086
-expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full \
-    -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps
+expect 0 'policies, with and without a table' "${EVAL[@]}" keydiff.safetensors text0.txt text1.txt -p full \
+    -p morphkv:window=8 -p quest -a uniform -a ada -r 0.8 -o steps
 says 'a block for each' '^morphkv:window=8, at every step'
 json 'each with uniform capacities and with the table, and nothing that needs scores' steps.json \
     '([(r["metric"], r["allocator"]) for r in j["rows"] if r["acts"] == "every step"] ==
@@ -154,20 +130,18 @@ json 'the full cache loses nothing; others do; only those that evict have evicte
     and (r["metric"] == "full") == (r["looked"] > 0.9)
     for r in j["rows"] if r["acts"] == "every step")'
 check 'and a row of charts' charts steps.svg 8
-# shellcheck disable=SC2086
-expect 0 'another precision' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --compute bf16x3
-holds 'says so, and finds nearly the same' <<'PYTHON_END'
+expect 0 'another precision' "${EVAL[@]}" text0.txt -m keydiff -a uniform -r 0.8 --json --quiet --compute bf16x3
+holds 'says so, and finds nearly the same' "$PYTHON" - <<'PYTHON_END'
 import json
 a, b = (json.load(open(n)) for n in ("bare.json", "out"))
 x, y = a["rows"][0]["kl"], b["rows"][0]["kl"]
 assert (a["settings"]["compute"], b["settings"]["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
 PYTHON_END
 
-# shellcheck disable=SC2086
-expect 0 'a table that may not cut into the window' eval tiny.gguf snapkv.safetensors snapkv.safetensors:strict \
-    text0.txt $SIZE -r 0.85 -a none --dump-kept strict.jsonl --quiet
+expect 0 'a table that may not cut into the window' "${EVAL[@]}" snapkv.safetensors snapkv.safetensors:strict \
+    text0.txt -r 0.85 -a none --dump-kept strict.jsonl --quiet
 says 'has a name of its own' '^ +85 %  lukv-strict '
-holds 'and keeps the window in every head, which the plain one does not' <<'PYTHON_END'
+holds 'and keeps the window in every head, which the plain one does not' "$PYTHON" - <<'PYTHON_END'
 import json
 plain, strict = [json.loads(x)["kept"] for x in open("strict.jsonl")]
 whole = set(range(4)) | set(range(144, 160))
@@ -178,31 +152,26 @@ PYTHON_END
 # ---- names
 expect 0 "solve's default" solve run.h5 --metric keydiff -o usual.safetensors --quiet
 expect 0 'and its neighbour' solve run.h5 --metric keydiff --shrink 0.25 -o pulled.safetensors --quiet
-# shellcheck disable=SC2086
-expect 0 'beside the published way, a ratio in per cent' eval tiny.gguf usual.safetensors pulled.safetensors \
-    keydiff.safetensors text0.txt $SIZE -r 50%,0.8 -a none --quiet
+expect 0 'beside the published way, a ratio in per cent' "${EVAL[@]}" usual.safetensors pulled.safetensors \
+    keydiff.safetensors text0.txt -r 50%,0.8 -a none --quiet
 says 'is called kvbudget' '^ +50 %  kvbudget '
 says 'others after what differs' '^ +80 %  lukv-mean_loss-shrink0.25 '
 # ---- metrics whose ranking depends on the budget
 expect 0 'profile the second stage' profile tiny.gguf calib.jsonl -o two.h5 --quiet --new-tokens 8 --ignore-eos \
     --metric critical:share=0:epsilon=0.1+snapkv:kvpress:window=16
 expect 0 'solve it' solve two.h5 --metric critical -o critical.safetensors --quiet
-# shellcheck disable=SC2086
-expect 0 'deploy both stages' eval tiny.gguf critical.safetensors text0.txt \
+expect 0 'deploy both stages' "${EVAL[@]}" critical.safetensors text0.txt \
     -m critical:epsilon=0.1+snapkv:kvpress:window=16 -m critical:share=0:epsilon=0.1+snapkv:kvpress:window=16 \
-    -m h2o:half $SIZE -r 0.5 -a uniform --json --quiet
-cp out two.json
-json 'each with its own kept tokens' two.json \
+    -m h2o:half -r 0.5 -a uniform --json --quiet
+json 'each with its own kept tokens' out \
     '(len({r["kl"] for r in j["rows"] if r["allocator"] == "uniform"}) == 3 and
     [r["metric"] for r in j["rows"] if r["allocator"] != "uniform"] == [
         "critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
 
 # ---- what is refused
-# shellcheck disable=SC2086
-fails 'a table of another model' 'not a table of this model' eval other.gguf keydiff.safetensors text0.txt $SIZE
-# shellcheck disable=SC2086
-fails 'a table of another metric' 'for metric keydiff, which --metric leaves out' eval tiny.gguf keydiff.safetensors \
-    text0.txt $SIZE -m snapkv:kvpress:window=16
+fails 'a table of another model' 'not a table of this model' eval other.gguf keydiff.safetensors text0.txt --tokens 160
+fails 'a table of another metric' 'for metric keydiff, which --metric leaves out' "${EVAL[@]}" keydiff.safetensors \
+    text0.txt -m snapkv:kvpress:window=16
 fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 4000' eval tiny.gguf text0.txt \
     --tokens 4000
 fails 'a text twice' 'a text counts once' eval tiny.gguf text0.txt text0.txt --tokens 160
@@ -214,26 +183,21 @@ misused 'a ratio of 1' 'below 1' eval tiny.gguf text0.txt -r 0.5,1
 misused 'a ratio twice' 'given twice' eval tiny.gguf text0.txt -r 0.5,0.5
 misused 'no text' 'no text is given' eval tiny.gguf keydiff.safetensors
 misused 'an unknown backend' "there is no 'gpu9'" eval tiny.gguf text0.txt --backend gpu9
-# shellcheck disable=SC2086
-fails 'two tables of one name' 'give tables names' eval tiny.gguf keydiff.safetensors keydiff.safetensors text0.txt \
-    $SIZE
+fails 'two tables of one name' 'give tables names' "${EVAL[@]}" keydiff.safetensors keydiff.safetensors text0.txt
 # ---- refitted caches: cells of their own, so that a log serves both
-# shellcheck disable=SC2086
-expect 0 'eval without --refit' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 -a uniform -o bare -q
+expect 0 'eval without --refit' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0,0.8 -a uniform -o bare -q
 cp bare.cells refitted.cells
-# shellcheck disable=SC2086
-expect 0 'eval --refit goes on from a log of bare caches' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0,0.8 \
+expect 0 'eval --refit goes on from a log of bare caches' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0,0.8 \
     -a uniform --refit -o refitted
 says 'and measures all runs again' '^4 runs in .*; refitting ' err
 json 'the CSV and the JSON tell refitted from bare' refitted.json 'all(r["refit"] > 0 for r in j["rows"])'
 json 'and bare from refitted' bare.json 'all(r["refit"] == 0 for r in j["rows"])'
-holds 'what is cut changes, and what is whole does not' <<'EOP'
+holds 'what is cut changes, and what is whole does not' "$PYTHON" - <<'EOP'
 import json
 bare, refitted = (json.load(open(f"{name}.json"))["rows"] for name in ("bare", "refitted"))
 for a, b in zip(bare, refitted):
     assert a["cache_bytes"] == b["cache_bytes"] and a["loss"] == b["loss"], (a, b)
     assert (a["kl"] == b["kl"]) == (a["ratio"] == 0), (a, b)
 EOP
-# shellcheck disable=SC2086
-misused 'policies are not refitted' 'policies evict at every step' eval tiny.gguf text0.txt $SIZE -p tova --refit
+misused 'policies are not refitted' 'policies evict at every step' "${EVAL[@]}" text0.txt -p tova --refit
 end

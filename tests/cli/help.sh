@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The frame of the program: help, version, unknown words.
-# shellcheck source=tests/cli/lib.sh
+# shellcheck disable=SC2016
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 COMMANDS=$("$KVB" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
-if [ "$(wc -w <<<"$COMMANDS")" -ge 15 ]; then ok 'help lists commands'; else not_ok 'help lists commands'; fi
+holds 'help lists commands' [ "$(wc -w <<<"$COMMANDS")" -ge 15 ]
 
 expect 0 'help' help
 for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done
@@ -20,10 +20,9 @@ for c in $COMMANDS; do
     expect 0 "help $c" help "$c"
     says "help $c has a usage line" "^Usage: kvbudget $c"
     says "help $c describes --help" '--help +print this text'
-    if awk 'length > 132 { exit 1 }' out; then ok "help $c fits the screen"; else not_ok "help $c fits the screen"; fi
+    lacks "help $c fits the screen" '.{133}' out
     sed -n 's/^ *\(-[A-Za-z]\), --\([a-z-]*\).*/\1 \2/p' out >"$c.letters"
-    if [ -z "$(cut -d ' ' -f 1 "$c.letters" | sort | uniq -d)" ]; then ok "$c: a letter means one thing"; else not_ok \
-        "$c: a letter means one thing"; fi
+    empty "$c: a letter means one thing" <(cut -d ' ' -f 1 "$c.letters" | sort | uniq -d)
     cp out first
     expect 0 "$c --help" "$c" --help
     same "$c --help is help $c" first out
@@ -32,14 +31,10 @@ for c in $COMMANDS; do
     [ "$c" = tables ] || misused "$c without anything" '.' "$c" # which lists them
 done
 # eval calls --output what task calls --results: NAME.json and its like.
-if awk '
+holds 'a letter means the same in eval and task' awk '
     FNR == NR { of[$1] = $2; next }
     $1 in of && of[$1] != $2 && !(of[$1] == "output" && $2 == "results") { bad = 1 }
-    END { exit bad }' eval.letters task.letters; then
-    ok 'a letter means the same in eval and task'
-else
-    not_ok 'a letter means the same in eval and task'
-fi
+    END { exit bad }' eval.letters task.letters
 
 expect 0 'help metrics as JSON' help metrics --json
 json 'it has what Python builds metrics of' out 'j["snapkv:lukv"]["parameters"]["window"] == 32 and
@@ -54,8 +49,7 @@ done
 says 'help metrics gives sources' 'arXiv 2404.14469'
 says 'help metrics gives parameters' '^    window +64 +1 to 65536: '
 says 'help metrics says what cannot be profiled' 'half of every budget'
-if awk 'length > 132 { exit 1 }' out; then ok 'help metrics fits the screen'; else not_ok \
-    'help metrics fits the screen'; fi
+lacks 'help metrics fits the screen' '.{133}' out
 
 misused 'no command' 'a command is missing'
 misused 'nonsense' "unknown command 'xyzzy'" xyzzy
@@ -71,8 +65,7 @@ spun() { # EXPECTED [VARIABLE=VALUE]...
     local expected=$1 found
     shift
     found=$(spins "$@")
-    if [ "$found" = "$expected" ]; then ok "threads spin $expected times with '$*'"; else not_ok \
-        "threads spin $found times with '$*', expected $expected"; fi
+    holds "threads spin $expected times with '$*', found $found" [ "$found" = "$expected" ]
 }
 if [ -n "$(spins)" ]; then
     spun 500

@@ -1,11 +1,7 @@
 #!/usr/bin/env bash
 # Rankings learned from a record: fitted, solved for, profiled by, evaluated by, shown and drawn, on the tiny model.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
-    --metric knorm --metric snapkv:kvpress:window=8
+tiny_record --metric knorm --metric snapkv:kvpress:window=8
 
 # ---- learn
 expect 0 'learn' learn run.h5 -o rank.safetensors

@@ -46,10 +46,12 @@ expect() {
     local code=$1 name=$2
     shift 2
     kvb "$@"
-    if [ "$CODE" = "$code" ] && ! grep -q -e 'Sanitizer' -e 'runtime error:' err; then
-        ok "$name"
-    else
-        not_ok "$name (expected exit status $code)"
+    ended "$code" "$name"
+}
+# ended CODE NAME: the same of what ran last.
+ended() {
+    if [ "$CODE" = "$1" ] && ! grep -q -e 'Sanitizer' -e 'runtime error:' err; then ok "$2"; else
+        not_ok "$2 (expected exit status $1)"
         show
         return 1
     fi
@@ -85,38 +87,33 @@ says() {
     fi
 }
 
+# lacks NAME PATTERN FILE: no line matches.
+lacks() { if grep -Eq -- "$2" "$3"; then not_ok "$1 ($(grep -E -m 1 -- "$2" "$3"))"; else ok "$1"; fi; }
+
 # same NAME FILE FILE: equal bytes.
 same() { if cmp -s "$2" "$3"; then ok "$1"; else not_ok "$1 ($(cmp "$2" "$3" 2>&1 | head -n 1))"; fi; }
 # same_results NAME FILE FILE: equal JSON results, however they were asked for.
 same_results() {
-    if "$PYTHON" -c '
+    holds "$1" "$PYTHON" -c '
 import json, sys
 a, b = (json.load(open(n, encoding="utf-8")) for n in sys.argv[1:])
-sys.exit(not (a.pop("arguments") and b.pop("arguments") and a == b))' "$2" "$3"; then ok "$1"; else not_ok "$1"; fi
+sys.exit(not (a.pop("arguments") and b.pop("arguments") and a == b))' "$2" "$3"
 }
 exists() { if [ -s "$2" ]; then ok "$1"; else not_ok "$1 ($2 is missing or empty)"; fi; }
 
 # json NAME FILE [EXPRESSION]: FILE is JSON, and the Python expression over its content `j` is true. `rows` gives the
 # rows of results that have these values: rows(allocator="uniform").
 json() {
-    if "$PYTHON" -c '
+    holds "$1" "$PYTHON" -c '
 import json, sys
 j = json.load(open(sys.argv[1], encoding="utf-8"))
 def rows(**cells): return [r for r in j["rows"] if all(r.get(k) == v for k, v in cells.items())]
-sys.exit(0 if eval("(" + sys.argv[2] + ")") else 1)' "$2" "${3:-True}" 2>json.err; then ok "$1"; else
-        not_ok "$1 ($2, ${3:-valid JSON})"
-        tail -n 3 json.err | sed 's/^/    /'
-    fi
+sys.exit(0 if eval("(" + sys.argv[2] + ")") else " ".join(sys.argv[1:]))' "$2" "${3:-True}"
 }
 
 # check NAME CHECK ARGUMENT...: a check of check.py, which reads the files without any code of ours.
 check() {
-    local name=$1
-    shift
-    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" "$@" >check.out 2>&1; then ok "$name"; else
-        not_ok "$name"
-        sed 's/^/    /' check.out
-    fi
+    holds "$1" "$PYTHON" "$KVB_ROOT/tests/cli/check.py" "${@:2}"
 }
 
 # killed_after MILLISECONDS COMMAND...: kills it when it has taken so long, and waits until it is gone. Without
@@ -130,8 +127,76 @@ killed_after() {
         "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$@"
 }
 
+# interrupt SIGNAL WHEN COMMAND...: runs it and sends the signal as soon as the shell's words WHEN succeed; how it ended
+# goes to CODE. There is no time by which that must be, and the command has less priority than who watches it: beside
+# other work it would else be over before it is looked at.
+interrupt() {
+    local signal=$1 when=$2 pid
+    shift 2
+    CODE=0
+    nice -n 10 "$@" >out 2>err </dev/null &
+    pid=$!
+    until eval "$when" >/dev/null 2>&1; do
+        kill -0 $pid 2>/dev/null || break
+        sleep 0.02
+    done
+    kill "-$signal" $pid 2>/dev/null
+    wait $pid || CODE=$?
+}
+
 # tiny_model FILE: the generated two-layer model.
 tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }
+
+# tiny_texts COUNT LINES: text0.txt, text1.txt, ... of that many lines each.
+tiny_texts() {
+    "$PYTHON" -c '
+import sys
+for k in range(int(sys.argv[1])):
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(int(sys.argv[2]))),
+        file=open(f"text{k}.txt", "w"))' "$1" "$2"
+}
+
+# tiny_record OPTION...: run.h5, a profile of both under the metric keydiff.
+tiny_record() {
+    tiny_inputs
+    expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff "${@:1}"
+}
+
+# default_model WHAT: the default model's file goes to MODEL; where it cannot be had, WHAT is skipped and the test ends.
+default_model() {
+    if MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") && [ -s "$MODEL" ]; then
+        case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
+    else
+        cat get-model.err
+        skip "the default model could not be fetched: $1"
+        end
+    fi
+}
+
+# holds NAME COMMAND...: the command succeeds; what it says is in held, and is shown when it does not.
+holds() {
+    local name=$1
+    shift
+    if "$@" >held 2>&1; then ok "$name"; else
+        not_ok "$name"
+        tail -n 20 held | sed 's/^/    /'
+        return 1
+    fi
+}
+# absent NAME FILE: there is no such file or folder.
+absent() { if [ ! -e "$2" ]; then ok "$1"; else not_ok "$1 ($2 is there)"; fi; }
+# empty NAME FILE: nothing is in it; a pipe may be given.
+empty() {
+    local found
+    found=$(head -c 200 "$2" && echo .)
+    if [ "$found" = . ]; then ok "$1"; else not_ok "$1 (${found%.})"; fi
+}
+# differ NAME FILE FILE: other bytes.
+differ() {
+    local code=0
+    cmp -s "$2" "$3" || code=$?
+    if [ $code = 1 ]; then ok "$1"; else not_ok "$1"; fi
+}
 
 # id_lines FILE FIRST COUNT: for each line of standard input, a Python expression, its JSON; ids(n) are n token ids that
 # look random, from FIRST on, of COUNT different ones.
@@ -156,4 +221,8 @@ tiny_calib() {
 {"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}
 {"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)], "answer_ids": [ids(8), ids(12)]}
 LINES_END
+}
+tiny_inputs() {
+    tiny_model tiny.gguf
+    tiny_calib calib.jsonl
 }

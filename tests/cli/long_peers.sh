@@ -2,14 +2,8 @@
 # kvbudget against the code of others: the tokenizer, logits, scores and oracle of transformers and PyTorch, the
 # published solver, and kvpress. Needs Python packages of a gigabyte; PEER_PYTHON names a Python that has them
 # (tests/peer/requirements.txt), else a virtual environment is made in the build folder.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
-    cat get-model.err
-    skip 'the default model could not be fetched'
-    end
-fi
-case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
+default_model 'nothing was compared'
 if [ -z "${PEER_PYTHON:-}" ]; then
     PEER_PYTHON=$KVB_BUILD/peer-venv/bin/python
     if { [ -x "$PEER_PYTHON" ] || "$PYTHON" -m venv "$KVB_BUILD/peer-venv"; } >venv.out 2>&1 &&
@@ -38,8 +32,7 @@ peer 'tokens are those of the Hugging Face tokenizers' compare_tokens "$MODEL" -
 peer 'logits of 1,500 tokens are those of transformers' compare_logits "$KVB" "$MODEL" text
 expect 0 'profile 1,600 tokens, three questions, every variant of every metric' profile "$MODEL" \
     "$KVB_ROOT/calib-data/narrative-en.jsonl" -o run.h5 --max-tokens 1600 --questions 3 --ignore-answers --ignore-eos \
-    --quiet \
-    --metric snapkv:kvpress --metric snapkv:lukv --metric keydiff --metric ea:kvpress --metric ea:lukv
+    --quiet --metric snapkv:kvpress --metric snapkv:lukv --metric keydiff --metric ea:kvpress --metric ea:lukv
 peer 'scores and oracle are those of the PyTorch protocol' compare_record "$MODEL" run.h5
 peer 'budgets are those of the published solver' solver_parity run.h5 --kvbudget "$KVB"
 peer 'the same on synthetic arrays' solver_parity --synthetic --kvbudget "$KVB"

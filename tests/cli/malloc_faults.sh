@@ -2,7 +2,6 @@
 # Every command with one allocation that fails, at sampled points (WALK=--all: at every one): it succeeds or says why.
 # Success means the same output; else it says that memory ran out, calls nothing damaged, leaves nothing half-written,
 # and loses nothing.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 if ldd "$KVB" | grep -q -e libasan -e libtsan; then
     skip 'failing allocations: the sanitiser has a malloc of its own'
@@ -10,17 +9,11 @@ if ldd "$KVB" | grep -q -e libasan -e libtsan; then
 fi
 CC=${CC:-gcc}
 # shellcheck disable=SC2086 # words of a command
-if $CC -shared -fPIC -O1 -D_GNU_SOURCE -o fail_malloc.so "$KVB_ROOT/tests/faults/fail_malloc.c" -ldl 2>cc.err; then
-    ok 'the shim is built'
-else
-    not_ok 'the shim is built'
-    cat cc.err
-    end
-fi
+holds 'the shim is built' $CC -shared -fPIC -O1 -D_GNU_SOURCE -o fail_malloc.so \
+    "$KVB_ROOT/tests/faults/fail_malloc.c" -ldl || end
 mkdir inputs
 cd inputs || exit 1
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 head -c 3000 "$KVB_ROOT/LICENSE" >text.txt
 PROFILE=(profile tiny.gguf calib.jsonl -n 4 --ignore-eos -q 1 --quiet --threads 1 -m keydiff -m snapkv)
 expect 0 'a record' "${PROFILE[@]}" -o run.h5
@@ -52,5 +45,5 @@ cd .. || exit 1
 code=$?
 case $TMPDIR in /dev/shm/kvbudget-faults.*) rm -rf "$TMPDIR" ;; esac
 cat walk.out
-if [ "$code" = 0 ]; then ok "$(tail -n 1 walk.out)"; else not_ok "$(tail -n 1 walk.out)"; fi
+holds "$(tail -n 1 walk.out)" [ "$code" = 0 ]
 end

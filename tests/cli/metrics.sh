@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Every eviction metric on the tiny model: all in one profiling pass, then a table each; what cannot be profiled is
 # refused.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 METRICS=(snapkv:kvpress:window=16 snapkv:lukv:window=16 snapkv:adakv:window=16 snapkv:factory snapkv:keydiff:window=16
     keydiff keydiff:anchor=raw keydiff:anchor=median keydiff:similarity=dot keydiff:similarity=euclid ea:kvpress ea:lukv
@@ -10,8 +9,7 @@ METRICS=(snapkv:kvpress:window=16 snapkv:lukv:window=16 snapkv:adakv:window=16 s
     morphkv:window=16 morphkv:window=16:fusion=max rocketkv:window=16 h2o:window=16 h2o:kvpress tova tova:scope=group
     knorm streaming random random:seed=2 critical:share=0+snapkv:kvpress:window=16 critical:share=0+keydiff)
 
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 ARGUMENTS=()
 for m in "${METRICS[@]}"; do ARGUMENTS+=(--metric "$m"); done
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 6 --ignore-eos "${ARGUMENTS[@]}")
@@ -53,9 +51,8 @@ press ea:kvpress \
 # ---- what cannot be profiled can be evaluated: with the table of the form that can be, or without one
 expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
 expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff \
-    --metric h2o:half \
-    --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 --window 0 --quiet \
-    --dump-kept kept.jsonl
+    --metric h2o:half --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 \
+    --window 0 --quiet --dump-kept kept.jsonl
 says 'and is one of its allocators' '^ +80 %  kvbudget '
 "$PYTHON" - >kept.txt <<'PYTHON_END'
 import json
@@ -77,5 +74,5 @@ misused 'a wrong choice lists the right ones' 'expects one of mean\|raw\|median'
 misused 'CriticalKV needs a metric' 'critical\+METRIC' profile tiny.gguf calib.jsonl -o no.h5 --metric critical
 fails 'a context that is too short for LagKV' '100 tokens, expected at least 260' profile tiny.gguf calib.jsonl \
     -o no.h5 --metric lagkv --max-tokens 100
-if [ -e no.h5 ]; then not_ok 'no record is left'; else ok 'no record is left'; fi
+absent 'no record is left' no.h5
 end

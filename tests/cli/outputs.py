@@ -42,7 +42,7 @@ def check(good, name, shown=""):
 
 
 def run(words):
-    p = subprocess.run([KVB, *words], stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=120)
+    p = subprocess.run([KVB, *words], stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=900)
     return p.returncode, p.stderr
 
 

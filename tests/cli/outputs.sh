@@ -1,19 +1,14 @@
 #!/usr/bin/env bash
 # No output takes the place of an input, of another output, or of a file that is something else: every option of every
 # command that takes a value is tried with every file that the command reads.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
 expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
 expect 0 'export an array' export table.safetensors -o table.npy
 expect 0 'learn' learn run.h5 -o rank.safetensors --quiet
 expect 0 'export' export run.h5 --format lukv-steps -o steps
-"$PYTHON" -c '
-for k in range(4):
-    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40)),
-        file=open(f"text{k}.txt", "w"))'
+tiny_texts 4 40
 "$PYTHON" "$KVB_ROOT/tests/cli/outputs.py" "$KVB" || FAILED=$((FAILED + $?))
 
 # What only some commands can do.

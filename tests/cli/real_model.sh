@@ -1,13 +1,7 @@
 #!/usr/bin/env bash
 # The chain on the default model and on our own narrative, cut short: real tokens, real heads, real effects.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
-    cat get-model.err
-    skip 'THE DEFAULT MODEL COULD NOT BE FETCHED: nothing was tested with a real model'
-    end
-fi
-case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
+default_model 'NOTHING WAS TESTED WITH A REAL MODEL'
 CALIB=$KVB_ROOT/calib-data/narrative-en.jsonl
 L=30 G=3
 
@@ -15,8 +9,7 @@ L=30 G=3
 "$PYTHON" -c 'import json, sys; print(json.loads(open(sys.argv[1], encoding="utf-8").readline())["context"][:300])' \
     "$CALIB" >text
 expect 0 'tokenize' tokenize "$MODEL" text --json
-cp out ids.json
-json 'a few characters to a token' ids.json '50 < j["n_tokens"] < 150 and len(j["ids"]) == j["n_tokens"]'
+json 'a few characters to a token' out '50 < j["n_tokens"] < 150 and len(j["ids"]) == j["n_tokens"]'
 for backend in cpu ref; do expect 0 "logits, $backend" logits "$MODEL" text -o $backend.npy --max-tokens 24 \
     --backend $backend; done
 check 'both backends agree' close_npy cpu.npy ref.npy 1e-3

@@ -1,14 +1,8 @@
 #!/usr/bin/env bash
 # The default model's tokenizer against the golden ids of the transformers tokenizer (tests/golden/make_tokens.py). A
 # larger comparison, 1 MB of mixed text with transformers itself: tests/peer/compare_tokens.py.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
-    cat get-model.err
-    skip 'THE DEFAULT MODEL COULD NOT BE FETCHED: its tokenizer was not tested'
-    end
-fi
-case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
+default_model 'ITS TOKENIZER WAS NOT TESTED'
 
 # One line per case: number, pre-tokenizer, special yes or no; the texts and the expected lines of ids go to files.
 "$PYTHON" - "$KVB_ROOT/tests/golden/tokens.json" >cases <<'PYTHON_END'
@@ -31,9 +25,8 @@ says 'no BOS' '^504 1112 216 2$'
 expect 0 'BOS by force' tokenize "$MODEL" text --special --bos yes
 says 'BOS' '^1 504 1112 216 2$'
 expect 0 'as JSON' tokenize "$MODEL" text --json --special
-cp out ids.json
 # Written down, because records and tables hold it.
-json 'the ids and the hash' ids.json \
+json 'the ids and the hash' out \
     'j["ids"] == [504, 1112, 216, 2] and j["tokenizer_sha256"] ==
     "43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6"'
 misused 'a wrong --bos' "expected yes.no.auto" tokenize "$MODEL" text --bos maybe

@@ -1,24 +1,17 @@
 #!/usr/bin/env bash
 # kvbudget refine on the tiny model: less damage than the table, the same bytes again, stops, and tables with limits.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
+tiny_record
 expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
 expect 0 'solve with pages, levels and a floor' solve run.h5 --metric keydiff --block 8 --levels 1 --floor 0.05 \
     -o paged.safetensors --quiet
-"$PYTHON" -c '
-for k in range(7):
-    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(50)),
-        file=open(f"text{k}.txt", "w"))'
-SIZE='--tokens 150 --next 12 --evaluations 40 -r 50%,80% --quiet --json'
+tiny_texts 7 50
+REFINE=(refine tiny.gguf --tokens 150 --next 12 --evaluations 40 -r '50%,80%')
 # refine NAME OUT ARGUMENT...: on the seven texts.
 refine() {
     local name=$1 to=$2
     shift 2
-    # shellcheck disable=SC2086
-    expect 0 "$name" refine tiny.gguf table.safetensors text?.txt $SIZE -o "$to" "$@"
+    expect 0 "$name" "${REFINE[@]}" table.safetensors text?.txt --quiet --json -o "$to" "$@"
 }
 
 refine 'refine' one.safetensors
@@ -64,45 +57,30 @@ json 'evaluations, seed, and hashes of table and texts' out \
     all(len(t) == 64 for t in r[s]["texts"]) for s in ("calibration", "selection", "test")))(
     json.loads(j["metadata"]["refined"]) if isinstance(j["metadata"]["refined"], str) else j["metadata"]["refined"])'
 
-# shellcheck disable=SC2086
-expect 0 'with progress' refine tiny.gguf table.safetensors text?.txt ${SIZE/--quiet --json/} -o shown.safetensors
+expect 0 'with progress' "${REFINE[@]}" table.safetensors text?.txt -o shown.safetensors
 says 'it shows the heads alone' 'heads alone at 6 budgets each, text 2 of 2, 0 s left' err
 says 'and their rate' '48 cuts of heads alone, [0-9.]+ a second' err
 says 'it shows the KL of both sets as they fall' 'round 1, .* KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
-# refine_stopped OUT PATTERN ARGUMENT...: a search that would go on for long gets a signal when the pattern stands in
-# what it says, 30 s at most; the exit status is left in $stopped.
+# refine_stopped OUT PATTERN: a search that would go on for long gets a signal when the pattern stands in what it says.
 refine_stopped() {
-    local to=$1 pattern=$2 process
-    shift 2
-    # shellcheck disable=SC2086
-    "$KVB" refine tiny.gguf table.safetensors text?.txt ${SIZE/--quiet --json/} --evaluations 100000 \
-        -o "$to" "$@" >out 2>err &
-    process=$!
-    for _ in $(seq 300); do
-        grep -qE "$pattern" err && break
-        sleep 0.1
-    done
-    kill -TERM $process
-    wait $process
-    stopped=$?
+    interrupt TERM "grep -E '$2' err" "$KVB" "${REFINE[@]}" table.safetensors text?.txt --evaluations 100000 -o "$1"
 }
 refine_stopped four.safetensors 'round 4,'
-if [ $stopped = 143 ]; then ok 'a signal ends it'; else not_ok 'a signal ends it'; fi
+ended 143 'a signal ends it'
 says 'and says what is left' 'nothing is written, and the same command continues' err
-if [ -e four.safetensors ]; then not_ok 'no table'; else ok 'no table'; fi
+absent 'no table' four.safetensors
 exists 'but what was measured' four.safetensors.cells
 # A finished table stays as it is, however late a search for another is stopped.
 refine 'a finished search' six.safetensors
 cp six.safetensors kept.safetensors
 refine_stopped six.safetensors 'round 0,' # resumed from its log, with the table's own losses known at once
-if [ $stopped = 143 ]; then ok 'a signal ends the resumed run'; else not_ok 'a signal ends the resumed run'; fi
+ended 143 'a signal ends the resumed run'
 same 'the finished table is not replaced' six.safetensors kept.safetensors
 
-# shellcheck disable=SC2086
-expect 0 'a table with limits' refine tiny.gguf paged.safetensors text?.txt $SIZE -o p.safetensors
+expect 0 'a table with limits' "${REFINE[@]}" paged.safetensors text?.txt --quiet -o p.safetensors
 expect 0 'its budgets' budgets p.safetensors --ratio 0.5 --tokens 160 --json
 cp out p.json
 if "$PYTHON" - <<'PYTHON_END'; then ok 'pages and levels hold'; else not_ok 'pages and levels hold'; fi
@@ -118,24 +96,16 @@ assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layer
 PYTHON_END
 expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
 refine 'with a candidate' tried.safetensors --candidate paper.safetensors --evaluations 1
-cp out tried.json
-json 'its budgets and those between are all that is measured' tried.json 'j["settings"]["refined"]["rounds"] == 3'
-json 'and no ratio is worse on the texts that choose' tried.json \
+json 'its budgets and those between are all that is measured' out 'j["settings"]["refined"]["rounds"] == 3'
+json 'and no ratio is worse on the texts that choose' out \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 "$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&
     "$KVB" solve other.h5 --metric knorm -o other.safetensors --quiet >out 2>err
-# shellcheck disable=SC2086
-fails 'a candidate for another metric' 'knorm.*keydiff|keydiff.*knorm' refine tiny.gguf table.safetensors text?.txt \
-    $SIZE -o x.safetensors --candidate other.safetensors
-# shellcheck disable=SC2086
-fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
-    -o x.safetensors
-# shellcheck disable=SC2086
-fails 'a text in two sets' 'same tokens' refine tiny.gguf table.safetensors text0.txt --select text0.txt $SIZE \
-    -o x.safetensors
+fails 'a candidate for another metric' 'knorm.*keydiff|keydiff.*knorm' "${REFINE[@]}" table.safetensors text?.txt \
+    -o x.safetensors --candidate other.safetensors
+fails 'two texts are too few' 'at least 3 texts' "${REFINE[@]}" table.safetensors text0.txt text1.txt -o x.safetensors
+fails 'a text in two sets' 'same tokens' "${REFINE[@]}" table.safetensors text0.txt --select text0.txt -o x.safetensors
 echo '{"key": 1}' >y.safetensors.cells
-# shellcheck disable=SC2086
-fails 'a log of something else' 'line 1: expected a result' refine tiny.gguf table.safetensors text?.txt $SIZE \
-    -o y.safetensors
+fails 'a log of something else' 'line 1: expected a result' "${REFINE[@]}" table.safetensors text?.txt -o y.safetensors
 misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
 end

@@ -1,11 +1,7 @@
 #!/usr/bin/env bash
 # What solve measures without writing a table: --holdout and --ablation, on the tiny model.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
-    --metric snapkv:kvpress
+tiny_record --metric snapkv:kvpress
 
 # ---- holdout
 expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout --json --quiet

@@ -1,20 +1,18 @@
 #!/usr/bin/env bash
 # kvbudget tables: the shipped ones, the one of a model by hash or by shape and name, adding one, refusals.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 expect 0 'the tables of the tree are listed' tables
 cp out listed
 for name in gemma-3-270m qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct smollm2-135m-instruct; do
     says "$name is there" "/$name.safetensors\$" listed
-    if [ "$(wc -c <"$KVB_ROOT/tables/$name.safetensors")" -lt 300000 ]; then ok 'and small'; else not_ok 'and small'; fi
+    holds 'and small' [ "$(wc -c <"$KVB_ROOT/tables/$name.safetensors")" -lt 300000 ]
     hash=$(kvb inspect "$KVB_ROOT/tables/$name.safetensors" && sed -n 's/^  model_sha256: "\(.*\)"/\1/p' out)
     says 'it is of the weights that get-model.sh fetches' "|$hash|" "$KVB_ROOT/tools/scripts/get-model.sh"
 done
 says 'with names, shape and worth' 'HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers, 3 KV heads of 64 numbers' listed
 says 'as measured' 'KL to the full cache 0.001148 at 50 %, 0.01579 at 80 %, 0.0632 at 90 %, 0.2655 at 95 %' listed
 
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
+tiny_inputs
 seq 1 400 >text.txt
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
 expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
@@ -33,7 +31,7 @@ mkdir ready
 fails 'an unknown model' 'no table for "tiny.gguf".*none of the 4 tables in .* is; .kvbudget tune.' tables tiny.gguf
 export KVBUDGET_TABLES=$PWD/ready
 expect 0 'an empty folder' tables
-if [ -s out ]; then not_ok 'has nothing to list'; else ok 'has nothing to list'; fi
+empty 'has nothing to list' out
 fails 'results of another table' 'other.json: nothing there was measured with own.safetensors' tables \
     --add own.safetensors --name Org/Tiny-1M --results other.json
 expect 0 'adding' tables --add own.safetensors --name Org/Tiny-1M,Org/Tiny-1M-GGUF --results worth.json

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # kvbudget tune on the tiny model: one command makes table and report; the same bytes for other threads and after stops.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 mkdir -p data/plain data/eval
@@ -17,10 +16,9 @@ for k in range(12):
 print(text(20, 400), file=open("own.txt", "w"))
 print(text(21, 4), file=open("short.txt", "w"))'
 export KVBUDGET_DATA=$PWD/data
-SIZE='--tokens 100'
+TUNE=(tune tiny.gguf --tokens 100)
 
-# shellcheck disable=SC2086
-expect 0 'tune' tune tiny.gguf -o one $SIZE --threads 1
+expect 0 'tune' "${TUNE[@]}" -o one --threads 1
 says 'it says what each step is for' 'tune 9 of 9: the report' err
 says 'and which texts play which part' '6 texts to calibrate on, 2 to choose by, 4 to judge' err
 says 'and ends with a verdict' '(hardly changes|prune less)' out
@@ -31,19 +29,16 @@ expect 0 'the table works' budgets one.safetensors --ratio 0.8 --tokens 1000
 expect 0 'and says that it was measured' inspect one.safetensors --json
 says 'on the texts that choose' 'refined' out
 
-# shellcheck disable=SC2086
-expect 0 'again, with two threads' tune tiny.gguf -o two $SIZE --threads 2 --quiet
+expect 0 'again, with two threads' "${TUNE[@]}" -o two --threads 2 --quiet
 same 'gives the same table' one.safetensors two.safetensors
 grep -v '^warning' err >said || true
-if [ -s said ]; then not_ok '--quiet says nothing but warnings'; else ok '--quiet says nothing but warnings'; fi
+empty '--quiet says nothing but warnings' said
 rm -f one.safetensors one.html one.tune/{tuned,worth,report}.done one.tune/worth.*
-# shellcheck disable=SC2086
-expect 0 'what is done is not done again' tune tiny.gguf -o one $SIZE
+expect 0 'what is done is not done again' "${TUNE[@]}" -o one
 says 'it says so' 'the model reads texts with its full cache .done before.' err
 same 'and the table is the same' one.safetensors two.safetensors
 
-# shellcheck disable=SC2086
-expect 0 'for caches that are refitted' tune tiny.gguf -o two $SIZE --refit
+expect 0 'for caches that are refitted' "${TUNE[@]}" -o two --refit
 says 'one profile serves both' 'the model reads texts with its full cache .done before.' err
 says 'the choice is made once more' 'each ratio takes the best$' err
 says 'it judges refitted caches' 'every cache refitted' out
@@ -53,40 +48,25 @@ says 'by its references' 'refit[^0-9a-z]*[1-9]' out
 cp one.safetensors two.safetensors
 
 # A stop in the middle: the best so far is left, and the same command goes on to the same table.
-stop_at() {
-    # shellcheck disable=SC2086
-    "$KVB" tune tiny.gguf -o three $SIZE >out 2>err &
-    local process=$!
-    for _ in $(seq 3000); do
-        grep -qE "$1" err && break
-        sleep 0.01
-    done
-    kill -TERM $process
-    wait $process
-    stopped=$?
-}
+stop_at() { interrupt TERM "grep -E '$1' err" "$KVB" "${TUNE[@]}" -o three; }
 stop_at 'tune 1 of'
-if [ $stopped = 143 ]; then ok 'stopped at once'; else not_ok "stopped at once: status $stopped"; fi
+ended 143 'stopped at once'
 says 'there is no table yet' 'before there was a table' err
 stop_at 'tune 8 of'
-if [ $stopped = 143 ]; then ok 'stopped while it judges'; else not_ok "stopped while it judges: status $stopped"; fi
+ended 143 'stopped while it judges'
 same 'the best table is there' three.safetensors two.safetensors
-# shellcheck disable=SC2086
-expect 0 'goes on' tune tiny.gguf -o three $SIZE --quiet
+expect 0 'goes on' "${TUNE[@]}" -o three --quiet
 same 'to the same table' three.safetensors two.safetensors
 
-# shellcheck disable=SC2086
-expect 0 'with a text of the user' tune tiny.gguf own.txt -o own $SIZE --quiet
+expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl
-# shellcheck disable=SC2086
-expect 0 'with a time' tune tiny.gguf -o timed --tokens 100 --time 20s
+expect 0 'with a time' "${TUNE[@]}" -o timed --time 20s
 says 'texts are read in two parts' 'tune 2 of 10: and as many more' err
-# shellcheck disable=SC2086
-expect 0 'for lookups' tune tiny.gguf -o facts --tokens 100 --for lookup --quiet
+expect 0 'for lookups' "${TUNE[@]}" -o facts --for lookup --quiet
 says 'lines are asked for' '"question_ids"' facts.tune/first.jsonl
-expect 0 'a plan' tune tiny.gguf -o planned --tokens 100 --plan
+expect 0 'a plan' "${TUNE[@]}" -o planned --plan
 says 'says what a pass takes' 'time +about' out
-if [ -e planned.safetensors ]; then not_ok 'and makes no table'; else ok 'and makes no table'; fi
+absent 'and makes no table' planned.safetensors
 
 fails 'other settings in the same folder' 'of another model, other texts or settings' tune tiny.gguf -o one --tokens 120
 fails 'a text that is too short' 'short.txt: .* tokens, expected at least 164' tune tiny.gguf short.txt -o x \

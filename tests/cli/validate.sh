@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
 # The exact solution and the check of certificates, on the tiny model.
-# shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
-    --metric snapkv:kvpress
+tiny_record --metric snapkv:kvpress
 
 # ---- validate
 expect 0 'validate' validate run.h5 --metric keydiff
-if [ "$(grep -Ec '^ +[0-9]+ % ' out)" = 99 ]; then ok 'a line for each ratio'; else not_ok 'a line for each ratio'; fi
+holds 'a line for each ratio' [ "$(grep -Ec '^ +[0-9]+ % ' out)" = 99 ]
 for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts short --scope layer'; do
     # shellcheck disable=SC2086
     expect 0 "validate $o" validate run.h5 --metric all --json --quiet $o
@@ -32,8 +28,7 @@ for a in mean_ratio mean_loss; do
         says 'in all rows' '99 of 99 rows hold'
     done
     expect 0 "solve --exact --json, $a" solve run.h5 --metric keydiff --aggregate $a --exact --json --quiet
-    cp out exact.json
-    json 'the loss is the optimum, between bound and greedy' exact.json 'j["details"][0]["solver"] == "exact" and all(
+    json 'the loss is the optimum, between bound and greedy' out 'j["details"][0]["solver"] == "exact" and all(
         r["proved"] and r["lower_bound"] <= r["loss"] + 1e-12 and abs(r["loss"] - r["optimum"]) < 1e-12
         and r["optimum"] <= r["greedy"] + 1e-12 for r in j["rows"])'
 done
@@ -53,13 +48,9 @@ done
 expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
 says 'says what is proved, and of what' 'Proved: no budgets that all questions share lose less than the bound'
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --loss importance --json --quiet
-cp out flat.json
-json 'is uniform, but for single tokens' flat.json \
-    'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j["rows"])'
+json 'is uniform, but for single tokens' out 'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j["rows"])'
 expect 0 'a high floor' solve run.h5 --metric keydiff --min-keep 0.25 --json --quiet
-cp out high.json
-json 'caps what is pruned' high.json \
-    'abs(j["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j["rows"][90]["saturated"]'
+json 'caps what is pruned' out 'abs(j["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j["rows"][90]["saturated"]'
 misused '--paper with --shrink' 'the paper has none' solve run.h5 --metric keydiff --paper --shrink 0.1
 misused '--paper with --aggregate' 'give one of them' solve run.h5 --metric keydiff --paper --aggregate mean_loss
 misused '--shrink 2' 'expected 0 to 1' solve run.h5 --metric keydiff --shrink 2
@@ -86,8 +77,7 @@ for o in '' --paper '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric keydiff --loss importance $o -o t.safetensors --quiet
     expect 0 'against the optimum' validate run.h5 t.safetensors --json --quiet
-    cp out v.json
-    json 'bound <= optimum <= greedy, and no table loses less' v.json \
+    json 'bound <= optimum <= greedy, and no table loses less' out \
         'len(j["details"]) == 1 and len(j["rows"]) in (2, 99) and all(
         r["proved"] and r["lower_bound"] <= r["optimum"] + 1e-12 and r["optimum"] <= r["greedy"] + 1e-12
         and r["optimum"] <= r["table_loss"] + 0.01 for r in j["rows"]) and j["details"][0]["aggregate"] == "mean_loss"'
@@ -105,8 +95,7 @@ misused 'a metric beside a table' 'already says' validate run.h5 good.safetensor
 misused 'constraints beside a table' 'already says' validate run.h5 good.safetensors --block 16
 misused 'settings beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --shrink 0.5
 expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
-cp out v.json
-json 'has rows as far as floors allow' v.json 'len(j["rows"]) == 2 * 90 and all(
+json 'has rows as far as floors allow' out 'len(j["rows"]) == 2 * 90 and all(
     d["constrained"] for d in j["details"]) and all(
     r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
     and "nested" not in r for r in j["rows"])'
