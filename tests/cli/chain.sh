@@ -67,7 +67,7 @@ expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
 says 'has the layers' 'id="layers"' nats.html
 says 'shows which layers matter' 'predicts a KL of' nats.html
 expect 0 'solve without curves' solve run.h5 --metric keydiff
-says 'says what is minimised and what there is beyond' 'importance .*profile --curves' err
+says 'says what is minimised and what there is beyond' 'importance[; ].*profile --curves' err
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
 
 cp nats.h5 grown.h5

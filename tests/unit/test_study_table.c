@@ -70,7 +70,6 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
 
 UNIT_TEST(pairs_that_cannot_lose_anything_count)
 {
-    static const aggregation how[] = {AGGREGATE_MEAN_RATIO, AGGREGATE_MEAN_LOSS};
     const case_context nothing = {.id = "n", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 0}, NULL}}};
     const case_context both[] = {HEAD_0, nothing};
     open_record("none.h5", both, 2);
