@@ -55,7 +55,8 @@ typedef struct learned {
 
 // Fits a ranking; needs at least two different texts. Layers with a sliding window, which records leave out, have no
 // ranking. Errors: KVB_ARGUMENT (too few texts, too many metrics, nothing to fit), those of reading the record,
-// KVB_NUMERIC (a singular system), KVB_INTERRUPTED. The caller frees, also after a failure; `from` must outlive the result.
+// KVB_NUMERIC (a singular system), KVB_INTERRUPTED. The caller frees, also after a failure; `from` must outlive the
+// result.
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,
                      kvb_error *err);
 void learn_free(learned *l);
