@@ -93,7 +93,7 @@ for kind in 'ref f32' 'cpu f32' 'cpu bf16x3' 'cpu bf16'; do
 done
 [ "$only" = --tiny ] && exit
 
-model=$(cd "$root" && { tools/scripts/get-model.sh || tools/get-model.sh; } 2>/dev/null)
+model=$("$root/tools/scripts/get-model.sh" 2>/dev/null)
 for compute in f32 bf16x3 bf16; do
     kvbudget profile "$model" "$root/calib-data/narrative-en.jsonl" "$root/calib-data/code-c.jsonl" -o "$work/real.h5" \
         --force --max-tokens 700 -q 3 -n 12 \

@@ -60,10 +60,6 @@ def pieces_of(page: str) -> list[Piece]:
     return pieces
 
 
-def numbers(text: str) -> list[str]:
-    return [n.rstrip(".,") for n in re.findall(NUMBER, text)]
-
-
 def at(pieces: list[Piece], place: str) -> list[list[Piece]]:
     """What a place names: a list for each paragraph, row or cell."""
     row, _, column = place.partition(" > ")
@@ -78,19 +74,13 @@ def at(pieces: list[Piece], place: str) -> list[list[Piece]]:
 
 def compare_with_models(page: str, pieces: list[Piece], rows: dict[str, str | None]) -> set[tuple[int, str]]:
     """Compares the tables of a page whose rows begin with a model and a kind of row; gives what was quoted."""
-    with open(MODELS, encoding="utf-8") as file:
-        measured = {
-            (
-                re.sub("[ -]", "", r["model"]),
-                f"{r['metric'].split(':')[0]} {r['allocator']} {'as-cut' if r['refit'] == '0' else 'refitted'}",
-                f"{float(r['ratio']):.0%}",
-            ): r["kl"]
-            for r in csv.DictReader(file)
-        }
-    quoted = set()
+    measured, quoted = {}, set()
+    for r in csv.DictReader(Path(MODELS).read_text(encoding="utf-8").splitlines()):
+        how = f"{r['metric'].split(':')[0]} {r['allocator']} {'as-cut' if r['refit'] == '0' else 'refitted'}"
+        measured[r["model"].replace("-", ""), how, f"{float(r['ratio']):.0%}"] = float(r["kl"])
     for piece in pieces:
-        model = re.sub("[ -]", "", piece.row.lower()).partition("|")[0]
-        model = next((m for m, _, _ in measured if model.startswith(m)), "")
+        name = re.sub("[ -]", "", piece.row.lower())
+        model = next((m for m, _, _ in measured if name.startswith(m)), "")
         if not model or not piece.column.endswith(" %"):
             continue
         kind = piece.row.split(" | ")[1]
@@ -99,8 +89,8 @@ def compare_with_models(page: str, pieces: list[Piece], rows: dict[str, str | No
             print(f"{page}: which row of {MODELS} is '{kind}'? {FIGURES}, models, does not say")
         elif known[-1]:
             kl = measured[model, known[-1], piece.column.replace(" ", "")]
-            if piece.text != f"{float(kl):.{len(piece.text.partition('.')[2])}f}":
-                print(f"{page}: {piece.text} in '{piece.row[:40]}', {piece.column}; {MODELS} has {float(kl):.4g}")
+            if piece.text != f"{kl:.{len(piece.text.partition('.')[2])}f}":
+                print(f"{page}: {piece.text} in '{piece.row[:40]}', {piece.column}; {MODELS} has {kl:.4g}")
             quoted.add((id(piece), piece.text))
     if not quoted:
         print(f"{page}: no table quotes {MODELS}, one was expected")
@@ -121,7 +111,8 @@ def main() -> None:
             if len(found) != 1:
                 print(f"{page}: '{place}' of figure {name} is there {len(found)} times, once was expected")
                 continue
-            saying = [piece for piece in found[0] if figure["value"] in numbers(piece.text)]
+            value = re.compile(rf"(?<![\d.,]){re.escape(figure['value'])}(?![\d]|[.,]\d)")
+            saying = [piece for piece in found[0] if value.search(piece.text)]
             quoted.update((id(piece), figure["value"]) for piece in saying)
             if not saying:
                 print(f"{page}: '{place}' does not say {figure['value']}, which is figure {name}")
