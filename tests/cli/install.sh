@@ -53,8 +53,8 @@ tiny_inputs
     && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
 # shellcheck disable=SC2086,SC2046
 {
-    holds 'a C99 program with the shared library is linked' $CC -std=c99 -Wall -Wextra -Wpedantic -Werror $flags user.c \
-        -o shared -L"$prefix/lib" -lkvbudget
+    holds 'a C99 program with the shared library is linked' $CC -std=c99 -Wall -Wextra -Wpedantic -Werror $flags \
+        user.c -o shared -L"$prefix/lib" -lkvbudget
     holds 'and runs' env LD_LIBRARY_PATH="$prefix/lib" ./shared t.safetensors && mv held shared.out
     holds 'one with the static library is' $CC $flags user.c -o static "$prefix/lib/libkvbudget.a" \
         $(pkg-config --libs libcjson) -lm

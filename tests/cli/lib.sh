@@ -134,7 +134,7 @@ interrupt() {
     local signal=$1 when=$2 pid
     shift 2
     CODE=0
-    nice -n 10 "$@" >out 2>err </dev/null &
+    nice -n 5 "$@" >out 2>err </dev/null &
     pid=$!
     until eval "$when" >/dev/null 2>&1; do
         kill -0 $pid 2>/dev/null || break
@@ -159,7 +159,8 @@ for k in range(int(sys.argv[1])):
 # tiny_record OPTION...: run.h5, a profile of both under the metric keydiff.
 tiny_record() {
     tiny_inputs
-    expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff "${@:1}"
+    expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+        "${@:1}"
 }
 
 # default_model WHAT: the default model's file goes to MODEL; where it cannot be had, WHAT is skipped and the test ends.

@@ -11,7 +11,8 @@ while read -r _ target; do
 done < <(grep -oE 'make [a-z-]+' help.out)
 exists 'help names targets' help.out
 absent 'make -n writes nothing' "$T/b"
-for word in CC CFLAGS BUILD hdf5 MPI CUDA; do says "showconfig shows $word" "^$word " <(plain_make showconfig 2>/dev/null); done
+plain_make showconfig >config.out 2>/dev/null
+for word in CC CFLAGS BUILD hdf5 MPI CUDA; do says "showconfig shows $word" "^$word " config.out; done
 
 # recompiles FILE ARGUMENT...: make with these arguments would compile FILE.
 recompiles() {

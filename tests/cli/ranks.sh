@@ -60,14 +60,14 @@ export OMP_NUM_THREADS=1
 # launch N COMMAND...: mpirun; its exit status goes to CODE. Each rank's process is written to pid.RANK. mpirun may be
 # over while ranks that it has killed still die, and hold their locks: the next command must not meet them.
 launch() {
-    local n=$1 pid
+    local n=$1
     shift
     CODE=0
     rm -f pid.*
     # shellcheck disable=SC2016
     timeout -k 5 900 mpirun --oversubscribe --bind-to none -n "$n" sh -c 'echo $$ >pid.$OMPI_COMM_WORLD_RANK
         exec "$@"' sh "$@" >out 2>err </dev/null || CODE=$?
-    for pid in $(cat pid.*); do while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done; done
+    cat pid.* 2>/dev/null | while read -r pid; do while kill -0 "$pid" 2>/dev/null; do sleep 0.02; done; done
 }
 stopped() { if [ "$CODE" != 0 ] && [ "$CODE" != 124 ] && [ "$CODE" != 137 ]; then ok "$1"; else
     not_ok "$1 (124, 137: it hung)"
@@ -114,7 +114,7 @@ expect 0 'a longer run in one process' "${LONG[@]}" -o long.h5
 for ranks in '3 1' '2 4'; do
     rm -rf k.h5 k.h5.parts
     read -r first second <<<"$ranks"
-    launch "$first" nice -n 10 "$KVB" "${LONG[@]}" -o k.h5 &
+    launch "$first" nice -n 5 "$KVB" "${LONG[@]}" -o k.h5 &
     until ls k.h5.parts/question-* >/dev/null 2>&1; do # a question is done
         kill -0 $! 2>/dev/null || break
         sleep 0.02

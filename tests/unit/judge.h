@@ -21,7 +21,7 @@ extern const uint32_t TOKENS[N_TOKENS];
 #if defined(EMULATED) || defined(EMULATED_TILES) || defined(__SANITIZE_ADDRESS__)
 enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6, JUDGE_SLOW = 3 };
 #else
-enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 0, ROWS_STEP = 3, JUDGE_SLOW = 1 };
+enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 1, ROWS_STEP = 3, JUDGE_SLOW = 1 };
 #endif
 // Rows of stored matrices: more than backends take at a time; a sanitiser looks at memory alone.
 #if defined(__SANITIZE_ADDRESS__)
