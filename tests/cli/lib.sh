@@ -138,7 +138,7 @@ interrupt() {
     pid=$!
     until eval "$when" >/dev/null 2>&1; do
         kill -0 $pid 2>/dev/null || break
-        sleep 0.02
+        sleep 0.05
     done
     kill "-$signal" $pid 2>/dev/null
     wait $pid || CODE=$?
