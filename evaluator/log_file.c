@@ -102,9 +102,7 @@ static kvb_status check_lines(const char *text, size_t size, const char *path, k
     kvb_status status = KVB_OK;
     for (uint32_t number = 1; status == KVB_OK && size > 0 && (newline = memchr(text, '\n', size)); number++) {
         size_t n = (size_t)(newline - text);
-        bool whole;
-        status = json_line_holds(&whole, text, n, err);
-        if (status == KVB_OK && !whole)
+        if (!json_line_holds(text, n))
             status = kvb_fail(err, KVB_FORMAT,
                               "%s: line %u: expected a result that ends with its checksum (sha256), found a damaged "
                               "line, or one of another program; remove the line, and it is measured again, or the file",
@@ -219,11 +217,10 @@ void log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
 // Writes a line, and remembers what reading it again would give.
 static kvb_status add_log_line(log_file *log, const cJSON *line, off_t *size, kvb_error *err)
 {
-    char *text;
     bool no_memory;
-    kvb_status status = json_sealed_line(&text, line, err);
-    if (status != KVB_OK) return status;
+    char *text = json_sealed_line(line);
     size_t length = strlen(text);
+    kvb_status status = KVB_OK;
     cJSON *read = kvb_json_parse(text, length, NULL, &no_memory);
     if (!remember(log, needed(read, "results"), 0)) cJSON_Delete(read);
     if (log->path && !file_write_all(log->file, text, length))

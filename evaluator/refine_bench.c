@@ -46,8 +46,8 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
                      b->plan.by->spec, b->plan.sink, b->plan.window);
     if (b->plan.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", b->plan.refit);
     b->open = need(b->n_texts, sizeof *b->open, "texts");
-    kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
-    if (status == KVB_OK) status = log_open(&b->log, log, err);
+    sha256_hex(text, (size_t)n, b->origin);
+    kvb_status status = log_open(&b->log, log, err);
     return status == KVB_OK ? damage_open(&b->d, b->m, &b->plan, err) : status;
 }
 
@@ -90,16 +90,15 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
     return kvb_fail(err, status, "%s: %s", from->name, inner.message);
 }
 
-static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key, kvb_error *err)
+static void name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key)
 {
     size_t n = heads_of(b), prefix = 2 * 64;
     unsigned char *bytes = need(prefix + n * sizeof *keep, 1, "bytes of a cut's name");
     memcpy(bytes, b->origin, 64);
     memcpy(bytes + 64, b->texts[text].sha256, 64);
     memcpy(bytes + prefix, keep, n * sizeof *keep);
-    kvb_status status = sha256_hex(bytes, prefix + n * sizeof *keep, key, err);
+    sha256_hex(bytes, prefix + n * sizeof *keep, key);
     free(bytes);
-    return status;
 }
 
 // ---- The log ----
@@ -157,8 +156,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
     uint32_t first = w->n;
     for (uint32_t i = 0; i < n; i++) {
         bool known = false;
-        kvb_status status = name_cut(b, text, keep + i * heads, w->keys[w->n], err);
-        if (status != KVB_OK) return status;
+        name_cut(b, text, keep + i * heads, w->keys[w->n]);
         for (uint32_t j = first; j < w->n && !known; j++) known = strcmp(w->keys[j], w->keys[w->n]) == 0;
         if (known || log_find(b->log, w->keys[w->n])) continue;
         w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n]};
@@ -189,8 +187,8 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
     char key[LOG_KEY];
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        status = name_cut(b, text, keep + i * heads_of(b), key, err);
-        if (status == KVB_OK) status = damage_value_read(&out[i * step], b->log, key, err);
+        name_cut(b, text, keep + i * heads_of(b), key);
+        status = damage_value_read(&out[i * step], b->log, key, err);
     }
     return status;
 }
@@ -315,18 +313,15 @@ static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uin
     for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
 }
 
-static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n,
-                             char (*keys)[LOG_KEY], kvb_error *err)
+static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
 {
     size_t heads = heads_of(b);
     uint32_t *cut = need(heads, sizeof *cut, "heads");
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < n * heads && status == KVB_OK; i++) {
+    for (size_t i = 0; i < n * heads; i++) {
         cut_alone(b, keep + i / heads * heads, i % heads, cut);
-        status = name_cut(b, text, cut, keys[i], err);
+        name_cut(b, text, cut, keys[i]);
     }
     free(cut);
-    return status;
 }
 
 // All n cuts of every head on one text, [n, heads], from the log where it has them all.
@@ -335,7 +330,8 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
 {
     size_t cuts = n * heads_of(b), known = 0;
     char(*keys)[LOG_KEY] = need(cuts, sizeof *keys, "cuts");
-    kvb_status status = name_heads(b, text, keep, n, keys, err);
+    kvb_status status = KVB_OK;
+    name_heads(b, text, keep, n, keys);
     for (; status == KVB_OK && known < cuts && log_find(b->log, keys[known]); known++)
         status = damage_value_read(&out[known], b->log, keys[known], err);
     if (status == KVB_OK && known < cuts) {

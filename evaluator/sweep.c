@@ -16,7 +16,7 @@ enum { BATCH_MAX = 64 };
 // ---- The cells ----
 
 // Everything that a result depends on, as text; its hash names the result in the log.
-static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
+static void name_cell(const sweep *s, sweep_cell *c)
 {
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
@@ -25,7 +25,7 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window);
     if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", s->o.refit);
-    return sha256_hex(text, (size_t)n, c->key, err);
+    sha256_hex(text, (size_t)n, c->key);
 }
 
 static bool is_policy(const sweep *s, uint32_t column)
@@ -41,15 +41,14 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error
                             s->texts[t].name, s->texts[t].n_ids, s->o.n_tokens, s->o.n_next);
     s->n_cells = s->n_texts * s->methods.n_columns * n_ratios;
     s->cells = need(s->n_cells, sizeof *s->cells, "runs");
-    kvb_status status = KVB_OK;
     size_t i = 0;
     for (uint32_t t = 0; t < s->n_texts; t++)
         for (uint32_t column = 0; column < s->methods.n_columns; column++)
-            for (size_t r = 0; r < n_ratios && status == KVB_OK; r++) {
+            for (size_t r = 0; r < n_ratios; r++) {
                 s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r]};
-                status = name_cell(s, &s->cells[i++], err);
+                name_cell(s, &s->cells[i++]);
             }
-    if (status == KVB_OK && s->o.log) status = log_open(&s->log, s->o.log, err);
+    kvb_status status = s->o.log ? log_open(&s->log, s->o.log, err) : KVB_OK;
     return status == KVB_OK && !s->o.kept ? sweep_take(s, err) : status;
 }
 

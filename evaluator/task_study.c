@@ -237,7 +237,7 @@ void task_study_close(task_study *s)
 }
 
 // Hash of the sample's own words, so that other texts, haystacks and lengths are other samples.
-static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error *err)
+static void hash_sample(const task_sample *sample, char out[65])
 {
     char *text = NULL;
     size_t size = 0;
@@ -249,14 +249,12 @@ static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error
         for (size_t k = 0; k < sample->questions[i].n_gold; k++) fprintf(to, "%s\n", sample->questions[i].gold[k]);
     }
     needed(fclose(to) == 0 ? text : NULL, "samples");
-    kvb_status status = sha256_hex(text, size, out, err);
+    sha256_hex(text, size, out);
     free(text);
-    return status;
 }
 
 // Everything that a result depends on; its hash names the result in the log.
-static kvb_status name_result(const task_study *s, const task_cell *c, const char *sample, char key[LOG_KEY],
-                              kvb_error *err)
+static void name_result(const task_study *s, const task_cell *c, const char *sample, char key[LOG_KEY])
 {
     const method_column *column = c->column;
     const method *m = column ? &s->methods.methods[column->method] : NULL;
@@ -265,7 +263,7 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
                      s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
                      column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0);
     if (column && s->refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", s->refit);
-    return sha256_hex(text, (size_t)n, key, err);
+    sha256_hex(text, (size_t)n, key);
 }
 
 kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err)
@@ -287,8 +285,8 @@ kvb_status task_result_read(task_result *out, const log_file *log, const char *k
 static kvb_status recall(task_study *s, task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
     char key[LOG_KEY];
-    kvb_status status = name_result(s, c, sample, key, err);
-    if (status == KVB_OK) status = task_result_read(&c->samples[index], s->known, key, err);
+    name_result(s, c, sample, key);
+    kvb_status status = task_result_read(&c->samples[index], s->known, key, err);
     s->n_resumed += c->samples[index].done;
     return status;
 }
@@ -298,8 +296,7 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     char key[LOG_KEY];
     const task_result *r = &c->samples[index];
     if (!s->known) return KVB_OK;
-    kvb_status status = name_result(s, c, sample, key, err);
-    if (status != KVB_OK) return status;
+    name_result(s, c, sample, key);
     cJSON *about = cJSON_CreateObject();
     const char *how = c->column ? method_name(&s->methods.methods[c->column->method]) : "full";
     json_put(about, "task %s method %s allocator %s ratio %g key %s", s->t->spec, how,
@@ -508,8 +505,8 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     int32_t *ids = NULL;
     metric *metrics = NULL;
     char hash[65];
-    kvb_status status = hash_sample(sample, hash, err);
-    if (status == KVB_OK) status = list_missing(&b, hash, err);
+    hash_sample(sample, hash);
+    kvb_status status = list_missing(&b, hash, err);
     if (status == KVB_OK && b.n) {
         status = sample_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
         if (status == KVB_OK) status = count_positions(&b.extra, s->text, s->t, sample, err);

@@ -44,6 +44,7 @@ static temporary *first;
 
 static void enlist(temporary *t, const char *path)
 {
+    need_before_stopping(atomic_files_remove);
     *t = (temporary){path, first};
     first = t;
 }

@@ -333,8 +333,8 @@ kvb_status calib_parse(calib_file *out, const void *data, size_t size, const cha
     out->name = need_text("%s", name);
     kvb_status status = parse_lines(out, data, size, &at);
     if (status == KVB_OK) status = check_ids_unique(out, name, err);
-    if (status == KVB_OK) status = sha256_hex(data, size, out->sha256, err);
-    if (status != KVB_OK) calib_free(out);
+    if (status == KVB_OK) sha256_hex(data, size, out->sha256);
+    else calib_free(out);
     return status;
 }
 

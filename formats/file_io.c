@@ -90,6 +90,12 @@ bool file_sync_folder(const char *path)
     return synced && closed;
 }
 
+bool path_exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
 bool file_identify(file_identity *out, int file)
 {
     struct stat st;

@@ -27,6 +27,7 @@ bool file_sync_folder(const char *path);
 // Returns the folder that holds `path`, or "." if there is no slash; the caller frees it.
 char *file_folder(const char *path);
 const char *file_base(const char *path); // what follows the last slash
+bool path_exists(const char *path);      // a symbolic link exists wherever it leads
 
 // Identifies an open file, to find out later whether it was changed or replaced.
 typedef struct file_identity {

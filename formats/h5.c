@@ -114,16 +114,14 @@ static kvb_status tally_add(h5_tally *t, const h5_file *f, hid_t object, const c
 {
     char path[512] = "", hex[65];
     if (H5Iget_name(object, path, sizeof path) < 0) return h5_fail(err, KVB_FORMAT, f->name, -1, name, "has no path");
-    sha256_state *s;
-    kvb_status status = sha256_begin(&s, err);
-    if (status == KVB_OK) status = sha256_add(s, path, strlen(path) + 1, err);
-    if (status == KVB_OK) status = sha256_add(s, name, strlen(name) + 1, err);
-    if (status == KVB_OK) status = sha256_add(s, bytes, size, err);
-    if (status == KVB_OK) status = sha256_end(s, hex, err);
-    sha256_free(s);
-    for (size_t i = 0; i < sizeof t->sum && status == KVB_OK; i++) t->sum[i] ^= (unsigned char)hex[i];
+    sha256_state *s = sha256_begin();
+    sha256_add(s, path, strlen(path) + 1);
+    sha256_add(s, name, strlen(name) + 1);
+    sha256_add(s, bytes, size);
+    sha256_end(s, hex);
+    for (size_t i = 0; i < sizeof t->sum; i++) t->sum[i] ^= (unsigned char)hex[i];
     t->n++;
-    return status;
+    return KVB_OK;
 }
 
 static kvb_status put_attribute(const h5_file *f, hid_t object, const char *name, hid_t type, hid_t memory_type,
@@ -381,13 +379,16 @@ void h5_free_names(char **names)
 // ---- Writing arrays ----
 
 // Feeds a layer of `size` bytes to the checksum of a set.
-static kvb_status sum_layer(h5_set *set, const h5_file *f, const void *layer, size_t size, kvb_error *err)
+static void sum_layer(h5_set *set, const void *layer, size_t size)
 {
-    kvb_error why = {0};
-    kvb_status status = set->sum ? KVB_OK : sha256_begin(&set->sum, &why);
-    if (status == KVB_OK) status = sha256_add(set->sum, layer, size, &why);
-    if (status == KVB_OK) return KVB_OK;
-    return h5_fail(err, status, f->name, set->id, NULL, "%s", why.message);
+    if (!set->sum) set->sum = sha256_begin();
+    sha256_add(set->sum, layer, size);
+}
+
+static void end_sum(h5_set *set, char out[65])
+{
+    sha256_end(set->sum, out);
+    set->sum = NULL;
 }
 
 // Makes a dataset in chunks with Fletcher-32; one without elements is contiguous, since HDF5 has no chunks of size 0.
@@ -412,8 +413,8 @@ static kvb_status make_dataset(h5_set *out, const h5_file *f, hid_t parent, cons
 static kvb_status end_set(const h5_file *f, h5_set *set, kvb_status status, kvb_error *err)
 {
     if (status == KVB_OK && !set->copied) {
-        if (!set->sum) status = sum_layer(set, f, "", 0, err);
-        if (status == KVB_OK) status = sha256_end(set->sum, set->sha256, err);
+        sum_layer(set, "", 0); // of an empty list
+        end_sum(set, set->sha256);
     }
     if (status == KVB_OK) status = h5_put_text(f, set->id, "sha256", set->sha256, err);
     status = h5_end(f, set->id, status, err);
@@ -430,7 +431,7 @@ kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const 
     kvb_status status = make_dataset(&set, f, parent, name, H5T_STD_I32LE, 1, dims, dims, err);
     if (status == KVB_OK && n > 0 && H5Dwrite(set.id, H5T_NATIVE_INT32, H5S_ALL, H5S_ALL, H5P_DEFAULT, ids) < 0)
         status = h5_fail(err, KVB_IO, f->name, parent, name, "cannot write");
-    if (status == KVB_OK && n > 0) status = sum_layer(&set, f, ids, n * sizeof *ids, err);
+    if (status == KVB_OK && n > 0) sum_layer(&set, ids, n * sizeof *ids);
     return end_set(f, &set, status, err);
 }
 
@@ -443,24 +444,39 @@ kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char
     return status;
 }
 
-kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err)
+// The next layer of an array in the file, and the same in memory.
+typedef struct layer_space {
+    hid_t file, memory;
+    size_t bytes;
+} layer_space;
+
+static bool layer_space_open(layer_space *out, const h5_set *array)
 {
     hsize_t dims[3] = {0}, start[3] = {array->done, 0, 0};
-    hid_t space = H5Dget_space(array->id), memory = -1;
-    bool written = false;
-    if (space >= 0 && H5Sget_simple_extent_dims(space, dims, NULL) == 3) {
-        dims[0] = 1;
-        memory = H5Screate_simple(3, dims, NULL);
-        written = memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, dims, NULL) >= 0 &&
-                  H5Dwrite(array->id, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, data) >= 0;
-    }
+    *out = (layer_space){H5Dget_space(array->id), -1, 0};
+    if (out->file < 0 || H5Sget_simple_extent_dims(out->file, dims, NULL) != 3) return false;
+    dims[0] = 1;
+    out->bytes = (size_t)dims[1] * dims[2] * sizeof(float);
+    out->memory = H5Screate_simple(3, dims, NULL);
+    return out->memory >= 0 && H5Sselect_hyperslab(out->file, H5S_SELECT_SET, start, NULL, dims, NULL) >= 0;
+}
+
+static void layer_space_close(const layer_space *s)
+{
+    if (s->memory >= 0) (void)H5Sclose(s->memory);
+    if (s->file >= 0) (void)H5Sclose(s->file);
+}
+
+kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err)
+{
+    layer_space s;
     kvb_status status = KVB_OK;
-    if (!written) status = h5_fail(err, KVB_IO, f->name, array->id, NULL, "layer %u: cannot write", array->done);
-    if (memory >= 0) (void)H5Sclose(memory);
-    if (space >= 0) (void)H5Sclose(space);
+    if (!layer_space_open(&s, array) || H5Dwrite(array->id, H5T_NATIVE_FLOAT, s.memory, s.file, H5P_DEFAULT, data) < 0)
+        status = h5_fail(err, KVB_IO, f->name, array->id, NULL, "layer %u: cannot write", array->done);
+    layer_space_close(&s);
     array->done++;
-    if (status != KVB_OK || array->copied) return status;
-    return sum_layer(array, f, data, (size_t)dims[1] * dims[2] * sizeof *data, err);
+    if (status == KVB_OK && !array->copied) sum_layer(array, data, s.bytes);
+    return status;
 }
 
 kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb_status status, kvb_error *err)
@@ -634,10 +650,10 @@ static kvb_status check_chunk(const h5_file *f, hid_t set, const hsize_t *start,
 static kvb_status check_sum(const h5_file *f, h5_set *set, const void *layer, size_t size, kvb_error *err)
 {
     char found[65] = "";
-    kvb_status status = sum_layer(set, f, layer, size, err);
-    if (status != KVB_OK || ++set->done < set->n) return status;
-    status = sha256_end(set->sum, found, err);
-    if (status == KVB_OK) status = h5_unchanged(f, err);
+    sum_layer(set, layer, size);
+    if (++set->done < set->n) return KVB_OK;
+    end_sum(set, found);
+    kvb_status status = h5_unchanged(f, err);
     if (status == KVB_OK && strcmp(found, set->sha256) != 0)
         status = h5_fail(err, KVB_FORMAT, f->name, set->id, NULL,
                          "damaged: its SHA-256 is %.16s..., its attribute sha256 says %.16s...", found, set->sha256);
@@ -659,21 +675,15 @@ kvb_status h5_read_ids(const h5_file *f, h5_set *ids, int32_t *out, kvb_error *e
 
 kvb_status h5_read_layer(const h5_file *f, h5_set *array, float *out, kvb_error *err)
 {
-    hsize_t dims[3] = {0}, start[3] = {array->done, 0, 0};
+    hsize_t start[3] = {array->done, 0, 0};
     kvb_status status = check_chunk(f, array->id, start, err);
     if (status != KVB_OK) return status;
-    hid_t space = H5Dget_space(array->id), memory = -1;
-    bool read = false;
-    if (space >= 0 && H5Sget_simple_extent_dims(space, dims, NULL) == 3) {
-        dims[0] = 1;
-        memory = H5Screate_simple(3, dims, NULL);
-        read = memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, dims, NULL) >= 0 &&
-               H5Dread(array->id, H5T_NATIVE_FLOAT, memory, space, array->transfer, out) >= 0;
-    }
-    if (!read) status = h5_fail(err, KVB_FORMAT, f->name, array->id, NULL, "layer %u: damaged", array->done);
-    if (memory >= 0) (void)H5Sclose(memory);
-    if (space >= 0) (void)H5Sclose(space);
-    return status == KVB_OK ? check_sum(f, array, out, (size_t)dims[1] * dims[2] * sizeof *out, err) : status;
+    layer_space s;
+    if (!layer_space_open(&s, array) ||
+        H5Dread(array->id, H5T_NATIVE_FLOAT, s.memory, s.file, array->transfer, out) < 0)
+        status = h5_fail(err, KVB_FORMAT, f->name, array->id, NULL, "layer %u: damaged", array->done);
+    layer_space_close(&s);
+    return status == KVB_OK ? check_sum(f, array, out, s.bytes, err) : status;
 }
 
 // ---- Reading back ----

@@ -56,29 +56,22 @@ void json_put(cJSON *object, const char *members, ...)
 static const char seal_begin[] = ",\"sha256\":\"", seal_end[] = "\"}";
 enum { HASH = 64, SEAL = sizeof seal_begin - 1 + HASH + sizeof seal_end - 1 };
 
-kvb_status json_sealed_line(char **out, const cJSON *object, kvb_error *err)
+char *json_sealed_line(const cJSON *object)
 {
-    char hash[HASH + 1], *text = object ? cJSON_PrintUnformatted(object) : NULL;
-    size_t n = text ? strlen(text) : 0;
-    *out = NULL;
-    if (n < 3 || text[n - 1] != '}') {
-        cJSON_free(text);
-        return kvb_fail(err, KVB_ARGUMENT, "a line to write is not an object with members");
-    }
-    kvb_status status = sha256_hex(text, n - 1, hash, err);
-    if (status == KVB_OK) *out = need_text("%.*s%s%s%s\n", (int)n - 1, text, seal_begin, hash, seal_end);
+    char hash[HASH + 1], *text = needed(cJSON_PrintUnformatted(object), "lines of a log");
+    size_t n = strlen(text) - 1; // up to its last brace
+    sha256_hex(text, n, hash);
+    char *line = need_text("%.*s%s%s%s\n", (int)n, text, seal_begin, hash, seal_end);
     cJSON_free(text);
-    return status;
+    return line;
 }
 
-kvb_status json_line_holds(bool *out, const char *line, size_t size, kvb_error *err)
+bool json_line_holds(const char *line, size_t size)
 {
     char hash[HASH + 1];
-    *out = false;
     if (size <= SEAL || memcmp(line + size - SEAL, seal_begin, sizeof seal_begin - 1) != 0 ||
         memcmp(line + size - (sizeof seal_end - 1), seal_end, sizeof seal_end - 1) != 0)
-        return KVB_OK;
-    kvb_status status = sha256_hex(line, size - SEAL, hash, err);
-    *out = status == KVB_OK && memcmp(line + size - SEAL + sizeof seal_begin - 1, hash, HASH) == 0;
-    return status;
+        return false;
+    sha256_hex(line, size - SEAL, hash);
+    return memcmp(line + size - SEAL + sizeof seal_begin - 1, hash, HASH) == 0;
 }

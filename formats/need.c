@@ -1,5 +1,4 @@
 #include "formats/need.h"
-#include "formats/atomic_file.h"
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,13 +6,21 @@
 #include <string.h>
 #include <unistd.h>
 
+static void (*_Atomic before_stopping)(void);
+
+void need_before_stopping(void (*clean)(void))
+{
+    before_stopping = clean;
+}
+
 static _Noreturn void stop(size_t count, size_t size, const char *what)
 {
     fprintf(stderr,
             "kvbudget: no memory for %zu %s of %zu bytes each; close other programs, give less data or fewer threads, "
             "or run it on a machine with more memory\n",
             count, what, size);
-    atomic_files_remove();
+    void (*clean)(void) = before_stopping;
+    if (clean) clean();
     _exit(1); // exit() would run what other threads may still be using
 }
 

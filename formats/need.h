@@ -5,6 +5,9 @@
 #pragma once
 #include <stddef.h>
 
+// Names what is called before the program ends, so that nothing half-written stays behind.
+void need_before_stopping(void (*clean)(void));
+
 // Allocates `count` objects of `size` bytes each, all zero (at least one byte). `what` names them in the plural, for
 // the message ("token ids"). The caller frees the block.
 void *need(size_t count, size_t size, const char *what);

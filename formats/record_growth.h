@@ -16,8 +16,8 @@ typedef enum record_relation {
 // Sets in `to` which calibration files a record is made of: `files` is the SHA-256 of each, 64 digits, commas between.
 // `calibration_sha256` becomes that of a single file, so that `sha256sum FILE` shows it, and of several the SHA-256 of
 // their digits one after the other; `calibration_files` becomes `files` where there are several, unless that is longer
-// than an attribute can be. KVB_MEMORY.
-kvb_status record_set_calibration(cJSON *to, const char *files, kvb_error *err);
+// than an attribute can be.
+void record_set_calibration(cJSON *to, const char *files);
 
 // Finds the relation by the lists of calibration files: RECORD_SAME_TEXTS or RECORD_NEW_TEXTS. Fails with KVB_MISMATCH
 // if the lists overlap but each has files that the other lacks.

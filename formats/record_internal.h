@@ -39,11 +39,11 @@ typedef struct root_difference {
 bool record_root_differs(root_difference *out, const record_shape *held_shape, const cJSON *held,
                          const record_shape *given_shape, const cJSON *given);
 
-// ---- The folder of parts (record_write.c) ----
+// ---- The folder of parts of an unfinished run ----
 
+#define RECORD_HEAD "head.h5"              // the root; without it the folder holds nothing that counts
 char *parts_path(const char *record_path); // malloc'd
 bool parts_have_head(const char *folder);
-bool path_exists(const char *path);
 
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
@@ -116,6 +116,7 @@ kvb_status record_output_context(record_output *out, const char *id, const h5_fi
 kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
                                   size_t n, kvb_error *err);
 
-// Compares what two records hold of a context, or of a question if a number is given, bit by bit; metrics that only one
-// has are ignored. Fails with KVB_MISMATCH and names what differs.
-kvb_status record_compare(const record *a, const record *b, const char *id, const uint32_t *number, kvb_error *err);
+// Compares what two records hold of a context of n_tokens tokens, or of a question if a number is given, bit by bit;
+// metrics that only one has are ignored. Fails with KVB_MISMATCH and names what differs.
+kvb_status record_compare(const record *a, const record *b, const char *id, uint32_t n_tokens, const uint32_t *number,
+                          kvb_error *err);

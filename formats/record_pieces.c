@@ -465,9 +465,10 @@ static kvb_status compare_piece(const comparison *c, piece_kind kind, kvb_error 
     return status;
 }
 
-kvb_status record_compare(const record *a, const record *b, const char *id, const uint32_t *number, kvb_error *err)
+kvb_status record_compare(const record *a, const record *b, const char *id, uint32_t n_tokens, const uint32_t *number,
+                          kvb_error *err)
 {
-    comparison c = {{a, b}, {-1, -1}, id, record_find_context(a, id)->n_tokens};
+    comparison c = {{a, b}, {-1, -1}, id, n_tokens};
     uint32_t n_queries[2] = {0, 0};
     kvb_status status = KVB_OK;
     for (int i = 0; i < 2 && status == KVB_OK; i++) {

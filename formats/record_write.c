@@ -24,16 +24,11 @@ typedef struct part {
     bool in_base; // not a file: taken from the finished record that is being extended
 } part;
 
-static const char head_name[] = "head.h5", lock_name[] = "lock", replace_name[] = "replace";
+static const char head_name[] = RECORD_HEAD, lock_name[] = "lock", replace_name[] = "replace";
 
 static char *path_in(const char *folder, const char *name)
 {
     return need_text("%s/%s", folder, name);
-}
-
-char *parts_path(const char *record_path)
-{
-    return need_text("%s.parts", record_path);
 }
 
 static char *parts_head_path(const char *folder)
@@ -61,12 +56,6 @@ static char *part_losses_path(const char *folder, const char *id, uint32_t quest
     return need_text("%s/losses-%010u-%s.h5", folder, question, id);
 }
 
-bool path_exists(const char *path)
-{
-    struct stat st;
-    return lstat(path, &st) == 0;
-}
-
 static bool exists_in(const char *folder, const char *name)
 {
     char path[PATH_MAX];
@@ -79,11 +68,6 @@ static bool part_exists(const char *folder, const char *id, bool is_question, ui
     char name[PART_NAME_MAX];
     part_name(name, id, is_question, question);
     return exists_in(folder, name);
-}
-
-bool parts_have_head(const char *folder)
-{
-    return exists_in(folder, head_name);
 }
 
 // The reverse of part_path. False for any other name.

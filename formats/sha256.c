@@ -15,38 +15,31 @@ static EVP_MD_CTX *context(sha256_state *s)
     return (EVP_MD_CTX *)s;
 }
 
-kvb_status sha256_begin(sha256_state **out, kvb_error *err)
+// libcrypto fails only when memory runs out.
+sha256_state *sha256_begin(void)
 {
-    EVP_MD_CTX *c = EVP_MD_CTX_new();
-    *out = NULL;
-    if (!c || EVP_DigestInit_ex(c, EVP_sha256(), NULL) != 1) {
-        EVP_MD_CTX_free(c);
-        return kvb_fail(err, KVB_MEMORY, "SHA-256: libcrypto cannot start a digest");
-    }
-    *out = (sha256_state *)c;
-    return KVB_OK;
+    EVP_MD_CTX *c = needed(EVP_MD_CTX_new(), "digests");
+    needed(EVP_DigestInit_ex(c, EVP_sha256(), NULL) == 1 ? c : NULL, "digests");
+    return (sha256_state *)c;
 }
 
-kvb_status sha256_add(sha256_state *s, const void *data, size_t size, kvb_error *err)
+void sha256_add(sha256_state *s, const void *data, size_t size)
 {
-    if (EVP_DigestUpdate(context(s), data, size) != 1)
-        return kvb_fail(err, KVB_MEMORY, "SHA-256: libcrypto failed after %zu more bytes", size);
-    return KVB_OK;
+    needed(EVP_DigestUpdate(context(s), data, size) == 1 ? s : NULL, "digests");
 }
 
-kvb_status sha256_end(sha256_state *s, char out[65], kvb_error *err)
+void sha256_end(sha256_state *s, char out[65])
 {
+    static const char digits[] = "0123456789abcdef";
     unsigned char digest[EVP_MAX_MD_SIZE];
     unsigned int size = 0;
-    if (EVP_DigestFinal_ex(context(s), digest, &size) != 1 || size != 32)
-        return kvb_fail(err, KVB_MEMORY, "SHA-256: libcrypto cannot finish a digest");
-    static const char digits[] = "0123456789abcdef";
+    needed(EVP_DigestFinal_ex(context(s), digest, &size) == 1 && size == 32 ? s : NULL, "digests");
     for (unsigned int i = 0; i < size; i++) {
         out[2 * i] = digits[digest[i] >> 4];
         out[2 * i + 1] = digits[digest[i] & 15];
     }
     out[64] = '\0';
-    return KVB_OK;
+    sha256_free(s);
 }
 
 void sha256_free(sha256_state *s)
@@ -54,32 +47,29 @@ void sha256_free(sha256_state *s)
     EVP_MD_CTX_free(context(s));
 }
 
-kvb_status sha256_hex(const void *data, size_t size, char out[65], kvb_error *err)
+void sha256_hex(const void *data, size_t size, char out[65])
 {
-    sha256_state *s;
-    kvb_status status = sha256_begin(&s, err);
-    if (status == KVB_OK) status = sha256_add(s, data, size, err);
-    if (status == KVB_OK) status = sha256_end(s, out, err);
-    sha256_free(s);
-    return status;
+    sha256_state *s = sha256_begin();
+    sha256_add(s, data, size);
+    sha256_end(s, out);
 }
 
 kvb_status sha256_descriptor_hex(int file, const char *name, char out[65], kvb_error *err)
 {
     enum { STEP = 1 << 20 };
-    sha256_state *s = NULL;
+    sha256_state *s = sha256_begin();
     unsigned char *block = need(STEP, 1, "bytes of a file");
-    kvb_status status = sha256_begin(&s, err);
+    kvb_status status = KVB_OK;
     off_t at = 0;
     for (ssize_t n = 1; status == KVB_OK && n != 0;) {
         n = pread(file, block, STEP, at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) status = kvb_fail(err, KVB_IO, "%s: cannot read: %s", name, strerror(errno));
-        else status = sha256_add(s, block, (size_t)n, err);
+        else sha256_add(s, block, (size_t)n);
         at += n;
     }
-    if (status == KVB_OK) status = sha256_end(s, out, err);
-    sha256_free(s);
+    if (status == KVB_OK) sha256_end(s, out);
+    else sha256_free(s);
     free(block);
     return status;
 }

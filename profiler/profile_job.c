@@ -126,8 +126,8 @@ static kvb_status prepare_context(profile_context *out, const model *m, const mo
                      o->beyond_trained ? "" : ", --beyond-trained allows it");
     for (size_t i = 0; status == KVB_OK && i < o->n_metrics; i++)
         status = metric_check_tokens(&o->metrics[i], ids.n, err);
-    if (status == KVB_OK) status = sha256_hex(c->sample_id, strlen(c->sample_id), hash, err);
     if (status != KVB_OK) return status;
+    sha256_hex(c->sample_id, strlen(c->sample_id), hash);
     snprintf(out->id, sizeof out->id, "%s", c->sample_id);
     hash[16] = 0;
     out->key = strtoull(hash, NULL, 16);
@@ -552,7 +552,7 @@ static void add_chat(cJSON *to, const chat_frame *f)
     char *both = need(strlen(f->front) + strlen(f->back) + 2, 1, "characters");
     strcpy(both, f->front);
     strcpy(both + strlen(f->front) + 1, f->back);
-    sha256_hex(both, strlen(f->front) + strlen(f->back) + 2, hash, NULL);
+    sha256_hex(both, strlen(f->front) + strlen(f->back) + 2, hash);
     free(both);
     cJSON_AddStringToObject(to, "chat", f->kind);
     cJSON_AddStringToObject(to, "chat_sha256", hash);
@@ -574,7 +574,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     cJSON_AddStringToObject(a, "model_id", m->config.name);
     cJSON_AddStringToObject(a, "model_sha256", m->sha256);
     cJSON_AddStringToObject(a, "tokenizer_sha256", t->tokens ? tokenizer_sha256(t->tokens) : "");
-    record_set_calibration(a, job->calibration_files, NULL);
+    record_set_calibration(a, job->calibration_files);
     cJSON_AddStringToObject(a, "backend", m->device->b->name);
     cJSON_AddStringToObject(a, "compute", m->device->b->compute);
     cJSON_AddStringToObject(a, "oracle", oracle_texts[o->oracle]);

@@ -63,10 +63,9 @@ static uint32_t fold_of(const kvb_ranking *r, const profile_context *c)
     char sha256[65];
     int32_t *ids = need_copy(c->ids, c->n_tokens, sizeof *ids, "token ids");
     for (uint32_t i = 0; i < c->n_tokens; i++) ids[i] = (int32_t)htole32((uint32_t)ids[i]);
-    uint32_t fold =
-        sha256_hex(ids, c->n_tokens * sizeof *ids, sha256, NULL) == KVB_OK ? kvb_ranking_fold(r, sha256) : 0;
+    sha256_hex(ids, c->n_tokens * sizeof *ids, sha256);
     free(ids);
-    return fold;
+    return kvb_ranking_fold(r, sha256);
 }
 
 void profile_losses_enter(profile_losses *l, const profile_context *c)

@@ -14,7 +14,7 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
     int32_t *ids = need(T, sizeof *ids, "token ids");
     kvb_status status = record_read_tokens(s->r, s->contexts[k], ids, err);
     for (uint32_t j = 0; j < T && status == KVB_OK; j++) ids[j] = (int32_t)htole32((uint32_t)ids[j]);
-    if (status == KVB_OK) status = sha256_hex(ids, T * sizeof *ids, out, err);
+    if (status == KVB_OK) sha256_hex(ids, T * sizeof *ids, out);
     free(ids);
     return status;
 }

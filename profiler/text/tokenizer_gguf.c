@@ -304,55 +304,49 @@ static kvb_status read_template(tokenizer *t, const gguf_file *f, kvb_error *err
 
 // ---- identity ----
 
-static kvb_status hash_number(sha256_state *s, uint32_t n, kvb_error *err)
+static void hash_number(sha256_state *s, uint32_t n)
 {
     unsigned char bytes[4] = {(unsigned char)n, (unsigned char)(n >> 8), (unsigned char)(n >> 16),
                               (unsigned char)(n >> 24)};
-    return sha256_add(s, bytes, sizeof bytes, err);
+    sha256_add(s, bytes, sizeof bytes);
 }
 
-static kvb_status hash_text(sha256_state *s, const char *text, size_t size, kvb_error *err)
+static void hash_text(sha256_state *s, const char *text, size_t size)
 {
-    kvb_status status = hash_number(s, (uint32_t)size, err);
-    return status == KVB_OK ? sha256_add(s, text, size, err) : status;
+    hash_number(s, (uint32_t)size);
+    sha256_add(s, text, size);
 }
 
 // Each merge's text as in the file, or each token's score.
-static kvb_status hash_ranks(sha256_state *s, const gguf_array *ranks, kvb_error *err)
+static void hash_ranks(sha256_state *s, const gguf_array *ranks)
 {
-    kvb_status status = hash_number(s, (uint32_t)ranks->count, err);
-    if (ranks->type != GGUF_VALUE_STRING)
-        return status == KVB_OK ? sha256_add(s, ranks->data, ranks->size, err) : status;
+    hash_number(s, (uint32_t)ranks->count);
+    if (ranks->type != GGUF_VALUE_STRING) sha256_add(s, ranks->data, ranks->size);
     gguf_array rest = *ranks;
-    for (gguf_string text; status == KVB_OK && gguf_next_string(&rest, &text);)
-        status = hash_text(s, text.data, text.size, err);
-    return status;
+    for (gguf_string text; ranks->type == GGUF_VALUE_STRING && gguf_next_string(&rest, &text);)
+        hash_text(s, text.data, text.size);
 }
 
 // What decides the ids, in one canonical form: numbers as u32 little-endian, texts as u32 length and bytes:
 // "kvbudget-tokenizer-1", name of the pre-tokenizer (of SentencePiece's kind with "+" behind it where a space is put
 // in front), unknown id (as u32), number of tokens, each token's text and type, number of merges, each merge's text as
 // in the file, or of scores, and these.
-static kvb_status hash_tokenizer(tokenizer *t, const gguf_array *ranks, kvb_error *err)
+static void hash_tokenizer(tokenizer *t, const gguf_array *ranks)
 {
     static const char kind[] = "kvbudget-tokenizer-1";
     const vocabulary *v = &t->v;
-    sha256_state *s;
-    kvb_status status = sha256_begin(&s, err);
-    if (status != KVB_OK) return status;
-    status = hash_text(s, kind, sizeof kind - 1, err);
-    if (status == KVB_OK) status = hash_text(s, t->pre, strlen(t->pre), err);
-    if (status == KVB_OK && t->strip_first) status = hash_text(s, "+", 1, err);
-    if (status == KVB_OK) status = hash_number(s, (uint32_t)t->unknown, err);
-    if (status == KVB_OK) status = hash_number(s, v->size, err);
-    for (uint32_t id = 0; id < v->size && status == KVB_OK; id++) {
-        status = hash_text(s, v->text + v->start[id], token_bytes(v, id), err);
-        if (status == KVB_OK) status = hash_number(s, v->type[id], err);
+    sha256_state *s = sha256_begin();
+    hash_text(s, kind, sizeof kind - 1);
+    hash_text(s, t->pre, strlen(t->pre));
+    if (t->strip_first) hash_text(s, "+", 1);
+    hash_number(s, (uint32_t)t->unknown);
+    hash_number(s, v->size);
+    for (uint32_t id = 0; id < v->size; id++) {
+        hash_text(s, v->text + v->start[id], token_bytes(v, id));
+        hash_number(s, v->type[id]);
     }
-    if (status == KVB_OK) status = hash_ranks(s, ranks, err);
-    if (status == KVB_OK) status = sha256_end(s, t->sha256, err);
-    sha256_free(s);
-    return status;
+    hash_ranks(s, ranks);
+    sha256_end(s, t->sha256);
 }
 
 static kvb_status fill(tokenizer *t, const gguf_file *f, const char *pre, kvb_error *err)
@@ -369,7 +363,8 @@ static kvb_status fill(tokenizer *t, const gguf_file *f, const char *pre, kvb_er
     if (status == KVB_OK) status = read_special_ids(t, f, default_bos, err);
     if (status == KVB_OK) status = index_special(t, err);
     if (status == KVB_OK) status = read_template(t, f, err);
-    return status == KVB_OK ? hash_tokenizer(t, &ranks, err) : status;
+    if (status == KVB_OK) hash_tokenizer(t, &ranks);
+    return status;
 }
 
 kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err)

@@ -482,7 +482,7 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
         tokenizer_find_bytes(r.t);
         read_decoder(r.t);
         read_configs(r.t, root, settings, ends);
-        r.status = sha256_hex(tokens.data, tokens.size, r.t->sha256, err);
+        sha256_hex(tokens.data, tokens.size, r.t->sha256);
     }
     cJSON_Delete(root);
     free(copy);

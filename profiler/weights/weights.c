@@ -202,17 +202,17 @@ typedef struct hashing {
 static kvb_status hash_pieces(hashing *h, const char *name, const file_view *map, char out[65], kvb_error *err)
 {
     const size_t piece = 64 << 20;
-    sha256_state *one = NULL;
-    kvb_status status = sha256_begin(&one, err);
+    sha256_state *one = sha256_begin();
+    kvb_status status = KVB_OK;
     for (size_t at = 0; status == KVB_OK && at < map->size; at += piece) {
         size_t n = map->size - at < piece ? map->size - at : piece;
-        status = sha256_add(one, map->data + at, n, err);
+        sha256_add(one, map->data + at, n);
         h->done += n;
-        if (status == KVB_OK && h->watch && !h->watch->hashed(h->watch->context, (double)h->done, (double)h->total))
+        if (h->watch && !h->watch->hashed(h->watch->context, (double)h->done, (double)h->total))
             status = kvb_fail(err, KVB_INTERRUPTED, "%s: stopped while it was hashed", name);
     }
-    if (status == KVB_OK) status = sha256_end(one, out, err);
-    sha256_free(one);
+    if (status == KVB_OK) sha256_end(one, out);
+    else sha256_free(one);
     return status;
 }
 
@@ -223,25 +223,26 @@ static kvb_status hash_file(hashing *h, const weight_file *file, kvb_error *err)
     const char *end = strrchr(file->path, '/'), *name = end ? end + 1 : file->path;
     kvb_status status = hash_pieces(h, name, file->map, one, err);
     file_forget(file->map);
-    if (status == KVB_OK) status = sha256_add(h->all, name, strlen(name) + 1, err);
-    if (status == KVB_OK) status = sha256_add(h->all, one, 64, err);
-    if (status == KVB_OK) origin_add_file(h->origin, name, one);
-    return status;
+    if (status != KVB_OK) return status;
+    sha256_add(h->all, name, strlen(name) + 1);
+    sha256_add(h->all, one, 64);
+    origin_add_file(h->origin, name, one);
+    return KVB_OK;
 }
 
 kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err)
 {
-    hashing h = {.origin = &w->origin, .watch = watch};
+    hashing h = {.origin = &w->origin, .all = sha256_begin(), .watch = watch};
     origin_free(&w->origin);
     char *text = w->kind->describe(w, &w->origin);
-    kvb_status status = sha256_begin(&h.all, err);
-    if (status == KVB_OK && text) status = sha256_add(h.all, text, strlen(text) + 1, err);
+    kvb_status status = KVB_OK;
+    if (text) sha256_add(h.all, text, strlen(text) + 1);
     for (size_t i = 0; i < w->n_files; i++) h.total += w->files[i].map->size;
     for (size_t i = 0; status == KVB_OK && i < w->n_files; i++) status = hash_file(&h, &w->files[i], err);
-    if (status == KVB_OK) status = sha256_end(h.all, sha256, err);
+    if (status == KVB_OK) sha256_end(h.all, sha256);
+    else sha256_free(h.all);
     bool one_gguf = status == KVB_OK && weights_is_gguf(w) && w->n_files == 1; // that one's own hash
     if (one_gguf) memcpy(sha256, w->origin.files[0].sha256, sizeof w->origin.files[0].sha256);
-    sha256_free(h.all);
     cJSON_free(text);
     return status;
 }

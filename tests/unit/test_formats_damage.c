@@ -147,7 +147,7 @@ static void put_numbers(hid_t group, const char *name, const float values[42])
 {
     char hash[65];
     hid_t set = H5Dopen2(group, name, H5P_DEFAULT), sum = H5Aopen(set, "sha256", H5P_DEFAULT), type = H5Aget_type(sum);
-    help_ok(sha256_hex(values, 42 * sizeof *values, hash, err));
+    sha256_hex(values, 42 * sizeof *values, hash);
     H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
     H5Awrite(sum, type, hash);
     H5Tclose(type), H5Aclose(sum), H5Dclose(set);

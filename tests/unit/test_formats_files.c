@@ -152,19 +152,18 @@ UNIT_TEST(mapping)
 UNIT_TEST(hashes)
 {
     char hex[65]; // FIPS 180-2, appendix B
-    help_ok(sha256_hex("abc", 3, hex, err));
+    sha256_hex("abc", 3, hex);
     ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    help_ok(sha256_hex(NULL, 0, hex, err));
+    sha256_hex(NULL, 0, hex);
     ck_assert_str_eq(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    sha256_state *s;
-    help_ok(sha256_begin(&s, err));
+    sha256_state *s = sha256_begin();
     for (int i = 0; i < 1000000; i += 1000) {
         char block[1000];
         memset(block, 'a', sizeof block);
-        help_ok(sha256_add(s, block, sizeof block, err));
+        sha256_add(s, block, sizeof block);
     }
-    help_ok(sha256_end(s, hex, err));
-    sha256_free(s), sha256_free(NULL);
+    sha256_end(s, hex);
+    sha256_free(NULL);
     ck_assert_str_eq(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
     help_spew(help_path("a"), "abc", 3);
     help_ok(sha256_file_hex(help_path("a"), hex, err));

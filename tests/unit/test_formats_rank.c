@@ -130,7 +130,7 @@ UNIT_TEST(bytes_of_a_file)
     const char *digits = kvb_safetensors_metadata(file.header, "content_sha256");
     char *place = memmem(bytes, size, digits, 64);
     memset(place, '0', 64);
-    help_ok(sha256_hex(bytes, size, hex, err));
+    sha256_hex(bytes, size, hex);
     ck_assert_str_eq(digits, hex);
     memcpy(place, hex, 64);
     kvb_safetensors_free(&file);

@@ -79,7 +79,7 @@ UNIT_TEST(streams_go_on)
     interruptions = 7;
     help_ok(atomic_write(help_path("a"), text, sizeof text - 1, err));
     ck_assert_int_eq(interruptions, 0);
-    help_ok(sha256_hex(text, sizeof text - 1, hash, err));
+    sha256_hex(text, sizeof text - 1, hash);
     int file = file_open(help_path("a"), O_RDONLY, 0);
     help_ok(sha256_descriptor_hex(file, "a", again, err));
     ck_assert_str_eq(hash, again);

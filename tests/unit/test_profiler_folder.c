@@ -121,7 +121,7 @@ UNIT_TEST(test_identity)
     file_view view;
     snprintf(path, sizeof path, "%s/model.safetensors", f.path);
     help_ok(file_map(&view, path, err));
-    help_ok(sha256_hex(view.data, view.size, sha256, err));
+    sha256_hex(view.data, view.size, sha256);
     file_unmap(&view);
     ck_assert_str_eq(weights_origin_of(m->source)->files[0].sha256, sha256);
     cJSON *a = cJSON_CreateObject();

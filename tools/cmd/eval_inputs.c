@@ -15,7 +15,7 @@
 
 // ---- Texts ----
 
-static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
+static void take_ids(eval_inputs *e, const char *name, const int32_t *ids, size_t n)
 {
     const model_text *own = &e->opened.text;
     bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_text_begins_with_bos(own));
@@ -29,7 +29,7 @@ static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_
     snprintf(t->name, sizeof t->name, "%s", name);
     if (shift) t->ids[0] = own->special.bos;
     if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
-    return sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256, err);
+    sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256);
 }
 
 static kvb_status encode_text(eval_inputs *e, const char *name, const char *text, size_t size, kvb_error *err)
@@ -43,7 +43,7 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = model_text_encode(&e->opened.text, TEXT_CONTEXT, text, size, &ids, &n, err);
-    if (status == KVB_OK) status = take_ids(e, name, ids, n, err);
+    if (status == KVB_OK) take_ids(e, name, ids, n);
     free(ids);
     return status;
 }
@@ -54,7 +54,7 @@ static kvb_status read_npy_ids(eval_inputs *e, const char *path, const file_view
     kvb_status status = npy_parse(&a, view->data, view->size, path, err);
     int32_t *ids = status == KVB_OK ? need(a.count, sizeof *ids, "token ids") : NULL;
     if (status == KVB_OK) status = npy_to_i32(&a, ids, path, err);
-    if (status == KVB_OK) status = take_ids(e, path, ids, a.count, err);
+    if (status == KVB_OK) take_ids(e, path, ids, a.count);
     free(ids);
     return status;
 }
@@ -64,8 +64,8 @@ static kvb_status take_contexts(eval_inputs *e, const calib_file *file, kvb_erro
     kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < file->count; i++) {
         const calib_context *c = &file->contexts[i];
-        status = c->context ? encode_text(e, c->sample_id, c->context, strlen(c->context), err)
-                            : take_ids(e, c->sample_id, c->context_ids, c->n_context_ids, err);
+        if (c->context) status = encode_text(e, c->sample_id, c->context, strlen(c->context), err);
+        else take_ids(e, c->sample_id, c->context_ids, c->n_context_ids);
     }
     return status;
 }
