@@ -93,7 +93,8 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
     memcpy(t->full.next, ids + d->plan.n_tokens, d->plan.n_next * sizeof *ids);
     kvb_status status = session_prefill(d->s, ids, d->plan.n_tokens, NULL, progress, err);
     if (status == KVB_OK) status = predict(d, t, err);
-    return status == KVB_OK ? session_exchange(d->s, &t->context, err) : status;
+    if (status == KVB_OK) session_exchange(d->s, &t->context);
+    return status;
 }
 
 // ---- Cuts ----
@@ -114,10 +115,10 @@ static kvb_status gather_cut(damage *d, const damage_cut *c, uint32_t extra, kv_
 
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
-    kvb_status status = session_exchange(d->s, &c->text->context, err);
-    if (status == KVB_OK) status = gather_cut(d, c, c->text->full.n, cache, err);
-    kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
-    return status == KVB_OK ? back : status;
+    session_exchange(d->s, &c->text->context);
+    kvb_status status = gather_cut(d, c, c->text->full.n, cache, err);
+    session_exchange(d->s, &c->text->context);
+    return status;
 }
 
 static damage_value mean_of(const predictions *full, const row_damage *rows)
@@ -334,8 +335,8 @@ kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep,
                                 const forward_progress *progress, kvb_error *err)
 {
     head_work w = {.d = d, .t = t, .keep = keep, .n = n, .out = out};
-    kvb_status status = session_exchange(d->s, &t->context, err);
-    if (status == KVB_OK) status = run_head_cuts(&w, progress, err);
-    kvb_status back = session_exchange(d->s, &t->context, status == KVB_OK ? err : NULL);
-    return status == KVB_OK ? back : status;
+    session_exchange(d->s, &t->context);
+    kvb_status status = run_head_cuts(&w, progress, err);
+    session_exchange(d->s, &t->context);
+    return status;
 }

@@ -56,7 +56,6 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
     const model_config *c = &m->config;
     size_t rows = max_rows, heads = (size_t)c->n_heads * c->head_dim, kv = (size_t)c->n_kv_heads * c->head_dim;
     decoder *d = need(1, sizeof *d, "decoders");
-    bool good = true;
     *out = NULL;
     *d = (decoder){.m = m, .b = m->device->b, .max_rows = max_rows, .max_positions = max_positions};
     d->n_threads = omp_get_max_threads();
@@ -67,15 +66,10 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
     d->host_k = need(rows * kv, sizeof(float), "numbers of keys");
     d->host_v = need(rows * kv, sizeof(float), "numbers of values");
     dev *const places[] = {&d->x, &d->picked, &d->q_raw, &d->q};
-    for (int i = 0; i < 4; i++) {
-        *places[i] = d->b->alloc(m->device, rows * (i < 2 ? c->width : heads));
-        good = good && places[i]->address;
-    }
+    for (int i = 0; i < 4; i++) *places[i] = backend_memory(m->device, rows * (i < 2 ? c->width : heads), "rows");
     take_sinks(d);
     backend_limits limits = layer_limits(m, 1, 1, max_rows); // attention is not the device's
-    kvb_status status =
-        good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
-             : kvb_fail(err, KVB_MEMORY, "decoder: the device has no memory for %u rows at a time", max_rows);
+    kvb_status status = layer_pass_open(&d->pass, m, &limits, max_positions, err);
     if (status != KVB_OK) {
         decoder_close(d);
         return status;
@@ -102,9 +96,9 @@ void decoder_close(decoder *d)
     free(d);
 }
 
-kvb_status decoder_begin_context(decoder *d, uint32_t n_tokens, kvb_error *err)
+void decoder_begin_context(decoder *d, uint32_t n_tokens)
 {
-    return layer_begin_context(&d->pass, n_tokens, err);
+    layer_begin_context(&d->pass, n_tokens);
 }
 
 // n floats of the device on the host: where they stand, or a copy in `host`.
@@ -197,10 +191,9 @@ static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
 }
 
 // From queries to host_o.
-static kvb_status attend_heads(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
+static void attend_heads(decoder *d, const decode_batch *batch, uint32_t layer)
 {
     const model_config *c = &d->m->config;
-    uint64_t failures = gemm_failures();
     uint32_t n_tasks = batch->n_sequences * c->n_kv_heads;
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t task = 0; task < n_tasks; task++) {
@@ -209,8 +202,6 @@ static kvb_status attend_heads(decoder *d, const decode_batch *batch, uint32_t l
         decode_view view = view_of(d, batch, sequence, layer, first);
         if (view.n_rows) attend_sequence(d, batch, &view, first, task % c->n_kv_heads);
     }
-    if (gemm_failures() == failures) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "decoder: oneDNN had no memory for attention at layer %u", layer);
 }
 
 static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
@@ -219,8 +210,7 @@ static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t l
     uint32_t n = batch->total_rows;
     d->queries = bring(d, d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
     append_rows(d, batch, layer);
-    kvb_status attended = attend_heads(d, batch, layer, err);
-    if (attended != KVB_OK) return attended;
+    attend_heads(d, batch, layer);
     d->b->upload(d->pass.on, d->pass.attended, d->host_o, (size_t)n * c->n_heads * c->head_dim);
     for (uint32_t s = 0, first = 0; s < batch->n_sequences; first += batch->n_rows[s++]) {
         const decode_hooks *hooks = hooks_of(batch, s);

@@ -39,7 +39,7 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
 void decoder_close(decoder *d);
 // Announces that caches decoded from now on belong to a context of n_tokens tokens: some models' rotary positions
 // depend on its length.
-kvb_status decoder_begin_context(decoder *d, uint32_t n_tokens, kvb_error *err);
+void decoder_begin_context(decoder *d, uint32_t n_tokens);
 
 // Runs n_rows[s] tokens of every sequence s through the model, in order: ids of sequence 0, then of sequence 1, ...
 // They are appended to caches[s], which need that much room, at positions from next_position on. A row sees the cache

@@ -102,7 +102,7 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     layer_observer observer = {see_layer, &w, needs};
     s->now.n_tokens = s->attention.n_layers = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
-    if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);
+    if (status == KVB_OK) decoder_begin_context(s->decode, n_tokens);
     if (status != KVB_OK) return status;
     s->now.n_tokens = n_tokens;
     return KVB_OK;
@@ -213,7 +213,7 @@ uint64_t session_context_bytes(const model *m, const session_plan *plan)
     return (entries * (2 * c->head_dim + plan->n_metrics) + heads * plan->refit * c->head_dim) * sizeof(float);
 }
 
-kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
+void session_exchange(session *s, session_context *c)
 {
     session_context mine = s->now;
     mine.queries = s->refit.queries;
@@ -221,5 +221,5 @@ kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
     s->now = *c;
     s->now.queries = NULL;
     *c = mine;
-    return s->now.n_tokens ? decoder_begin_context(s->decode, s->now.n_tokens, err) : KVB_OK;
+    if (s->now.n_tokens) decoder_begin_context(s->decode, s->now.n_tokens);
 }

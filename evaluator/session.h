@@ -90,4 +90,4 @@ void session_context_free(session_context *c);
 // Bytes that one takes.
 uint64_t session_context_bytes(const model *m, const session_plan *plan);
 // Swaps it with the session's current context; nothing is copied. The session's next calls work on that context.
-kvb_status session_exchange(session *s, session_context *c, kvb_error *err);
+void session_exchange(session *s, session_context *c);

@@ -763,13 +763,6 @@ static kvb_status read_group(h5_tally *out, const h5_file *f, hid_t group, kvb_e
     return status;
 }
 
-// Reads a whole file back: every dataset against its checksum, everything else into the tally.
-static kvb_status read_back(h5_tally *out, const h5_file *f, kvb_error *err)
-{
-    *out = (h5_tally){0};
-    return read_group(out, f, f->id, err);
-}
-
 // ---- Files ----
 
 // The format of HDF5 1.10, whose metadata (unlike older ones) carry checksums throughout, whatever the library's
@@ -828,11 +821,11 @@ done:
 static kvb_status check_written(const h5_file *f, const char *path, kvb_error *err)
 {
     h5_file back;
-    h5_tally found;
+    h5_tally found = {0};
     kvb_error why = {0};
     kvb_status status = h5_open(&back, path, &why);
     back.name = f->name;
-    if (status == KVB_OK) status = read_back(&found, &back, &why);
+    if (status == KVB_OK) status = read_group(&found, &back, back.id, &why);
     if (status == KVB_OK && memcmp(&found, f->tally, sizeof found) != 0)
         status = kvb_fail(&why, KVB_IO, "%s: read back %llu of %llu attributes and groups, or different ones", f->name,
                           (unsigned long long)found.n, (unsigned long long)f->tally->n);

@@ -424,13 +424,6 @@ static kvb_status apply_side_file(importer *in, kvb_error *err)
     return KVB_OK;
 }
 
-static kvb_status scan_all(importer *in, kvb_error *err)
-{
-    kvb_status status = scan_folder(in, err);
-    if (status == KVB_OK) status = load_side_file(in, err);
-    return status == KVB_OK && in->side ? apply_side_file(in, err) : status;
-}
-
 static void scan_free(importer *in)
 {
     for (size_t i = 0; i < in->n; i++) {
@@ -684,7 +677,9 @@ kvb_status lukv_steps_import(const char *dir, const char *record_path, const luk
 {
     const lukv_steps_options none = {0};
     importer in = {.dir = dir, .options = options ? options : &none};
-    kvb_status status = scan_all(&in, err);
+    kvb_status status = scan_folder(&in, err);
+    if (status == KVB_OK) status = load_side_file(&in, err);
+    if (status == KVB_OK && in.side) status = apply_side_file(&in, err);
     if (status == KVB_OK) status = find_shape(&in, err);
     if (status == KVB_OK) status = write_record(&in, record_path, err);
     scan_free(&in);

@@ -15,10 +15,12 @@ void need_before_stopping(void (*clean)(void))
 
 static _Noreturn void stop(size_t count, size_t size, const char *what)
 {
+    char each[80] = "";
+    if (count) snprintf(each, sizeof each, ", %zu of %zu bytes each", count, size);
     fprintf(stderr,
-            "kvbudget: no memory for %zu %s of %zu bytes each; close other programs, give less data or fewer threads, "
-            "or run it on a machine with more memory\n",
-            count, what, size);
+            "kvbudget: no memory for %s%s; close other programs, give less data or fewer threads, or run it on a "
+            "machine with more memory\n",
+            what, each);
     void (*clean)(void) = before_stopping;
     if (clean) clean();
     _exit(1); // exit() would run what other threads may still be using
@@ -49,7 +51,7 @@ void *need_copy(const void *from, size_t count, size_t size, const char *what)
 
 void *needed(void *p, const char *what)
 {
-    if (!p) stop(1, 1, what);
+    if (!p) stop(0, 0, what);
     return p;
 }
 

@@ -147,6 +147,8 @@ size_t record_context_count(const record *r);
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);
 // Contexts are in calibration order; NULL when i is out of range.
 const record_context_info *record_context(const record *r, size_t i);
+// Place of the context with this id; record_context_count() if there is none.
+size_t record_find(const record *r, const char *id);
 bool record_has_metric(const record_context_info *c, const char *metric);
 
 // All of these read into the caller's array and check the numbers: NaN in scores, and NaN, infinity or a negative value

@@ -165,23 +165,15 @@ kvb_status piece_scan(const record *r, hid_t group, piece_kind kind, uint32_t n_
 
 // ---- Reading ----
 
-// All layers of an array.
-static kvb_status read_layers(float *out, const h5_file *f, hid_t group, const char *name, const uint32_t dims[3],
-                              h5_set *array, kvb_error *err)
-{
-    kvb_status status = h5_open_array(array, f, group, name, dims, err);
-    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++)
-        status = h5_read_layer(f, array, out + l * layer_floats(dims), err);
-    return status;
-}
-
 kvb_status piece_read_array(const record *r, hid_t group, const char *name, piece_kind kind, uint32_t n_tokens,
                             float *out, kvb_error *err)
 {
     uint32_t dims[3];
     h5_set array;
     dims_of(dims, &r->shape, kind, n_tokens);
-    kvb_status status = read_layers(out, &r->file, group, name, dims, &array, err);
+    kvb_status status = h5_open_array(&array, &r->file, group, name, dims, err);
+    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++)
+        status = h5_read_layer(&r->file, &array, out + l * layer_floats(dims), err);
     size_t n = dims[0] * layer_floats(dims), i = status == KVB_OK ? find_wrong(kind, out, n) : n;
     if (i < n) {
         char *wrong = describe_wrong(kind, dims, out, i);

@@ -102,12 +102,6 @@ static kvb_status scan_contexts(record *r, kvb_error *err)
     return status;
 }
 
-static kvb_status load(record *r, kvb_error *err)
-{
-    kvb_status status = record_root_read(&r->file, &r->shape, &r->attributes, err);
-    return status == KVB_OK ? scan_contexts(r, err) : status;
-}
-
 static void close_quietly(record *r)
 {
     for (size_t i = 0; i < r->n; i++) {
@@ -157,7 +151,8 @@ kvb_status record_open(record **out, const char *path, kvb_error *err)
     r->path = need_text("%s", path);
     h5_error_printing before = h5_quiet();
     status = h5_open(&r->file, r->path, err);
-    if (status == KVB_OK) status = load(r, err);
+    if (status == KVB_OK) status = record_root_read(&r->file, &r->shape, &r->attributes, err);
+    if (status == KVB_OK) status = scan_contexts(r, err);
     if (status != KVB_OK) close_quietly(r);
     else *out = r;
     h5_loud(before);
@@ -205,12 +200,16 @@ const record_context_info *record_context(const record *r, size_t i)
     return i < r->n ? &r->contexts[i].info : NULL;
 }
 
+size_t record_find(const record *r, const char *id)
+{
+    size_t i = 0;
+    while (i < r->n && strcmp(r->contexts[i].id, id) != 0) i++;
+    return i;
+}
+
 const record_context_info *record_find_context(const record *r, const char *id)
 {
-    for (size_t i = 0; i < r->n; i++) {
-        if (strcmp(r->contexts[i].id, id) == 0) return &r->contexts[i].info;
-    }
-    return NULL;
+    return record_context(r, record_find(r, id));
 }
 
 bool record_has_metric(const record_context_info *c, const char *metric)

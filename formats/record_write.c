@@ -63,13 +63,6 @@ static bool exists_in(const char *folder, const char *name)
     return n > 0 && (size_t)n < sizeof path && path_exists(path); // no file has a longer path
 }
 
-static bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question)
-{
-    char name[PART_NAME_MAX];
-    part_name(name, id, is_question, question);
-    return exists_in(folder, name);
-}
-
 // The reverse of part_path. False for any other name.
 static bool parse_part_name(part *out, const char *name)
 {
@@ -493,7 +486,10 @@ static bool base_has_question(const record_writer *w, const char *id, uint32_t q
 
 static bool has_part(const record_writer *w, const char *id, bool is_question, uint32_t question)
 {
-    return context_id_valid(id) && part_exists(w->folder, id, is_question, question);
+    char name[PART_NAME_MAX];
+    if (!context_id_valid(id)) return false;
+    part_name(name, id, is_question, question);
+    return exists_in(w->folder, name);
 }
 
 bool record_writer_has_context(const record_writer *w, const char *id)

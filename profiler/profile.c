@@ -63,7 +63,8 @@ static kvb_status open_buffers(run *r, kvb_error *err)
     forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0,
                          r->o->oracle == ORACLE_OUTPUT};
     kvb_status status = forward_open(&r->f, r->m, &plan, err);
-    return status == KVB_OK ? profile_losses_open(&r->losses, r->m, r->job, r->o, r->f, r->times, err) : status;
+    if (status == KVB_OK) profile_losses_open(&r->losses, r->m, r->job, r->o, r->f, r->times);
+    return status;
 }
 
 static void close_buffers(run *r)
@@ -131,11 +132,6 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
     return profile_check_witness(r->job, r->o, c, r->scores[witness], r->importance, err);
 }
 
-static bool is_end(const run *r, int32_t id)
-{
-    return !r->o->ignore_eos && model_text_ends_answer(r->job->text, id);
-}
-
 // Adds one row for the question's next token.
 static void add_row(run *r, uint32_t *n, active *a, uint32_t slot, int32_t id, bool observed)
 {
@@ -182,7 +178,7 @@ static kvb_status take_tokens(run *r, const profile_context *c, active *batch, u
         int32_t id = r->drawn[n++];
         failed += id < 0;
         a->answer[a->n_answer++] = id;
-        a->ended = a->n_answer == r->o->new_tokens || is_end(r, id);
+        a->ended = a->n_answer == r->o->new_tokens || (!r->o->ignore_eos && model_text_ends_answer(r->job->text, id));
     }
     if (failed)
         return kvb_fail(
@@ -431,18 +427,5 @@ kvb_status profile_finish(const profile_job *job, const profile_share *share, re
     }
     if (status == KVB_OK) status = record_finish(writer, g->n_ids ? g->ids : ids, g->n_ids ? g->n_ids : n, err);
     free(ids);
-    return status;
-}
-
-kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
-                       const profile_watch *watch, profile_times *times, kvb_error *err)
-{
-    profile_share all;
-    kvb_status status = profile_share_out(&all, m, job, NULL, 1, 0, err);
-    if (status == KVB_OK) status = profile_run_share(m, job, o, &all, writer, watch, times, err);
-    profile_share_free(&all);
-    double start = meter_now();
-    if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
-    times->writing += meter_now() - start;
     return status;
 }

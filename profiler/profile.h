@@ -179,10 +179,6 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
 // if a question is missing.
 kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err);
 
-// Runs everything that the record does not have yet and finishes it.
-kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
-                       const profile_watch *watch, profile_times *times, kvb_error *err);
-
 // ---- Between the files of the profiling run ----
 
 // Whether metric `i` scores context `c`. A recorded context is only scored by metrics that the record lacks and by the

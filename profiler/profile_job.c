@@ -4,7 +4,6 @@
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
 #include "profiler/profile.h"
-#include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -157,14 +156,6 @@ static void free_context(profile_context *c)
 
 // ---- Growing a record -----------------------------------------------------------------------------------------------
 
-// Place of a context in the record; record_context_count() when it is not there.
-static size_t find_recorded(const record *r, const char *id)
-{
-    size_t i = 0, n = record_context_count(r);
-    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
-    return i;
-}
-
 typedef kvb_status (*ids_reader)(record *r, size_t context, size_t question, int32_t *out, kvb_error *err);
 
 // Whether a list of ids in the record is this one.
@@ -205,7 +196,7 @@ static kvb_status match_question(const profile_context *c, record *r, size_t at,
 // Compares a context of the files with what the record has under its name, if anything.
 static kvb_status match_context(profile_context *c, record *r, kvb_error *err)
 {
-    size_t at = find_recorded(r, c->id);
+    size_t at = record_find(r, c->id);
     const record_context_info *held = record_context(r, at);
     if (!held) return KVB_OK;
     bool same;
@@ -232,7 +223,7 @@ static bool covers(const profile_job *job, const record *r)
     size_t covered = 0;
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
-        const record_context_info *held = record_context(r, find_recorded(r, c->id));
+        const record_context_info *held = record_context(r, record_find(r, c->id));
         covered += held && c->n_recorded == held->n_questions;
     }
     return covered == record_context_count(r);
@@ -271,7 +262,7 @@ static void list_ids(profile_job *job, const record *r)
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
         if (c->recorded && g->relation == RECORD_ALL_TEXTS)
-            g->ids[g->n_ids++] = record_context(r, find_recorded(r, c->id))->id;
+            g->ids[g->n_ids++] = record_context(r, record_find(r, c->id))->id;
         if (c->recorded) continue;
         memcpy(g->own[n_own], c->id, sizeof *g->own);
         g->ids[g->n_ids++] = g->own[n_own++];
@@ -314,12 +305,6 @@ static kvb_status sort_metrics(profile_job *job, const profile_options *o, kvb_e
                             record_path(o->grows), first->metrics[m]);
     }
     return KVB_OK;
-}
-
-static bool all_recorded(const profile_job *job, size_t n_metrics)
-{
-    uint64_t all = n_metrics < 64 ? (UINT64_C(1) << n_metrics) - 1 : UINT64_MAX;
-    return (job->growth.recorded & all) == all;
 }
 
 // A context as the record has it: its tokens, and no question.
@@ -388,7 +373,8 @@ static kvb_status grow_job(profile_job *job, const profile_options *o, kvb_error
     list_ids(job, o->grows);
     status = sort_metrics(job, o, err);
     if (status != KVB_OK) return status;
-    bool metrics_done = all_recorded(job, o->n_metrics);
+    uint64_t all = o->n_metrics < 64 ? (UINT64_C(1) << o->n_metrics) - 1 : UINT64_MAX;
+    bool metrics_done = (job->growth.recorded & all) == all;
     if (!metrics_done) status = add_recorded(job, o, err);
     if (status == KVB_OK) drop_finished(job, metrics_done);
     return status == KVB_OK ? choose_check(job, o, err) : status;
@@ -413,6 +399,21 @@ static char *list_files(const calib_file *files, size_t n)
     return list;
 }
 
+// Makes room in the batch for the recorded questions that are decoded again for the losses of new metrics.
+static void count_recorded(profile_job *job, const profile_options *o)
+{
+    for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
+        const profile_context *c = &job->contexts[i];
+        const record_context_info *held = c->recorded ? record_context(o->grows, record_find(o->grows, c->id)) : NULL;
+        if (!held) continue;
+        if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
+        for (uint32_t q = 0; q < held->n_questions; q++) {
+            uint32_t tail = held->questions[q].n_suffix + held->questions[q].n_answer;
+            if (tail > job->max_tail) job->max_tail = tail;
+        }
+    }
+}
+
 static void count_job(profile_job *job, const model *m, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts; i++) {
@@ -432,7 +433,7 @@ static void count_job(profile_job *job, const model *m, const profile_options *o
     }
     if (job->growth.check.n_tokens > job->max_tokens) job->max_tokens = job->growth.check.n_tokens;
     if (job->n_contexts && !job->n_pairs) job->max_questions = job->max_tail = 1; // nothing is decoded
-    profile_losses_count(job, o);
+    count_recorded(job, o);
 }
 
 static kvb_status check_request(const model *m, const profile_options *o, kvb_error *err)
@@ -628,7 +629,7 @@ bool profile_scores_metric(const profile_job *job, const profile_context *c, siz
 kvb_status profile_check_witness(const profile_job *job, const profile_options *o, const profile_context *c,
                                  const float *scores, float *buffer, kvb_error *err)
 {
-    size_t at = find_recorded(o->grows, c->id);
+    size_t at = record_find(o->grows, c->id);
     const char *name = o->metrics[job->growth.witness].spec;
     record_shape shape = record_get_shape(o->grows);
     size_t n = (size_t)shape.n_layers * shape.n_kv_heads * c->n_tokens;

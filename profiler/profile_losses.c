@@ -14,12 +14,12 @@ static size_t budgeted_heads(const model *m)
     return (size_t)model_budgeted(&m->config, m->config.n_layers) * m->config.n_kv_heads;
 }
 
-kvb_status profile_losses_open(profile_losses *l, const model *m, const profile_job *job, const profile_options *o,
-                               forward *f, profile_times *times, kvb_error *err)
+void profile_losses_open(profile_losses *l, const model *m, const profile_job *job, const profile_options *o,
+                         forward *f, profile_times *times)
 {
     *l = (profile_losses){.m = m, .job = job, .o = o, .times = times};
     size_t n = o->n_metrics, batch = job->max_questions, layers = model_budgeted(&m->config, m->config.n_layers);
-    if (!o->loss_queries || job->max_tail < 2 || n == 0) return KVB_OK;
+    if (!o->loss_queries || job->max_tail < 2 || n == 0) return;
     l->fold_scores = need(n, sizeof *l->fold_scores, "rankings");
     l->rankings = need(n, sizeof *l->rankings, "rankings");
     l->names = need(n, sizeof *l->names, "rankings");
@@ -27,7 +27,7 @@ kvb_status profile_losses_open(profile_losses *l, const model *m, const profile_
     l->gains = need(layers * GAIN_KINDS * 2, sizeof(float), "gains");
     l->rows = need(batch * job->max_tail, sizeof *l->rows, "rows");
     l->f = f;
-    return forward_keep_queries(f, o->loss_queries, err);
+    forward_keep_queries(f, o->loss_queries);
 }
 
 void profile_losses_close(profile_losses *l)
@@ -88,19 +88,12 @@ kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_v
 
 // ---- What is recorded ----
 
-static size_t find_recorded(const record *r, const char *id)
-{
-    size_t i = 0, n = record_context_count(r);
-    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
-    return i;
-}
-
 // Gains are of each context's first question, unless the record that grows has them.
 static bool lacks_gains(const profile_losses *l, const profile_context *c, uint32_t number)
 {
     record *r = l->o->grows;
     if (number != 0 || !l->o->gain_rows) return false;
-    return !c->recorded || !record_has_gains(r, find_recorded(r, c->id), 0);
+    return !c->recorded || !record_has_gains(r, record_find(r, c->id), 0);
 }
 
 static kvb_status find_gains(bool *found, profile_losses *l, const decoded_question *q, uint32_t slot, kvb_error *err)
@@ -127,8 +120,7 @@ static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_cont
         if (held && again) continue;
         if (held && !l->fold_scores[i]) {
             l->fold_scores[i] = need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores");
-            status =
-                record_read_scores(l->o->grows, find_recorded(l->o->grows, c->id), m->spec, l->fold_scores[i], err);
+            status = record_read_scores(l->o->grows, record_find(l->o->grows, c->id), m->spec, l->fold_scores[i], err);
         }
         l->names[*n] = m->spec;
         l->rankings[(*n)++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i], metric_protect_sink(m),
@@ -166,7 +158,7 @@ kvb_status profile_recorded_read(recorded_questions *out, const profile_options 
                                  kvb_error *err)
 {
     *out = (recorded_questions){0};
-    size_t at = o->grows ? find_recorded(o->grows, c->id) : 0;
+    size_t at = o->grows ? record_find(o->grows, c->id) : 0;
     const record_context_info *held = o->grows ? record_context(o->grows, at) : NULL;
     if (!held || !o->loss_queries) return KVB_OK;
     kvb_status status = KVB_OK;
@@ -193,20 +185,6 @@ void profile_recorded_free(recorded_questions *q)
     }
     free(q->each);
     *q = (recorded_questions){0};
-}
-
-void profile_losses_count(profile_job *job, const profile_options *o)
-{
-    for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
-        const profile_context *c = &job->contexts[i];
-        const record_context_info *held = c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
-        if (!held) continue;
-        if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
-        for (uint32_t q = 0; q < held->n_questions; q++) {
-            uint32_t tail = held->questions[q].n_suffix + held->questions[q].n_answer;
-            if (tail > job->max_tail) job->max_tail = tail;
-        }
-    }
 }
 
 double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o)

@@ -27,8 +27,8 @@ typedef struct profile_losses {
 } profile_losses;
 
 // If the options ask for no losses, or nothing is decoded, it opens nothing and the other functions do nothing.
-kvb_status profile_losses_open(profile_losses *l, const model *m, const profile_job *job, const profile_options *o,
-                               forward *f, profile_times *times, kvb_error *err);
+void profile_losses_open(profile_losses *l, const model *m, const profile_job *job, const profile_options *o,
+                         forward *f, profile_times *times);
 void profile_losses_close(profile_losses *l);
 static inline bool profile_losses_wanted(const profile_losses *l)
 {
@@ -62,5 +62,3 @@ void profile_recorded_free(recorded_questions *q);
 // The operations that a job's curves and gains take, and the bytes they add to the record.
 double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o);
 double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o);
-// Reserves room for them in the job's batch.
-void profile_losses_count(profile_job *job, const profile_options *o);

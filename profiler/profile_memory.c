@@ -13,11 +13,6 @@ enum { BATCH_BYTES = 2000000000 };
 // What the product library keeps per thread for packed blocks and kernels, beside stacks: measured, 7 to 10 MiB.
 enum { THREAD_BYTES = 9 << 20 };
 
-static forward_plan plan_of(const profile_job *job, uint32_t batch)
-{
-    return (forward_plan){job->max_tokens, batch, job->max_tail, job->n_pairs > 0, true};
-}
-
 // Metrics are scored one after the other, so the largest counts; beside it [H, T] thrice for what observers may ask of
 // the forward pass.
 static uint64_t metric_bytes(const model *m, const profile_job *job, const profile_options *o)
@@ -41,7 +36,7 @@ static uint64_t metric_bytes(const model *m, const profile_job *job, const profi
 profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch)
 {
     const model_config *c = &m->config;
-    forward_plan plan = plan_of(job, batch);
+    forward_plan plan = {job->max_tokens, batch, job->max_tail, job->n_pairs > 0, true};
     uint64_t layers = c->n_layers, heads = (uint64_t)model_budgeted(c, c->n_layers) * c->n_kv_heads,
              T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;

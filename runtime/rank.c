@@ -4,7 +4,6 @@
 #include "fail.h"
 #include "json.h"
 #include "sha256.h"
-#include "table.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
@@ -126,53 +125,6 @@ kvb_status kvb_rank_layer_fold(const kvb_ranking *r, uint32_t fold, uint32_t lay
     return status;
 }
 
-// What both functions of the public API ask of their arguments; `function` is named in messages.
-static kvb_status check_arguments(const char *function, const kvb_table *table, uint32_t layer, uint32_t head,
-                                  const float *const *features, const float *out, kvb_error *err)
-{
-    const kvb_ranking *r = kvb_table_ranking(table);
-    if (!table || !features || !out)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: table, features and out must not be NULL", function);
-    if (!r) {
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "%s: is for the metric %s, which is computed without the table; %s() "
-                        "is for tables of a learned ranking",
-                        table->name, table->info.metric, function);
-    }
-    if (layer >= r->info.n_layers || head >= r->info.n_kv_heads) {
-        return kvb_fail(err, KVB_ARGUMENT, "%s: expected layer and head below %u and %u, found %u and %u", table->name,
-                        (unsigned)r->info.n_layers, (unsigned)r->info.n_kv_heads, (unsigned)layer, (unsigned)head);
-    }
-    for (uint32_t f = 0; f < r->info.n_features; f++) {
-        if (!features[f])
-            return kvb_fail(err, KVB_ARGUMENT, "%s: feature %u, the scores of %s, is NULL", function, (unsigned)f,
-                            r->info.metrics[f]);
-    }
-    return KVB_OK;
-}
-
-kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features, uint32_t n_tokens,
-                          float *out, kvb_error *err)
-{
-    kvb_status status = check_arguments("kvb_rank_layer", table, layer, 0, features, out, err);
-    return status ? status : kvb_rank_layer_fold(table->ranking, 0, layer, features, n_tokens, out, err);
-}
-
-kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
-                    uint32_t n_tokens, float *out, kvb_error *err)
-{
-    kvb_status status = check_arguments("kvb_rank", table, layer, head, features, out, err);
-    if (status) return status;
-    const kvb_ranking *r = table->ranking;
-    if (r->info.layer_mean) {
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "%s: its ranking also uses the mean over the layer's heads; rank them together, with "
-                        "kvb_rank_layer()",
-                        table->name);
-    }
-    return kvb_rank_fold(r, 0, (size_t)layer * r->info.n_kv_heads + head, features, n_tokens, out, err);
-}
-
 // ---- Reading a ranking from a file of its own or out of a table ----
 
 static const size_t file_max_bytes = 64u << 20;
@@ -180,11 +132,6 @@ static const size_t file_max_bytes = 64u << 20;
 const kvb_ranking_info *kvb_ranking_about(const kvb_ranking *ranking)
 {
     return ranking ? &ranking->info : NULL;
-}
-
-const kvb_ranking *kvb_table_ranking(const kvb_table *table)
-{
-    return table ? table->ranking : NULL;
 }
 
 void kvb_ranking_close(kvb_ranking *ranking)

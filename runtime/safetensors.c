@@ -2,7 +2,10 @@
 #include "fail.h"
 #include "json.h"
 #include "sha256.h"
+#include "text.h"
 #include <cjson/cJSON.h>
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -271,4 +274,55 @@ void kvb_safetensors_free(kvb_safetensors *file)
     cJSON_Delete(file->header);
     free(file->tensors);
     memset(file, 0, sizeof *file);
+}
+
+// ---- Files ----
+
+kvb_status kvb_file_accept(const unsigned char *data, size_t size, const char *name, size_t limit, kvb_error *err)
+{
+    kvb_file_kind kind = kvb_kind_of_file(data, size);
+    if (kind != KVB_FILE_OTHER && kind != KVB_FILE_SAFETENSORS)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: expected a table (.safetensors), found %s; `kvbudget solve` makes tables of records", name,
+                        kvb_kind_name(kind));
+    if (size <= limit) return KVB_OK;
+    return kvb_fail(err, KVB_UNSUPPORTED,
+                    "%s: expected a table of at most %zu bytes, found more: a model's weights, or files in another "
+                    "order than asked for? A program may raise max_bytes",
+                    name, limit);
+}
+
+// Reads to the end, but never more than limit + 1 bytes: the size of a pipe is not known beforehand.
+static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsigned char **data, size_t *size,
+                              kvb_error *err)
+{
+    size_t cap = 0;
+    *data = NULL;
+    *size = 0;
+    do {
+        if (*size == cap) {
+            size_t room = cap ? cap * 2 : 1u << 16;
+            unsigned char *grown = room > cap ? realloc(*data, room) : NULL;
+            if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", path, room);
+            *data = grown;
+            cap = room;
+        }
+        errno = 0;
+        *size += fread(*data + *size, 1, cap - *size, stream);
+        if (ferror(stream)) return kvb_fail(err, KVB_IO, "%s: reading: %s", path, strerror(errno));
+        kvb_status status = kvb_file_accept(*data, *size, path, limit, err);
+        if (status) return status;
+    } while (!feof(stream));
+    return KVB_OK;
+}
+
+kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err)
+{
+    FILE *stream = fopen(path, "rb");
+    *data = NULL;
+    *size = 0;
+    if (!stream) return kvb_fail(err, KVB_IO, "%s: opening: %s", path, strerror(errno));
+    kvb_status status = read_stream(stream, path, limit, data, size, err);
+    (void)fclose(stream); // only read
+    return status;
 }

@@ -50,3 +50,10 @@ const char *kvb_safetensors_metadata(const struct cJSON *header, const char *key
 
 // Frees what parse allocated; an empty or already freed struct is allowed.
 void kvb_safetensors_free(kvb_safetensors *file);
+
+// Refuses files of other kinds, which are called by their names since operands are easily swapped (KVB_FORMAT), and
+// those of more than `limit` bytes (KVB_UNSUPPORTED). `data` may be the first bytes of a file.
+kvb_status kvb_file_accept(const unsigned char *data, size_t size, const char *name, size_t limit, kvb_error *err);
+// Reads the whole file at `path` into malloc'd memory, which the caller frees also after a failure. Fails as
+// kvb_file_accept(), or with KVB_IO or KVB_MEMORY.
+kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err);

@@ -1,17 +1,29 @@
 // Reads a table file, whose container safetensors.c checks: what it says of itself, its numbers, and which weights it
-// was made with. The format is formats/README.md.
+// was made with. The format is formats/README.md. Then everything that only looks at an open table.
 #include "table.h"
 #include "fail.h"
 #include "json.h"
 #include "safetensors.h"
 #include "text.h"
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef KVBUDGET_VERSION // the Makefile passes it; a copied folder is built without
+#define KVBUDGET_VERSION "0.1.0"
+#endif
+
+const char *kvb_version(void)
+{
+    return KVBUDGET_VERSION;
+}
+
+uint32_t kvb_budgets_version(void)
+{
+    return KVB_BUDGETS_VERSION;
+}
 
 static const size_t default_max_bytes = 64u << 20;
 
@@ -496,27 +508,9 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     return status;
 }
 
-// Files of other kinds, however large, are called by their names: operands are easily swapped.
-static kvb_status refuse_others(const unsigned char *data, size_t size, const char *name, kvb_error *err)
-{
-    kvb_file_kind kind = kvb_kind_of_file(data, size);
-    if (kind == KVB_FILE_OTHER || kind == KVB_FILE_SAFETENSORS) return KVB_OK;
-    return kvb_fail(err, KVB_FORMAT,
-                    "%s: expected a table (.safetensors), found %s; `kvbudget solve` makes tables of records", name,
-                    kvb_kind_name(kind));
-}
-
 static size_t limit_of(const kvb_table_options *opt)
 {
     return opt && opt->max_bytes ? opt->max_bytes : default_max_bytes;
-}
-
-static kvb_status fail_too_large(const char *name, size_t limit, kvb_error *err)
-{
-    return kvb_fail(err, KVB_UNSUPPORTED,
-                    "%s: expected a table of at most %zu bytes, found more: a model's weights, or files in another "
-                    "order than asked for? A program may raise max_bytes",
-                    name, limit);
 }
 
 kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size, const char *name,
@@ -528,45 +522,8 @@ kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size,
     }
     *out = NULL;
     name = name ? name : "<memory>";
-    kvb_status status = refuse_others(data, size, name, err);
-    if (status) return status;
-    return size > limit_of(opt) ? fail_too_large(name, limit_of(opt), err) : open_bytes(out, data, size, name, err);
-}
-
-// Reads to the end, but never more than limit + 1 bytes: the size of a pipe is not known beforehand.
-static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsigned char **data, size_t *size,
-                              kvb_error *err)
-{
-    size_t cap = 0;
-    *data = NULL;
-    *size = 0;
-    do {
-        if (*size == cap) {
-            size_t room = cap ? cap * 2 : 1u << 16;
-            unsigned char *grown = room > cap ? realloc(*data, room) : NULL;
-            if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", path, room);
-            *data = grown;
-            cap = room;
-        }
-        errno = 0;
-        *size += fread(*data + *size, 1, cap - *size, stream);
-        if (ferror(stream)) return kvb_fail(err, KVB_IO, "%s: reading: %s", path, strerror(errno));
-        kvb_status status = refuse_others(*data, *size, path, err);
-        if (status) return status;
-        if (*size > limit) return fail_too_large(path, limit, err);
-    } while (!feof(stream));
-    return KVB_OK;
-}
-
-kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err)
-{
-    FILE *stream = fopen(path, "rb");
-    *data = NULL;
-    *size = 0;
-    if (!stream) return kvb_fail(err, KVB_IO, "%s: opening: %s", path, strerror(errno));
-    kvb_status status = read_stream(stream, path, limit, data, size, err);
-    (void)fclose(stream); // only read
-    return status;
+    kvb_status status = kvb_file_accept(data, size, name, limit_of(opt), err);
+    return status ? status : open_bytes(out, data, size, name, err);
 }
 
 kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_options *opt, kvb_error *err)
@@ -596,6 +553,105 @@ void kvb_table_close(kvb_table *table)
         free(table->numbers);
         free(table);
     }
+}
+
+// ---- what an open table says ----
+
+const kvb_info *kvb_table_info(const kvb_table *table)
+{
+    return table ? &table->info : NULL;
+}
+
+const char *kvb_table_metadata(const kvb_table *table, const char *key)
+{
+    return table && key ? kvb_safetensors_metadata(table->header, key) : NULL;
+}
+
+const double *kvb_table_prune_ratios(const kvb_table *table)
+{
+    return table ? table->prune_ratio : NULL;
+}
+
+const double *kvb_table_budgeted_ratios(const kvb_table *table)
+{
+    return table ? table->budgeted : NULL;
+}
+
+kvb_status kvb_table_row(const kvb_table *table, uint32_t row, kvb_row *out, kvb_error *err)
+{
+    if (!table || !out) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_row: table and out must not be NULL");
+    if (row >= table->info.n_rows) {
+        return kvb_fail(err, KVB_ARGUMENT, "%s: row: expected 0 to %u, found %u", table->name,
+                        (unsigned)table->info.n_rows - 1, (unsigned)row);
+    }
+    size_t n_heads = (size_t)table->info.n_layers * table->info.n_kv_heads;
+    out->ratio = table->ratio[row];
+    out->effective_ratio = table->effective[row];
+    out->loss = table->loss[row];
+    out->lower_bound = table->lower_bound[row];
+    out->lambda = table->lambda[row];
+    out->table_loss = table->table_loss[row];
+    out->saturated = table->saturated[row];
+    out->prune_ratio = table->prune_ratio + row * n_heads;
+    out->std = table->std + row * n_heads;
+    return KVB_OK;
+}
+
+bool kvb_same_hash(const char *a, const char *b)
+{
+    for (; *a && *b; ++a, ++b) {
+        int x = *a >= 'A' && *a <= 'F' ? *a - 'A' + 'a' : *a;
+        int y = *b >= 'A' && *b <= 'F' ? *b - 'A' + 'a' : *b;
+        if (x != y) return false;
+    }
+    return *a == *b;
+}
+
+static kvb_status check_numbers(const kvb_table *table, const kvb_expectation *expected, kvb_error *err)
+{
+    const kvb_info *info = &table->info;
+    int protection = expected->has_protection != 0;
+    const struct {
+        const char *name;
+        uint32_t expected, found;
+        int wanted;
+    } fields[] = {{"n_layers", expected->n_layers, info->n_layers, expected->n_layers != 0},
+                  {"n_heads", expected->n_heads, info->n_heads, expected->n_heads != 0},
+                  {"n_kv_heads", expected->n_kv_heads, info->n_kv_heads, expected->n_kv_heads != 0},
+                  {"head_dim", expected->head_dim, info->head_dim, expected->head_dim != 0},
+                  {"sink", expected->sink, info->sink, protection},
+                  {"window", expected->window, info->window, protection}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].wanted && fields[i].expected != fields[i].found) {
+            return kvb_fail(err, KVB_MISMATCH, "%s: %s: expected %u, the table says %u; %s", table->name,
+                            fields[i].name, (unsigned)fields[i].expected, (unsigned)fields[i].found,
+                            i < 4 ? "use a table that was made for this model"
+                                  : "protect what the table was made with, or solve it again");
+        }
+    }
+    return KVB_OK;
+}
+
+kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err)
+{
+    if (!table || !expected) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
+    const kvb_info *info = &table->info;
+    kvb_status status = check_numbers(table, expected, err);
+    // An empty hash belongs to no weights, not even where the table leaves its own open.
+    const char *hash = expected->model_sha256;
+    if (!status && hash && (!*hash || !kvb_same_hash(hash, info->model_sha256))) {
+        status = kvb_fail(
+            err, KVB_MISMATCH, "%s: model_sha256: expected %.64s, the table says %s; it was made for other weights",
+            table->name, *hash ? hash : "a hash, got none", *info->model_sha256 ? info->model_sha256 : "nothing");
+    }
+    if (!status && expected->metric && strcmp(expected->metric, info->metric) != 0) {
+        status =
+            kvb_fail(err, KVB_MISMATCH,
+                     "%s: metric: expected %.64s, the table says %.64s; rank tokens by the table's metric or use a "
+                     "table of yours",
+                     table->name, expected->metric, info->metric);
+    }
+    return status;
 }
 
 // ---- which weights: the files' hashes, and their name at Hugging Face ----
@@ -655,4 +711,58 @@ kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mi
     status = mine->n_files ? check_files(table, mine, err) : KVB_OK;
     if (!status) status = check_text(table, "hf_id", mine->hf_id, err);
     return status ? status : check_text(table, "hf_revision", mine->hf_revision, err);
+}
+
+// ---- ranking by it ----
+
+const kvb_ranking *kvb_table_ranking(const kvb_table *table)
+{
+    return table ? table->ranking : NULL;
+}
+
+// What both functions of the public API ask of their arguments; `function` is named in messages.
+static kvb_status check_arguments(const char *function, const kvb_table *table, uint32_t layer, uint32_t head,
+                                  const float *const *features, const float *out, kvb_error *err)
+{
+    const kvb_ranking *r = kvb_table_ranking(table);
+    if (!table || !features || !out)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: table, features and out must not be NULL", function);
+    if (!r) {
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%s: is for the metric %s, which is computed without the table; %s() "
+                        "is for tables of a learned ranking",
+                        table->name, table->info.metric, function);
+    }
+    if (layer >= r->info.n_layers || head >= r->info.n_kv_heads) {
+        return kvb_fail(err, KVB_ARGUMENT, "%s: expected layer and head below %u and %u, found %u and %u", table->name,
+                        (unsigned)r->info.n_layers, (unsigned)r->info.n_kv_heads, (unsigned)layer, (unsigned)head);
+    }
+    for (uint32_t f = 0; f < r->info.n_features; f++) {
+        if (!features[f])
+            return kvb_fail(err, KVB_ARGUMENT, "%s: feature %u, the scores of %s, is NULL", function, (unsigned)f,
+                            r->info.metrics[f]);
+    }
+    return KVB_OK;
+}
+
+kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features, uint32_t n_tokens,
+                          float *out, kvb_error *err)
+{
+    kvb_status status = check_arguments("kvb_rank_layer", table, layer, 0, features, out, err);
+    return status ? status : kvb_rank_layer_fold(table->ranking, 0, layer, features, n_tokens, out, err);
+}
+
+kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
+                    uint32_t n_tokens, float *out, kvb_error *err)
+{
+    kvb_status status = check_arguments("kvb_rank", table, layer, head, features, out, err);
+    if (status) return status;
+    const kvb_ranking *r = table->ranking;
+    if (r->info.layer_mean) {
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%s: its ranking also uses the mean over the layer's heads; rank them together, with "
+                        "kvb_rank_layer()",
+                        table->name);
+    }
+    return kvb_rank_fold(r, 0, (size_t)layer * r->info.n_kv_heads + head, features, n_tokens, out, err);
 }

@@ -27,7 +27,3 @@ struct kvb_table {
 
 // Whether two hashes in hexadecimal are equal, ignoring case. Unlike strcasecmp it ignores the locale.
 bool kvb_same_hash(const char *a, const char *b);
-
-// Reads the whole file at `path` into malloc'd memory, which the caller frees also after a failure. Fails with
-// KVB_UNSUPPORTED if it is larger than `limit` bytes, and with KVB_IO or KVB_MEMORY.
-kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err);

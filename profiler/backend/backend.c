@@ -1,4 +1,5 @@
 #include "profiler/backend/backend.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,13 @@ const char *backend_absence(const char *name)
     return !backend_find(name) && strcmp(name, "cuda") == 0 ? "; this program was built without CUDA (no nvcc was "
                                                               "found: `make showconfig`, tools/scripts/get-cuda.sh)"
                                                             : "";
+}
+
+dev backend_memory(backend_device *on, size_t n_floats, const char *what)
+{
+    dev memory = on->b->alloc(on, n_floats);
+    needed(memory.address, what);
+    return memory;
 }
 
 dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows)

@@ -243,6 +243,9 @@ const char *backend_absence(const char *name);
 const backend *backend_find_compute(const char *name, const char *compute);
 extern const backend *const backend_list[];
 
+// `alloc`, for what a pass cannot do without: lack of memory ends the program (formats/need.h). `what` as there.
+dev backend_memory(backend_device *on, size_t n_floats, const char *what);
+
 // Loads a matrix of floats w [out, in] with matrix_load.
 dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows);
 

@@ -1,8 +1,9 @@
 // The CPU backend: oneDNN for matrix products, OpenMP over heads and rows, loops that the compiler vectorises per CPU.
 // Here its weights, products, scratch memory and row operations; attention is in backend_cpu_attention.c, inner loops
-// are in backend_cpu_loops.c. One table of operations per precision of the products; backend_cpu.h says what keeps
+// are in backend_cpu_loops.c. One table of operations per precision of the products; cpu_device.h says what keeps
 // their bits the same.
-#include "profiler/backend/backend_cpu.h"
+#include "formats/need.h"
+#include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed_steps.h"
 #include "profiler/backend/packed_tiles.h"
@@ -61,13 +62,6 @@ static inline bool packed_is_made(const packed_matrix *m)
     return m->in_place || (m->halves && m->p == PRECISION_F32);
 }
 
-static bool panel_kind_find(panel_kind *kind, const packed_matrix *m, uint32_t width, uint32_t in)
-{
-    kind->width = width;
-    kind->product = product_find(m->p, m->rows, width, in, false);
-    return kind->product;
-}
-
 // ---- Making a panel ----
 
 // Buffers of a thread that packs.
@@ -117,12 +111,6 @@ static packer packer_at(char *memory, precision p, uint32_t width, uint32_t in)
     return k;
 }
 
-// Bytes that packed_panel needs of a thread's scratch memory for matrices of up to `in` terms.
-static size_t packed_made_bytes(precision p, uint32_t in)
-{
-    return in ? packer_bytes(p, product_takes_any_rows() ? TILE_PANEL : PANEL, in) : 0;
-}
-
 SIMD_CLONES static void narrow(uint16_t *to, const float *from, size_t n)
 {
     const uint32_t *bits = (const uint32_t *)(const void *)from;
@@ -157,12 +145,12 @@ static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix 
     if (m->bits) return pack_steps(m, panel, w, first, n, k, two_parts);
     bool ok = stored_rows(w, first, n, k->rows);
     if (m->rounds) stored_round(k->rows, (size_t)n * w->in);
-    return ok && packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
+    packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
+    return ok;
 }
 
 // A panel as products take it: what is kept, or made in the thread's scratch memory, where it stays until the thread
-// asks for another. *parts is `parts` of the panel. NULL where the file has a value that is not finite, or oneDNN no
-// memory.
+// asks for another. *parts is `parts` of the panel. NULL where the file has a value that is not finite.
 static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch *s, unsigned *parts)
 {
     const char *kept = m->panels ? m->panels + panel * m->kept_bytes : NULL;
@@ -200,13 +188,10 @@ static bool pack_panels(packed_matrix *m, const stored_matrix *w)
     size_t bytes = packer_bytes(m->p, m->width, w->in);
 #pragma omp parallel reduction(+ : failures) reduction(&& : two_parts)
     {
-        char *memory = aligned_alloc(LINE, bytes);
-        failures += !memory;
-        packer k = {NULL};
-        if (memory) k = packer_at(memory, m->p, m->width, w->in);
+        char *memory = needed(aligned_alloc(LINE, bytes), "packed weights");
+        packer k = packer_at(memory, m->p, m->width, w->in);
 #pragma omp for schedule(dynamic, 1)
-        for (uint32_t i = 0; i < m->n_panels; i++)
-            if (memory) failures += !keep_panel(m, w, i, &k, &two_parts);
+        for (uint32_t i = 0; i < m->n_panels; i++) failures += !keep_panel(m, w, i, &k, &two_parts);
         free(memory);
     }
     if (m->bits) m->parts = two_parts ? 2 : 3;
@@ -218,8 +203,8 @@ static size_t panel_bytes(const packed_matrix *m, uint32_t in, uint32_t width)
     return m->bits ? packed_step_bytes(m->bits, in, width) : packed_bytes(m->p, in, width);
 }
 
-// Which form the matrix gets, and how large it is; false where oneDNN has no memory to find it out.
-static bool choose_form(packed_matrix *m, precision p, const stored_matrix *w, unsigned hold)
+// Which form the matrix gets, and how large it is.
+static void choose_form(packed_matrix *m, precision p, const stored_matrix *w, unsigned hold)
 {
     bool tiles = product_takes_any_rows(), is_half = w->type == GGUF_TENSOR_BF16;
     *m = (packed_matrix){.p = p, .rows = product_rows(), .source = *w};
@@ -233,25 +218,23 @@ static bool choose_form(packed_matrix *m, precision p, const stored_matrix *w, u
     m->last.width = w->out - (m->n_panels - 1) * m->width;
     size_t full = panel_bytes(m, w->in, m->full.width), last = panel_bytes(m, w->in, m->last.width),
            high = packed_high_bytes(p, w->in, m->full.width);
-    m->panel_bytes = !full || !last ? 0 : last > full ? last : full;
+    m->panel_bytes = last > full ? last : full;
     m->kept_bytes = m->panel_bytes;
     // The tile unit's parts stand side by side, those of products of few terms as well.
     m->halves = (m->rounds || (is_half && !(hold & HOLD_WIDE))) && !tiles && (p == PRECISION_F32 || high);
     if (m->halves) m->kept_bytes = p == PRECISION_F32 ? m->panel_bytes / 2 : high;
-    return m->panel_bytes != 0;
 }
 
 static packed_matrix *pack_matrix(precision p, const stored_matrix *w, unsigned hold)
 {
-    packed_matrix *m = calloc(1, sizeof *m);
-    bool ok = m && choose_form(m, p, w, hold) && panel_kind_find(&m->full, m, m->full.width, w->in) &&
-              panel_kind_find(&m->last, m, m->last.width, w->in);
-    if (ok && !m->in_place) {
-        m->panels = (char *)host_memory((m->kept_bytes * m->n_panels + sizeof(float) - 1) / sizeof(float));
-        ok = m->panels && pack_panels(m, w);
-    }
-    if (ok) return m;
-    if (m) free(m->panels);
+    packed_matrix *m = need(1, sizeof *m, "weight matrices");
+    choose_form(m, p, w, hold);
+    m->full.product = product_find(p, m->rows, m->full.width, w->in, false);
+    m->last.product = product_find(p, m->rows, m->last.width, w->in, false);
+    if (m->in_place) return m;
+    m->panels = (char *)host_memory((m->kept_bytes * m->n_panels + sizeof(float) - 1) / sizeof(float));
+    if (m->panels && pack_panels(m, w)) return m;
+    free(m->panels);
     free(m);
     return NULL;
 }
@@ -264,7 +247,6 @@ static bool has_rows(const packed_matrix *m)
 
 static void cpu_matrix_release(backend_device *on, dev_matrix *w)
 {
-    (void)on;
     packed_matrix *m = w->packed;
     if (m) free(m->panels);
     free(m);
@@ -286,8 +268,8 @@ static dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, un
 static uint64_t cpu_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     packed_matrix m;
-    bool ok = choose_form(&m, cpu_of(on)->p, w, hold);
-    uint64_t panels = ok && !m.in_place ? (uint64_t)m.kept_bytes * m.n_panels : 0;
+    choose_form(&m, cpu_of(on)->p, w, hold);
+    uint64_t panels = !m.in_place ? (uint64_t)m.kept_bytes * m.n_panels : 0;
     return panels + (hold & HOLD_ROWS && !has_rows(&m) ? (uint64_t)w->out * w->in * sizeof(float) : 0);
 }
 
@@ -352,8 +334,8 @@ static void multiply_blocks(const matmul_job *job, const packed_matrix *m, const
     for (uint32_t i = first; i < end; i++) {
         const void *a = operand_block(job, i);
         if (operand_is_plain(job->p) && rows_of(job, i) == job->rows) a = job->x + (size_t)i * job->rows * job->in;
-        bool ok = high_alone ? product_run_high(kind->product, a, b, tile) : product_run(kind->product, a, b, tile);
-        if (!ok) cpu_product_failed(job->on);
+        if (high_alone) product_run_high(kind->product, a, b, tile);
+        else product_run(kind->product, a, b, tile);
         loop_store_tile(y + (size_t)i * job->rows * out, out, tile, rows_of(job, i), kind->width, job->accumulate);
     }
 }
@@ -368,14 +350,6 @@ static void multiply_at_once(const matmul_job *job, const packed_matrix *m, unsi
     else product_run_rows(kind->product, rows, a, b, y, out, job->accumulate);
 }
 
-static void panel_failed(cpu_device *on)
-{
-    backend_fail(&on->base, KVB_NUMERIC,
-                 "backend %s: a weight that is read from the model's file is not finite, so the file is damaged or "
-                 "overflowed when it was made; with memory for all weights the message names the tensor",
-                 on->base.b->name);
-}
-
 // `panel` counts through all matrices.
 static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
 {
@@ -388,11 +362,12 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
     uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
     unsigned parts;
     const char *b = packed_panel(m, panel, &job->on->threads[omp_get_thread_num()], &parts);
-    if (!b) {
-        panel_failed(job->on);
-        return;
-    }
-    if (product_takes_any_rows()) multiply_at_once(job, m, parts, kind, b, y, to->w.out, first, rows);
+    if (!b)
+        backend_fail(&job->on->base, KVB_NUMERIC,
+                     "backend %s: a weight that is read from the model's file is not finite, so the file is damaged or "
+                     "overflowed when it was made; with memory for all weights the message names the tensor",
+                     job->on->base.b->name);
+    else if (product_takes_any_rows()) multiply_at_once(job, m, parts, kind, b, y, to->w.out, first, rows);
     else multiply_blocks(job, m, kind, b, y, to->w.out, first, end);
 }
 
@@ -449,14 +424,13 @@ static void multiply_all(cpu_device *on, const projection *to, uint32_t count, d
         return;
     }
     uint32_t fit = rows_at_a_time(&job, n);
-    bool prepared = product_prepare(on->n_threads);
+    product_prepare(on->n_threads);
     for (uint32_t first = 0; first < n; first += fit) {
         job.n = n - first < fit ? n - first : fit;
         job.x = x.address + (size_t)first * job.in;
         for (uint32_t i = 0; i < count; i++)
             job.to[i] = (projection){dev_at(to[i].y, (size_t)first * to[i].w.out), to[i].w};
-        if (prepared) multiply_rows(&job);
-        else cpu_product_failed(on);
+        multiply_rows(&job);
     }
 }
 
@@ -487,7 +461,7 @@ static void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
             for (uint32_t c = 0; c < wo.out; c += QUERY_TILE) {
                 uint32_t columns = wo.out - c < QUERY_TILE ? wo.out - c : QUERY_TILE;
                 cpu_matrix_rows(weights, &wo, c, columns, h * d, d);
-                cpu_gemm(mine, false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
+                gemm(false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
                 for (uint32_t r = 0; r < rows; r++) out[r] += loop_absolute_sum(part + (size_t)r * columns, columns);
             }
         }
@@ -530,6 +504,7 @@ static size_t score_floats(precision p, attention_shape s)
 static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_limits *limits)
 {
     uint32_t d = limits->shape.head_dim, lines = cpu_max_lines(limits->shape);
+    size_t made = limits->made_terms ? packer_bytes(p, tiles_available() ? TILE_PANEL : PANEL, limits->made_terms) : 0;
     bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts where products are small
     const piece all[N_THREAD_PIECES] = {
         {offsetof(scratch, scores), score_floats(p, limits->shape)},
@@ -544,7 +519,7 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
          operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_block_lines(lines)))},
         {offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
         {offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
-        {offsetof(scratch, made), floats_of(packed_made_bytes(p, limits->made_terms))},
+        {offsetof(scratch, made), floats_of(made)}, // a panel
     };
     memcpy(out, all, sizeof all);
 }
@@ -621,34 +596,24 @@ static bool cpu_scratch_take(cpu_device *on, const backend_limits *limits)
 {
     on->limits = *limits;
     on->operand_bytes = operand_floats(on->p, limits) * sizeof(float);
-    on->threads = calloc((size_t)on->n_threads, sizeof *on->threads);
+    on->threads = need((size_t)on->n_threads, sizeof *on->threads, "threads");
     on->block = host_memory(all_floats(on, limits));
-    for (int t = 0; on->threads && t < on->n_threads; t++) on->threads[t].on = on;
-    if (!on->threads || !on->block) return false;
-    place_pieces(on);
-    return true;
+    if (on->block) place_pieces(on);
+    return on->block != NULL;
 }
-
-static void cpu_scratch_release(cpu_device *on)
-{
-    free(on->threads);
-    free(on->block);
-}
-
-// ---- Rows -----------------------------------------------------------------------------------------------------------
 
 static void cpu_close(backend_device *on)
 {
     if (!on) return;
-    cpu_scratch_release(cpu_of(on));
+    free(cpu_of(on)->threads);
+    free(cpu_of(on)->block);
     free(on);
 }
 
 static kvb_status cpu_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
 {
     *out = NULL;
-    cpu_device *on = calloc(1, sizeof *on);
-    if (!on) return kvb_fail(err, KVB_MEMORY, "backend %s: no memory", b->name);
+    cpu_device *on = need(1, sizeof *on, "devices");
     *on = (cpu_device){.base.b = b, .p = precision_named(b->compute), .n_threads = omp_get_max_threads()};
     if (limits && !cpu_scratch_take(on, limits)) {
         cpu_close(&on->base);
@@ -658,16 +623,16 @@ static kvb_status cpu_open(backend_device **out, const backend *b, const backend
     return KVB_OK;
 }
 
+// ---- Rows -----------------------------------------------------------------------------------------------------------
+
 static void cpu_gather(backend_device *on, dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         cpu_matrix_rows(y.address + (size_t)i * table.in, &table, (uint32_t)ids[i], 1, 0, table.in);
 }
 
 static void cpu_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_rms_norm(y.address + (size_t)i * width, x.address + (size_t)i * width, weight.address, width, eps);
@@ -676,7 +641,6 @@ static void cpu_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t 
 static void cpu_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
                            float eps)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_layer_norm(y.address + (size_t)i * width, x.address + (size_t)i * width,
@@ -687,7 +651,6 @@ enum { LOOP_CHUNK = 16384 }; // floats that a thread takes at a time where rows 
 
 static void cpu_glu(backend_device *on, dev gate, dev up, activation act, size_t n_floats)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
         loop_glu(gate.address + i, up.address + i, act, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK);
@@ -695,7 +658,6 @@ static void cpu_glu(backend_device *on, dev gate, dev up, activation act, size_t
 
 static void cpu_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
         loop_softcap(y.address + i, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK, cap);
@@ -703,7 +665,6 @@ static void cpu_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 
 static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
 {
-    (void)on;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) {
         float x = y.address[i];
@@ -714,14 +675,12 @@ static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
 // What follows is bound by memory: plain loops over pieces that are cut by size alone.
 static void cpu_scale(backend_device *on, dev y, float by, size_t n_floats)
 {
-    (void)on;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
 }
 
 static void cpu_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
@@ -729,14 +688,12 @@ static void cpu_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t
 
 static void cpu_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
 {
-    (void)on;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] += by * x.address[i];
 }
 
 static void cpu_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
@@ -745,7 +702,6 @@ static void cpu_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows
 static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
                          uint32_t width)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++) {
         float *to = y.address + (size_t)rows[i] * width, weight = weights[i];
@@ -758,7 +714,6 @@ static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows,
 static void cpu_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
                      uint32_t heads, uint32_t d, uint32_t rope_dim)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_rope(y.address + (size_t)i * heads * d, x.address + (size_t)i * heads * d,
@@ -768,7 +723,6 @@ static void cpu_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32
 static void cpu_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
                              uint32_t n_kv_heads, uint32_t d)
 {
-    (void)on;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
@@ -779,7 +733,6 @@ static void cpu_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, u
 static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
                            uint32_t n, uint32_t n_kv_heads, uint32_t d)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,

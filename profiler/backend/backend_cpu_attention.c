@@ -7,7 +7,7 @@
 // A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit a
 // block of few lines at a time, whose scores and weights go from one product through the softmax into the other without
 // leaving the first-level cache.
-#include "profiler/backend/backend_cpu.h"
+#include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed_tiles.h"
 #include <math.h>
@@ -17,19 +17,6 @@
 static size_t larger(size_t a, size_t b)
 {
     return a > b ? a : b;
-}
-
-void cpu_product_failed(cpu_device *on)
-{
-    backend_fail(&on->base, KVB_MEMORY,
-                 "backend %s: oneDNN had no memory for a product; use fewer threads or shorter contexts",
-                 on->base.b->name);
-}
-
-void cpu_gemm(const scratch *s, bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a,
-              size_t lda, const float *b, size_t ldb, float beta, float *c, size_t ldc)
-{
-    if (!gemm(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc)) cpu_product_failed(s->on);
 }
 
 bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s)
@@ -144,7 +131,6 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
             float *temp = mine->scores, *padded = temp + cpu_pack_floats(d);
             char *to = tile_at(&plan, kv, g, t);
             const float *from[2] = {kv->k.address, kv->v.address};
-            bool ok = true;
             for (int i = 0; i < 2; i++) {
                 const float *rows = from[i] + ((size_t)g * kv->n_tokens + first) * d;
                 if (given < keys) {
@@ -153,10 +139,9 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
                     rows = padded;
                 }
                 size_t offset = i == 0 ? 0 : t + 1 < plan.n_tiles ? plan.k_bytes : plan.last_k_bytes;
-                ok = ok && (i == 0 ? packed_store(p, to, rows, d, true, d, keys, temp)
-                                   : packed_store(p, to + offset, rows, d, false, keys, d, temp));
+                if (i == 0) packed_store(p, to, rows, d, true, d, keys, temp);
+                else packed_store(p, to + offset, rows, d, false, keys, d, temp);
             }
-            if (!ok) cpu_product_failed(cpu_of(on));
         }
 }
 
@@ -200,8 +185,8 @@ static key_tile cpu_find_tile(const tile_plan *plan, const prefix_kv *kv, uint32
                       false};
 }
 
-// For tasks of `lines` lines. Outside of parallel regions; false when oneDNN has no memory.
-static bool cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, attention_shape s, uint32_t lines,
+// For tasks of `lines` lines. Outside of parallel regions.
+static void cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, attention_shape s, uint32_t lines,
                             bool gather)
 {
     uint32_t d = s.head_dim;
@@ -211,14 +196,13 @@ static bool cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, atten
                       .lines = cpu_block_lines(lines),
                       .gather = gather,
                       .tiles = cpu_plan_tiles(p, n_tokens, d)};
-    if (tiles_available()) return true;
+    if (tiles_available()) return;
     if (b->tiles.n_tiles > 1) {
         b->scores = product_find(p, lines, KEY_TILE, d, false);
         b->values = product_find(p, lines, d, KEY_TILE, gather);
     }
     b->last_scores = product_find(p, lines, b->tiles.last_keys, d, false);
     b->last_values = product_find(p, lines, d, b->tiles.last_keys, gather);
-    return b->last_scores && b->last_values && (b->tiles.n_tiles == 1 || (b->scores && b->values));
 }
 
 // Query operand of the block that begins with line `line`.
@@ -232,9 +216,8 @@ static void cpu_block_scores(const scratch *s, const block_plan *b, const key_ti
                              uint32_t seen)
 {
     if (!tiles_available()) {
-        if (!product_run(t->number + 1 < b->tiles.n_tiles ? b->scores : b->last_scores, cpu_queries_of(s, b, line),
-                         t->keys, s->scores))
-            cpu_product_failed(s->on);
+        product_run(t->number + 1 < b->tiles.n_tiles ? b->scores : b->last_scores, cpu_queries_of(s, b, line), t->keys,
+                    s->scores);
         return;
     }
     tiles_multiply(&(tile_product){.parts = packed_parts(b->p, b->d),
@@ -255,9 +238,8 @@ static void cpu_block_values(const scratch *s, const block_plan *b, const key_ti
                              float *outputs)
 {
     if (!tiles_available()) {
-        if (!product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
-                         outputs))
-            cpu_product_failed(s->on);
+        product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
+                    outputs);
         return;
     }
     tiles_multiply(&(tile_product){.parts = packed_parts(b->p, t->width),
@@ -382,8 +364,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     }
     for (uint32_t key = first_key(job->shape, row) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        cpu_gemm(s, false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
-                 keys);
+        gemm(false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t seen = keys_seen(row + r, key, keys);
             float *line = s->scores + (size_t)r * keys;
@@ -391,7 +372,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
             cpu_softmax_line(s, line, r, seen, d);
             memset(line + seen, 0, (keys - seen) * sizeof *line);
         }
-        cpu_gemm(s, false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
+        gemm(false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
     }
 }
 
@@ -462,11 +443,9 @@ void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, ui
     uint32_t each = task_rows(s), tiles = (n + each - 1) / each, heads = task_heads(s);
     if (!n || !cpu_fits(on, kv->n_tokens, s)) return;
     prefix_job job = {.on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
-    if (!operand_is_plain(p) &&
-        (!cpu_plan_blocks(&job.full, p, kv->n_tokens, s, each, true) ||
-         !cpu_plan_blocks(&job.last, p, kv->n_tokens, s, padded_rows(p, n - (tiles - 1) * each), true))) {
-        cpu_product_failed(job.on);
-        return;
+    if (!operand_is_plain(p)) {
+        cpu_plan_blocks(&job.full, p, kv->n_tokens, s, each, true);
+        cpu_plan_blocks(&job.last, p, kv->n_tokens, s, padded_rows(p, n - (tiles - 1) * each), true);
     }
     // The last tiles see the most keys: they go first, so that no thread is left with a long one at the end.
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(job.on->n_threads)
@@ -578,8 +557,8 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
     for (uint32_t r = 0; r < lines; r += group) // the heads of a row stand side by side
         memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
     memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
-    cpu_gemm(s, false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d,
-             d, 0.0f, line_of(job, g, i, 0), count);
+    gemm(false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d,
+         0.0f, line_of(job, g, i, 0), count);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *line = line_of(job, g, i, r);
         cpu_bend_scores(job->shape, line, count, position_of(job, r), i * KEY_TILE);
@@ -587,8 +566,8 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
         job->on->part_scale[part + r] = top;
         job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
-    cpu_gemm(s, false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count,
-             job->kv->v.address + key * d, d, 0.0f, job->on->part_values + part * d, d);
+    gemm(false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count, job->kv->v.address + key * d, d,
+         0.0f, job->on->part_values + part * d, d);
 }
 
 // The queries of all lines as operands.
@@ -798,10 +777,7 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
         .on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
     if (!cpu_fits(on, kv->n_tokens, s) || !tails_fit(&job, n)) return;
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    if (!operand_is_plain(p) && !cpu_plan_blocks(&job.blocks, p, kv->n_tokens, s, job.max_lines, false)) {
-        cpu_product_failed(job.on);
-        return;
-    }
+    if (!operand_is_plain(p)) cpu_plan_blocks(&job.blocks, p, kv->n_tokens, s, job.max_lines, false);
     for (; job.first < n; job.first += cpu_row_group()) {
         job.n = n - job.first < cpu_row_group() ? n - job.first : cpu_row_group();
         attend_group(&job);
@@ -836,8 +812,8 @@ void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root,
         }
         for (uint32_t at = 0; at < T; at += VALUE_TILE) {
             uint32_t rows = T - at < VALUE_TILE ? T - at : VALUE_TILE;
-            cpu_gemm(mine, false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d,
-                     0.0f, mine->scores, d);
+            gemm(false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d, 0.0f,
+                 mine->scores, d);
             for (uint32_t r = 0; r < rows; r++) {
                 const float *y = mine->scores + (size_t)r * d;
                 w.address[(size_t)h * T + at + r] = distance_from(y, point, d);
@@ -861,8 +837,7 @@ static void row_log_tile(scratch *s, attention_shape shape, uint32_t h, float *r
     uint32_t end = row + rows;
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        cpu_gemm(s, false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
-                 keys);
+        gemm(false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
         for (uint32_t r = 0; r < rows; r++) { // no outputs to rescale
             uint32_t below = row + r + 1 > key ? row + r + 1 - key : 0, seen = below < keys ? below : keys;
             float *line = s->scores + (size_t)r * keys;
@@ -887,8 +862,8 @@ static void column_tile(scratch *s, attention_shape shape, float *sums, const fl
     memset(sums + key, 0, keys * sizeof(float));
     for (uint32_t row = (key > first ? key : first) / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
         uint32_t rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
-        cpu_gemm(s, false, true, rows, keys, d, cpu_score_scale(d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f,
-                 s->scores, keys);
+        gemm(false, true, rows, keys, d, cpu_score_scale(d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f, s->scores,
+             keys);
         memset(part, 0, keys * sizeof(float));
         for (uint32_t r = first > row ? first - row : 0; r < rows; r++) {
             uint32_t below = row + r + 1 > key ? row + r + 1 - key : 0, seen = below < keys ? below : keys;

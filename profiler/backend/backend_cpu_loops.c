@@ -1,5 +1,5 @@
 // The CPU backend's inner loops, compiled once per vector width; the loader picks.
-#include "profiler/backend/backend_cpu.h"
+#include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
 #include <math.h>
 #include <string.h>

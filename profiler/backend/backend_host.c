@@ -1,4 +1,5 @@
 #include "profiler/backend/backend_host.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -6,9 +7,7 @@
 
 kvb_status host_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
 {
-    (void)limits;
-    *out = calloc(1, sizeof **out);
-    if (!*out) return kvb_fail(err, KVB_MEMORY, "backend %s: no memory", b->name);
+    *out = need(1, sizeof **out, "devices");
     (*out)->b = b;
     return KVB_OK;
 }
@@ -25,7 +24,6 @@ kvb_status host_check(backend_device *on, kvb_error *err)
 
 uint64_t host_free_bytes(backend_device *on)
 {
-    (void)on;
     return 0;
 }
 
@@ -53,50 +51,42 @@ float *host_memory(size_t n_floats)
 
 dev host_alloc(backend_device *on, size_t n_floats)
 {
-    (void)on;
     return (dev){host_memory(n_floats)};
 }
 
 void host_release(backend_device *on, dev memory)
 {
-    (void)on;
     free(memory.address);
 }
 
 void host_upload(backend_device *on, dev to, const float *from, size_t n)
 {
-    (void)on;
     memcpy(to.address, from, n * sizeof(float));
 }
 
 void host_download(backend_device *on, float *to, dev from, size_t n)
 {
-    (void)on;
     memcpy(to, from.address, n * sizeof(float));
 }
 
 void host_copy(backend_device *on, dev to, dev from, size_t n)
 {
-    (void)on;
     memcpy(to.address, from.address, n * sizeof(float));
 }
 
 void host_clear(backend_device *on, dev memory, size_t n)
 {
-    (void)on;
     memset(memory.address, 0, n * sizeof(float));
 }
 
 const float *host_view(backend_device *on, dev from)
 {
-    (void)on;
     return from.address;
 }
 
 void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
                  const draw_key *keys)
 {
-    (void)on;
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++)
         ids[i] = sampler_draw(s, logits.address + (size_t)i * vocabulary, vocabulary, &keys[i]);
@@ -118,22 +108,13 @@ float *host_matrix_values(const stored_matrix *w, unsigned hold)
 
 void host_matrix_release(backend_device *on, dev_matrix *w)
 {
-    (void)on;
     free(w->address);
     w->address = NULL;
 }
 
 size_t host_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s)
 {
-    (void)on;
-    (void)n_tokens;
-    (void)s;
     return 0;
 }
 
-void host_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
-{
-    (void)on;
-    (void)kv;
-    (void)s;
-}
+void host_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s) {}

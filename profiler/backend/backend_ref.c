@@ -6,34 +6,27 @@
 
 static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
-    (void)on;
     return (dev_matrix){host_matrix_values(w, hold), w->out, w->in, NULL};
 }
 
 static uint64_t ref_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
 {
-    (void)on;
-    (void)hold;
     return (uint64_t)w->out * w->in * sizeof(float);
 }
 
 static uint64_t ref_scratch_bytes(backend_device *on, const backend_limits *limits)
 {
-    (void)on;
-    (void)limits;
     return 0;
 }
 
 static void ref_gather(backend_device *on, dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         memcpy(y.address + (size_t)i * table.in, table.address + (size_t)ids[i] * table.in, table.in * sizeof(float));
 }
 
 static void ref_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++) {
         const float *xi = x.address + (size_t)i * width;
         double sum = 0;
@@ -46,7 +39,6 @@ static void ref_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t 
 
 static void ref_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t o = 0; o < w.out; o++) {
             double sum = accumulate ? y.address[(size_t)i * w.out + o] : 0.0;
@@ -64,7 +56,6 @@ static void ref_project(backend_device *on, const projection *to, uint32_t count
 static void ref_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
                            float eps)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++) {
         const float *xi = x.address + (size_t)i * width, *wi = weight.address + (size_t)(i % n_weights) * width;
         double mean = 0, square = 0;
@@ -86,25 +77,21 @@ static double gated(activation act, double g, double up)
 
 static void ref_glu(backend_device *on, dev gate, dev up, activation act, size_t n_floats)
 {
-    (void)on;
     for (size_t i = 0; i < n_floats; i++) gate.address[i] = (float)gated(act, gate.address[i], up.address[i]);
 }
 
 static void ref_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 {
-    (void)on;
     for (size_t i = 0; i < n_floats; i++) y.address[i] = (float)(cap * tanh((double)y.address[i] / cap));
 }
 
 static void ref_clip(backend_device *on, dev y, float most, size_t n_floats)
 {
-    (void)on;
     for (size_t i = 0; i < n_floats; i++) y.address[i] = fminf(fmaxf(y.address[i], -most), most);
 }
 
 static void ref_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
 }
@@ -112,7 +99,6 @@ static void ref_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows
 static void ref_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
                          uint32_t width)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t c = 0; c < width; c++) {
             float *to = y.address + (size_t)rows[i] * width + c;
@@ -122,27 +108,23 @@ static void ref_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows,
 
 static void ref_scale(backend_device *on, dev y, float by, size_t n_floats)
 {
-    (void)on;
     for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
 }
 
 static void ref_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
 }
 
 static void ref_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
 {
-    (void)on;
     for (size_t i = 0; i < n_floats; i++) y.address[i] = (float)(y.address[i] + (double)by * x.address[i]);
 }
 
 static void ref_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
                      uint32_t heads, uint32_t d, uint32_t rope_dim)
 {
-    (void)on;
     uint32_t half = rope_dim / 2;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < heads; h++) {
@@ -161,7 +143,6 @@ static void ref_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32
 static void ref_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
                              uint32_t n_kv_heads, uint32_t d)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
@@ -171,7 +152,6 @@ static void ref_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, u
 static void ref_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
                            uint32_t n, uint32_t n_kv_heads, uint32_t d)
 {
-    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
@@ -234,7 +214,6 @@ static void attend_one(float *o, const float *q, const stretch *seen, int n_seen
 static void ref_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
                               attention_shape s)
 {
-    (void)on;
     uint32_t group = s.n_heads / s.n_kv_heads;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < s.n_heads; h++) {
@@ -250,7 +229,6 @@ static void ref_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv 
 static void ref_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
                             const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle)
 {
-    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < s.n_heads; h++) {
@@ -275,7 +253,6 @@ static void ref_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *k
 
 static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s)
 {
-    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double total = 0;
     for (uint32_t h = 0; h < s.n_heads; h++)
@@ -296,7 +273,6 @@ static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, de
 static void ref_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
                             attention_shape s)
 {
-    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     for (uint32_t h = 0; h < s.n_heads; h++) {
         const float *k = kv->k.address + (size_t)(h / group) * T * d;
@@ -320,7 +296,6 @@ static void ref_column_sums(backend_device *on, dev sums, dev row_log, dev q, co
 
 static void ref_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
 {
-    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t j = 0; j < T; j++) {

@@ -11,13 +11,9 @@
 enum { GEMM_MIN_ROWS = 16 };
 
 // C [m,n] = alpha * op(A) op(B) + beta * C, row-major, op(A) [m,k], op(B) [k,n]; trans_x says that X is stored
-// transposed. Runs on all OpenMP threads, or on the caller's alone inside a parallel region. Returns false if oneDNN
-// runs out of memory; the contents of C are then undefined.
-bool gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+// transposed. Runs on all OpenMP threads, or on the caller's alone inside a parallel region.
+void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
           const float *b, size_t ldb, float beta, float *c, size_t ldc);
-// Returns how many products of this process have failed. Callers that do not check every product compare this number
-// before and after.
-uint64_t gemm_failures(void);
 
 // Functions that kernels of a GPU share with the host.
 #ifdef __CUDACC__

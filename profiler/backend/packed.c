@@ -1,4 +1,5 @@
 #include "profiler/backend/packed.h"
+#include "formats/need.h"
 #include "profiler/backend/bf16_parts.h"
 #include "profiler/backend/packed_steps.h"
 #include "profiler/backend/packed_tiles.h"
@@ -33,7 +34,7 @@ typedef struct primitive {
 static struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    bool started, native;
+    bool native;
     primitive *primitives[PRIMITIVE_BUCKETS];
 } library;
 
@@ -44,17 +45,23 @@ static uint32_t primitive_bucket(const primitive_key *key)
     return (uint32_t)(h >> 32 ^ h) % PRIMITIVE_BUCKETS;
 }
 
-static bool describe(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type, size_t row_step,
+// oneDNN is asked only for what it has: it fails when memory runs out.
+static void must(dnnl_status_t status)
+{
+    needed(status == dnnl_success ? &library : NULL, "matrix products");
+}
+
+static void describe(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type, size_t row_step,
                      size_t column_step)
 {
     dnnl_dims_t dims = {rows, columns}, strides = {(dnnl_dim_t)row_step, (dnnl_dim_t)column_step};
-    return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides) == dnnl_success;
+    must(dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides));
 }
 
-static bool describe_any(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type)
+static void describe_any(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type)
 {
     dnnl_dims_t dims = {rows, columns};
-    return dnnl_memory_desc_init_by_tag(d, 2, dims, type, dnnl_format_tag_any) == dnnl_success;
+    must(dnnl_memory_desc_init_by_tag(d, 2, dims, type, dnnl_format_tag_any));
 }
 
 // oneDNN works on this thread alone until the caller gives omp_set_num_threads() what this returns. Inside a parallel
@@ -67,49 +74,48 @@ static int one_thread(void)
     return threads;
 }
 
-// The description of a product's primitive, made as if the machine had one thread. b may be given as `any`.
+// The description of a product's primitive, made as if the machine had one thread; NULL where it has none for these
+// types. b may be given as `any`.
 static dnnl_primitive_desc_t plan_product(primitive *p)
 {
     dnnl_matmul_desc_t plan;
     dnnl_primitive_attr_t attributes = NULL;
     dnnl_post_ops_t sum = NULL;
     dnnl_primitive_desc_t d = NULL;
-    bool ok = dnnl_primitive_attr_create(&attributes) == dnnl_success &&
-              dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) == dnnl_success &&
-              dnnl_post_ops_create(&sum) == dnnl_success;
-    if (ok && p->key.accumulate)
-        ok = dnnl_post_ops_append_sum(sum, 1.0f) == dnnl_success &&
-             dnnl_primitive_attr_set_post_ops(attributes, sum) == dnnl_success;
-    ok = ok && dnnl_matmul_desc_init(&plan, &p->a, &p->b, NULL, &p->c) == dnnl_success;
+    must(dnnl_primitive_attr_create(&attributes));
+    must(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user));
+    must(dnnl_post_ops_create(&sum));
+    if (p->key.accumulate) must(dnnl_post_ops_append_sum(sum, 1.0f));
+    if (p->key.accumulate) must(dnnl_primitive_attr_set_post_ops(attributes, sum));
+    must(dnnl_matmul_desc_init(&plan, &p->a, &p->b, NULL, &p->c));
     int threads = one_thread();
-    if (ok && dnnl_primitive_desc_create(&d, &plan, attributes, library.engine, NULL) != dnnl_success) d = NULL;
+    if (dnnl_primitive_desc_create(&d, &plan, attributes, library.engine, NULL) != dnnl_success) d = NULL;
     omp_set_num_threads(threads);
     dnnl_post_ops_destroy(sum);
     dnnl_primitive_attr_destroy(attributes);
     return d;
 }
 
-static bool start_library(void)
+static void start_library(void)
 {
-    if (library.started) return library.stream != NULL;
-    library.started = true;
-    if (dnnl_engine_create(&library.engine, dnnl_cpu, 0) != dnnl_success ||
-        dnnl_stream_create(&library.stream, library.engine, dnnl_stream_default_flags) != dnnl_success)
-        return false;
+    if (library.engine) return;
+    must(dnnl_engine_create(&library.engine, dnnl_cpu, 0));
+    must(dnnl_stream_create(&library.stream, library.engine, dnnl_stream_default_flags));
     primitive probe = {.key = {.type = dnnl_bf16}};
     const char *name = "";
-    dnnl_primitive_desc_t d = NULL;
-    if (describe(&probe.a, 32, 64, dnnl_bf16, 64, 1) && describe_any(&probe.b, 64, 64, dnnl_bf16) &&
-        describe(&probe.c, 32, 64, dnnl_f32, 64, 1) && (d = plan_product(&probe)))
-        dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void *)&name);
+    describe(&probe.a, 32, 64, dnnl_bf16, 64, 1);
+    describe_any(&probe.b, 64, 64, dnnl_bf16);
+    describe(&probe.c, 32, 64, dnnl_f32, 64, 1);
+    dnnl_primitive_desc_t d = plan_product(&probe);
+    if (d) dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void *)&name);
     library.native = d && strncmp(name, "ref", 3) != 0 && strncmp(name, "gemm", 4) != 0;
     if (d) dnnl_primitive_desc_destroy(d);
-    return true;
 }
 
 bool packed_is_native(void)
 {
-    return start_library() && library.native;
+    start_library();
+    return library.native;
 }
 
 static const primitive *primitive_find(const primitive_key *key);
@@ -122,20 +128,19 @@ static const primitive *primitive_find_layout(dnnl_data_type_t type, uint32_t k,
     return primitive_find(&key);
 }
 
-static bool choose_layout(primitive *p)
+static void choose_layout(primitive *p)
 {
     enum { ROWS = 64 };
     const primitive_key *key = &p->key;
     dnnl_data_type_t type = (dnnl_data_type_t)key->type;
     primitive probe = {.key = {.type = type}};
-    if (!start_library() || !describe(&probe.a, ROWS, key->k, type, key->k, 1) ||
-        !describe_any(&probe.b, key->k, key->n, type) || !describe(&probe.c, ROWS, key->n, dnnl_f32, key->n, 1))
-        return false;
-    dnnl_primitive_desc_t d = plan_product(&probe);
-    if (!d) return false;
+    start_library();
+    describe(&probe.a, ROWS, key->k, type, key->k, 1);
+    describe_any(&probe.b, key->k, key->n, type);
+    describe(&probe.c, ROWS, key->n, dnnl_f32, key->n, 1);
+    dnnl_primitive_desc_t d = needed(plan_product(&probe), "matrix products");
     p->b = *dnnl_primitive_desc_query_md(d, dnnl_query_weights_md, 0);
     dnnl_primitive_desc_destroy(d);
-    return true;
 }
 
 static dnnl_primitive_desc_t plan_reorder(primitive *p)
@@ -143,10 +148,9 @@ static dnnl_primitive_desc_t plan_reorder(primitive *p)
     const primitive_key *key = &p->key;
     dnnl_primitive_desc_t d = NULL;
     size_t row_step = key->transposed ? 1 : key->ld, column_step = key->transposed ? key->ld : 1;
-    if (!describe(&p->a, key->k, key->n, dnnl_f32, row_step, column_step)) return NULL;
+    describe(&p->a, key->k, key->n, dnnl_f32, row_step, column_step);
     int threads = one_thread();
-    if (dnnl_reorder_primitive_desc_create(&d, &p->a, library.engine, &p->b, library.engine, NULL) != dnnl_success)
-        d = NULL;
+    must(dnnl_reorder_primitive_desc_create(&d, &p->a, library.engine, &p->b, library.engine, NULL));
     omp_set_num_threads(threads);
     return d;
 }
@@ -166,56 +170,49 @@ static bool is_padded(const dnnl_memory_desc_t *d)
 
 // One set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are
 // pointed elsewhere, which threads that share a packed matrix must not do.
-static bool grow_memories(primitive *p, int threads)
+static void grow_memories(primitive *p, int threads)
 {
-    if (p->key.m == 0 || p->threads >= threads) return true;
-    dnnl_memory_t *all = realloc(p->memories, (size_t)threads * N_ARGUMENTS * sizeof(dnnl_memory_t));
-    if (!all) return false;
-    p->memories = all;
+    if (p->key.m == 0 || p->threads >= threads) return;
+    dnnl_memory_t *all = p->memories =
+        need_more(p->memories, (size_t)threads * N_ARGUMENTS, sizeof *all, "operands of products");
     for (; p->threads < threads; p->threads++)
         for (int i = 0; i < N_ARGUMENTS; i++) {
             dnnl_memory_t *at = &all[p->threads * N_ARGUMENTS + i];
             *at = NULL;
-            if (!is_padded(argument_of(p, i)) &&
-                dnnl_memory_create(at, argument_of(p, i), library.engine, DNNL_MEMORY_NONE) != dnnl_success)
-                return false;
+            if (!is_padded(argument_of(p, i)))
+                must(dnnl_memory_create(at, argument_of(p, i), library.engine, DNNL_MEMORY_NONE));
         }
-    return true;
 }
 
-static bool make_primitive(primitive *p)
+static void make_primitive(primitive *p)
 {
     const primitive_key *key = &p->key;
     dnnl_data_type_t type = (dnnl_data_type_t)key->type;
-    dnnl_primitive_desc_t d = NULL;
-    if (key->ld == 0) return choose_layout(p);
-    const primitive *layout = primitive_find_layout(type, key->k, key->n);
-    if (!layout) return false;
-    p->b = layout->b;
-    if (key->m == 0) d = plan_reorder(p);
-    else if (describe(&p->a, key->m, key->k, type, key->k, 1) && describe(&p->c, key->m, key->n, dnnl_f32, key->ld, 1))
-        d = plan_product(p);
-    if (!d) return false;
+    if (key->ld == 0) {
+        choose_layout(p);
+        return;
+    }
+    p->b = primitive_find_layout(type, key->k, key->n)->b;
+    if (key->m > 0) {
+        describe(&p->a, key->m, key->k, type, key->k, 1);
+        describe(&p->c, key->m, key->n, dnnl_f32, key->ld, 1);
+    }
+    dnnl_primitive_desc_t d = needed(key->m > 0 ? plan_product(p) : plan_reorder(p), "matrix products");
     p->scratchpad = *dnnl_primitive_desc_query_md(d, dnnl_query_scratchpad_md, 0);
-    bool ok = dnnl_primitive_create(&p->handle, d) == dnnl_success;
+    must(dnnl_primitive_create(&p->handle, d));
     dnnl_primitive_desc_destroy(d);
-    return ok && grow_memories(p, omp_get_max_threads());
+    grow_memories(p, omp_get_max_threads());
 }
 
-// Found, or made for the threads that there are; NULL when oneDNN has no memory or no such primitive. On one thread at
-// a time.
+// Found, or made for the threads that there are. On one thread at a time.
 static const primitive *primitive_find(const primitive_key *key)
 {
     primitive **at = &library.primitives[primitive_bucket(key)];
     for (; *at; at = &(*at)->next)
         if (memcmp(&(*at)->key, key, sizeof *key) == 0) return *at;
-    primitive *p = calloc(1, sizeof *p);
-    if (!p) return NULL;
+    primitive *p = need(1, sizeof *p, "kinds of products");
     p->key = *key;
-    if (!make_primitive(p)) {
-        free(p);
-        return NULL;
-    }
+    make_primitive(p);
     *at = p;
     return p;
 }
@@ -230,13 +227,11 @@ static size_t primitive_scratch_bytes(const primitive *p)
     return dnnl_memory_desc_get_size(&p->scratchpad);
 }
 
-// Outside of parallel regions: makes room for so many threads in all primitives. False: no memory.
-static bool primitives_serve(int threads)
+// Outside of parallel regions: makes room for so many threads in all primitives.
+static void primitives_serve(int threads)
 {
-    bool ok = true;
     for (int i = 0; i < PRIMITIVE_BUCKETS; i++)
-        for (primitive *p = library.primitives[i]; p; p = p->next) ok = ok && grow_memories(p, threads);
-    return ok;
+        for (primitive *p = library.primitives[i]; p; p = p->next) grow_memories(p, threads);
 }
 
 // --- scratch memory of the threads, for what a kernel keeps beside its operands ---
@@ -247,24 +242,20 @@ static struct {
     size_t each; // bytes, a multiple of 64
 } scratchpads;
 
-static bool primitives_take_scratch(size_t bytes, int threads)
+static void primitives_take_scratch(size_t bytes, int threads)
 {
     size_t each = (bytes / 64 + 1) * 64;
-    if (scratchpads.threads >= threads && scratchpads.each >= each) return true;
+    if (scratchpads.threads >= threads && scratchpads.each >= each) return;
     threads = threads > scratchpads.threads ? threads : scratchpads.threads;
     each = each > scratchpads.each ? each : scratchpads.each;
-    char *block = aligned_alloc(64, (size_t)threads * each);
-    if (!block) return false;
     free(scratchpads.block);
-    scratchpads.block = block;
+    scratchpads.block = needed(aligned_alloc(64, (size_t)threads * each), "products' scratch memory");
     scratchpads.threads = threads;
     scratchpads.each = each;
-    return true;
 }
 
-// Runs a primitive on the caller's thread: c (+)= a b, or b = a rearranged for a reorder, which takes no c. False when
-// oneDNN fails: what was written is worth nothing then.
-static bool primitive_run(const primitive *p, const void *a, const void *b, float *c)
+// Runs a primitive on the caller's thread: c (+)= a b, or b = a rearranged for a reorder, which takes no c.
+static void primitive_run(const primitive *p, const void *a, const void *b, float *c)
 {
     bool is_reorder = p->key.m == 0;
     int thread = omp_get_thread_num(), n = is_reorder ? 2 : N_ARGUMENTS;
@@ -276,18 +267,16 @@ static bool primitive_run(const primitive *p, const void *a, const void *b, floa
     } places[N_ARGUMENTS] = {{a}, {b}, {c}, {scratchpads.block + (size_t)thread * scratchpads.each}};
     dnnl_exec_arg_t given[N_ARGUMENTS];
     dnnl_memory_t own[N_ARGUMENTS] = {NULL}; // made for this call
-    bool ok = is_reorder || thread < p->threads;
-    for (int i = 0; ok && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         dnnl_memory_t kept = is_reorder ? NULL : p->memories[thread * N_ARGUMENTS + i];
-        ok = kept ? dnnl_memory_set_data_handle(kept, places[i].out) == dnnl_success
-                  : dnnl_memory_create(&own[i], argument_of(p, i), library.engine, places[i].out) == dnnl_success;
+        must(kept ? dnnl_memory_set_data_handle(kept, places[i].out)
+                  : dnnl_memory_create(&own[i], argument_of(p, i), library.engine, places[i].out));
         given[i] = (dnnl_exec_arg_t){names[i], kept ? kept : own[i]};
     }
     int threads = one_thread();
-    ok = ok && dnnl_primitive_execute(p->handle, library.stream, n, given) == dnnl_success;
+    must(dnnl_primitive_execute(p->handle, library.stream, n, given));
     omp_set_num_threads(threads);
     for (int i = 0; i < n; i++) dnnl_memory_destroy(own[i]);
-    return ok;
 }
 
 // ---- Operands ----
@@ -347,8 +336,7 @@ static size_t round_up(size_t bytes)
 // Bytes of one part.
 static size_t part_bytes(precision p, uint32_t k, uint32_t n)
 {
-    const primitive *layout = primitive_find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n);
-    return layout ? round_up(primitive_b_bytes(layout)) : 0;
+    return round_up(primitive_b_bytes(primitive_find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n)));
 }
 
 size_t packed_bytes(precision p, uint32_t k, uint32_t n)
@@ -370,7 +358,7 @@ size_t packed_temp_floats(uint32_t k, uint32_t n)
     return (size_t)(k <= JOINED_MAX_K ? JOINED : 2) * k * n;
 }
 
-// Bytes that were written to, 0 for a failure. Packing may happen inside a parallel region; making a primitive there is
+// Bytes that were written to. Packing may happen inside a parallel region; making a primitive there is
 // as good, since it is for one thread anyway.
 static size_t reorder(precision p, void *to, const float *from, size_t ld, bool transposed, uint32_t k, uint32_t n)
 {
@@ -378,7 +366,8 @@ static size_t reorder(precision p, void *to, const float *from, size_t ld, bool 
     const primitive *r;
 #pragma omp critical(packed_primitives)
     r = primitive_find(&key);
-    return r && primitive_run(r, from, to, NULL) ? round_up(primitive_b_bytes(r)) : 0;
+    primitive_run(r, from, to, NULL);
+    return round_up(primitive_b_bytes(r));
 }
 
 // The three parts of a joined b, lines of it apart by `line` floats and its parts by `part`.
@@ -393,24 +382,23 @@ static void store_joined(float *temp, size_t line, size_t part, const float *b, 
     }
 }
 
-bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
+void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp)
 {
+    size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
     if (tiles_available()) {
         tiles_pack_b(packed_parts(p, k), to, b, ld, transposed, k, n);
-        return true;
-    }
-    if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) // the reorder rounds by itself
-        return reorder(p, to, b, ld, transposed, k, n);
-    size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
-    if (is_joined(p, k)) {
+    } else if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) { // the reorder rounds by itself
+        reorder(p, to, b, ld, transposed, k, n);
+    } else if (is_joined(p, k)) {
         store_joined(temp, transposed ? JOINED * length : length, transposed ? length : part, b, ld, lines, length);
-        return reorder(p, to, temp, transposed ? JOINED * length : length, transposed, JOINED * k, n);
+        reorder(p, to, temp, transposed ? JOINED * length : length, transposed, JOINED * k, n);
+    } else {
+        for (size_t i = 0; i < lines; i++)
+            parts_high_low(temp + i * length, temp + part + i * length, b + i * ld, length, 1.0f);
+        size_t first = reorder(p, to, temp, length, transposed, k, n);
+        if (p == PRECISION_BF16X3) reorder(p, (char *)to + first, temp + part, length, transposed, k, n);
     }
-    for (size_t i = 0; i < lines; i++)
-        parts_high_low(temp + i * length, temp + part + i * length, b + i * ld, length, 1.0f);
-    size_t first = reorder(p, to, temp, length, transposed, k, n);
-    return first && (p == PRECISION_BF16 || reorder(p, (char *)to + first, temp + part, length, transposed, k, n));
 }
 
 static void split_joined(void *to, bool bits, const float *x, uint32_t k, float scale)
@@ -470,11 +458,11 @@ struct product {
 
 static product *products[PRIMITIVE_BUCKETS];
 
-static bool make_product(product *made)
+static void make_product(product *made)
 {
     if (tiles_available()) {
         made->tile_parts = packed_parts(made->p, made->k);
-        return true;
+        return;
     }
     bool joined = is_joined(made->p, made->k);
     primitive_key key = {.type = type_of(made->p),
@@ -490,9 +478,8 @@ static bool make_product(product *made)
         made->more = primitive_find(&key);
         made->b_part = part_bytes(made->p, made->k, made->n);
     }
-    return made->first && made->more &&
-           primitives_take_scratch(primitive_scratch_bytes(made->first), omp_get_max_threads()) &&
-           primitives_take_scratch(primitive_scratch_bytes(made->more), omp_get_max_threads());
+    primitives_take_scratch(primitive_scratch_bytes(made->first), omp_get_max_threads());
+    primitives_take_scratch(primitive_scratch_bytes(made->more), omp_get_max_threads());
 }
 
 uint32_t product_rows(void)
@@ -501,13 +488,13 @@ uint32_t product_rows(void)
                                                                                                  : 30;
 }
 
-bool product_prepare(int threads)
+void product_prepare(int threads)
 {
     static int prepared; // threads
-    if (threads <= prepared) return true;
-    bool ok = primitives_take_scratch(0, threads) && primitives_serve(threads);
-    if (ok) prepared = threads;
-    return ok;
+    if (threads <= prepared) return;
+    primitives_take_scratch(0, threads);
+    primitives_serve(threads);
+    prepared = threads;
 }
 
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate)
@@ -516,32 +503,26 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
     product **at = &products[primitive_bucket(&key)];
     for (; *at; at = &(*at)->next) {
         const product *found = *at;
-        if (found->p == p && found->m == m && found->n == n && found->k == k && found->accumulate == accumulate)
-            return product_prepare(omp_get_max_threads()) ? found : NULL;
+        if (found->p != p || found->m != m || found->n != n || found->k != k || found->accumulate != accumulate)
+            continue;
+        product_prepare(omp_get_max_threads());
+        return found;
     }
-    product *made = calloc(1, sizeof *made);
-    if (!made) return NULL;
+    product *made = need(1, sizeof *made, "kinds of products");
     *made = (product){.p = p, .m = m, .n = n, .k = k, .accumulate = accumulate};
-    if (!make_product(made)) {
-        free(made);
-        return NULL;
-    }
+    make_product(made);
     *at = made;
     return made;
 }
 
-bool product_run(const product *p, const void *a, const void *b, float *c)
+void product_run(const product *p, const void *a, const void *b, float *c)
 {
-    if (p->tile_parts) {
-        product_run_rows(p, p->m, a, b, c, p->n, false);
-        return true;
+    if (p->tile_parts) product_run_rows(p, p->m, a, b, c, p->n, false);
+    else if (!p->b_part) primitive_run(p->first, a, b, c);
+    else {
+        product_run_high(p, a, b, c);
+        primitive_run(p->more, a, (const char *)b + p->b_part, c);
     }
-    bool ok = primitive_run(p->first, a, b, c);
-    if (p->b_part) {
-        const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
-        ok = ok && primitive_run(p->more, low_a, b, c) && primitive_run(p->more, a, (const char *)b + p->b_part, c);
-    }
-    return ok;
 }
 
 size_t packed_high_bytes(precision p, uint32_t k, uint32_t n)
@@ -549,10 +530,11 @@ size_t packed_high_bytes(precision p, uint32_t k, uint32_t n)
     return tiles_available() || p != PRECISION_BF16X3 || is_joined(p, k) ? 0 : part_bytes(p, k, n);
 }
 
-bool product_run_high(const product *p, const void *a, const void *b, float *c)
+void product_run_high(const product *p, const void *a, const void *b, float *c)
 {
     const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
-    return primitive_run(p->first, a, b, c) && primitive_run(p->more, low_a, b, c);
+    primitive_run(p->first, a, b, c);
+    primitive_run(p->more, low_a, b, c);
 }
 
 bool product_takes_any_rows(void)

@@ -39,9 +39,9 @@ size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
 
 // Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n).
-// Returns false if oneDNN runs out of memory. May run on any thread.
+// May run on any thread.
 size_t packed_temp_floats(uint32_t k, uint32_t n);
-bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
+void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp);
 
 // Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x +
@@ -57,20 +57,19 @@ uint32_t product_rows(void);
 
 // c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend
 // on m (oneDNN picks its kernel by it), never on the other rows: callers whose results must not depend on a batch use
-// one m for all and pad. Call outside parallel regions; products are kept until the process ends. Returns NULL if
-// oneDNN runs out of memory.
+// one m for all and pad. Call outside parallel regions; products are kept until the process ends.
 typedef struct product product;
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
 // Prepares products found earlier for `threads` threads (product_find prepares them for the current number). Call
 // before the parallel region that runs them.
-bool product_prepare(int threads);
-// May run on any thread of the region that follows. Returns false, with c undefined, if oneDNN fails.
-bool product_run(const product *p, const void *a, const void *b, float *c);
+void product_prepare(int threads);
+// May run on any thread of the region that follows.
+void product_run(const product *p, const void *a, const void *b, float *c);
 // For a b in bf16x3 whose low part is zero: product_run_high() reads only the high part, the first packed_high_bytes()
 // of what packed_store() wrote. packed_high_bytes() returns 0 if b is not stored in two parts (few terms, another
 // precision, the tile unit); product_run_high() must then not be called.
 size_t packed_high_bytes(precision p, uint32_t k, uint32_t n);
-bool product_run_high(const product *p, const void *a, const void *b, float *c);
+void product_run_high(const product *p, const void *a, const void *b, float *c);
 // The same for any number of rows, with rows of c that are ldc floats apart; may be called only if
 // product_takes_any_rows(). A row's bits depend on no other row and not on their number. Operands that were split for a
 // few rows each and lie one behind the other count as one operand with all the rows. `add`: the product is summed first

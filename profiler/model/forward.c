@@ -96,21 +96,12 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
     f->plan = *plan;
     piece pieces[N_PIECES];
     list_pieces(pieces, m, plan);
-    kvb_status status = KVB_OK;
-    for (int i = 0; status == KVB_OK && i < N_PIECES; i++) {
-        if (!pieces[i].floats) continue;
-        dev *at = (dev *)((char *)f + pieces[i].offset);
-        *at = f->b->alloc(m->device, pieces[i].floats);
-        if (!at->address)
-            status = kvb_fail(err, KVB_MEMORY,
-                              "forward pass: no memory for %llu MiB at once (%llu MiB in all); use fewer questions at "
-                              "a time or shorter contexts",
-                              (unsigned long long)(pieces[i].floats >> 18),
-                              (unsigned long long)(forward_bytes(m, plan) >> 20));
-    }
+    for (int i = 0; i < N_PIECES; i++)
+        if (pieces[i].floats)
+            *(dev *)((char *)f + pieces[i].offset) = backend_memory(m->device, pieces[i].floats, "a pass");
     backend_limits limits = limits_of(m, plan);
     f->positions = need(larger(plan->max_tokens, CHUNK_ROWS), sizeof *f->positions, "positions");
-    if (status == KVB_OK) status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
+    kvb_status status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
     f->views = (layer_views){.m = m, .on = f->pass.on, .max_tokens = plan->max_tokens};
     if (status != KVB_OK) {
         forward_close(f);
@@ -120,10 +111,90 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
     return KVB_OK;
 }
 
+// ---- Queries that are kept for output errors ----
+
+void forward_keep_queries(forward *f, uint32_t per_question)
+{
+    const model_config *c = &f->m->config;
+    size_t B = budgeted(f->m), H = (size_t)c->n_heads * c->head_dim,
+           kept = (size_t)f->plan.max_questions * per_question;
+    kept_queries *l = f->kept = need(1, sizeof *l, "kept queries");
+    *l = (kept_queries){.per_question = per_question, .max_kept = (uint32_t)kept};
+    l->slot = need(kept, sizeof *l->slot, "kept queries");
+    l->tail = need(kept, sizeof *l->tail, "kept queries");
+    l->local = need(kept, sizeof *l->local, "kept queries");
+    l->queries = backend_memory(f->m->device, B * kept * H, "kept queries");
+    if (!f->packed.address) return;
+    size_t floats = B * c->n_kv_heads * f->plan.max_tokens * c->head_dim;
+    l->k = backend_memory(f->m->device, floats, "kept keys");
+    l->v = backend_memory(f->m->device, floats, "kept values");
+}
+
+static void close_kept(forward *f)
+{
+    kept_queries *l = f->kept;
+    if (!l) return;
+    f->b->release(f->m->device, l->queries);
+    f->b->release(f->m->device, l->k);
+    f->b->release(f->m->device, l->v);
+    free(l->slot);
+    free(l->tail);
+    free(l->rows);
+    free(l->local);
+    free(l->grams);
+    free(l);
+}
+
+void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
+{
+    kept_queries *l = f->kept;
+    if (n > l->room) l->rows = need_more(l->rows, l->room = n, sizeof *l->rows, "rows");
+    if (n) memcpy(l->rows, rows, n * sizeof *rows);
+    l->n_rows = n;
+}
+
+// Takes note of the kept rows among the chunk of a call that goes through the layers together.
+static void keep_chunk(kept_queries *l, const decode_row *rows, uint32_t first, uint32_t n)
+{
+    if (!l) return;
+    l->n_local = 0;
+    l->base = l->n_kept;
+    for (uint32_t i = 0; i < l->n_rows && l->n_kept < l->max_kept; i++) {
+        if (l->rows[i] < first || l->rows[i] >= first + n) continue;
+        const decode_row *row = &rows[l->rows[i]];
+        l->local[l->n_local++] = l->rows[i] - first;
+        l->slot[l->n_kept] = row->question;
+        l->tail[l->n_kept++] = row->tail;
+    }
+}
+
+// A layer's queries of that chunk.
+static void keep_layer_queries(forward *f, uint32_t layer)
+{
+    const kept_queries *l = f->kept;
+    const model_config *c = &f->m->config;
+    if (!l || model_layer_bounded(c, layer)) return;
+    size_t H = (size_t)c->n_heads * c->head_dim, at = (size_t)model_budgeted(c, layer) * l->max_kept + l->base;
+    for (uint32_t i = 0; i < l->n_local; i++)
+        f->b->copy(f->pass.on, dev_at(l->queries, (at + i) * H), dev_at(f->q, l->local[i] * H), H);
+}
+
+static void keep_layer_context(forward *f, uint32_t layer, const prefix_kv *kv)
+{
+    const kept_queries *l = f->kept;
+    const model_config *c = &f->m->config;
+    if (!l || !l->k.address || model_layer_bounded(c, layer)) return;
+    size_t n = (size_t)c->n_kv_heads * f->n_tokens * c->head_dim, at = model_budgeted(c, layer) * n;
+    f->b->copy(f->pass.on, dev_at(l->k, at), kv->k, n);
+    f->b->copy(f->pass.on, dev_at(l->v, at), kv->v, n);
+}
+
+// ---- The pass ----
+
 void forward_close(forward *f)
 {
     if (!f) return;
-    loss_pass_close(f);
+    close_kept(f);
     piece pieces[N_PIECES];
     list_pieces(pieces, f->m, &f->plan);
     for (int i = 0; i < N_PIECES; i++) f->b->release(f->m->device, *(dev *)((char *)f + pieces[i].offset));
@@ -214,7 +285,7 @@ static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer
     prefix_kv kv = forward_prefix(f, layer);
     oracle_view oracle = oracle_of(f, layer);
     project_context(f, layer);
-    loss_pass_take_context(f, layer, &kv);
+    keep_layer_context(f, layer, &kv);
     kvb_status status =
         observer ? layer_views_show(&f->views, layer, &kv, f->q_raw, f->q, f->pass.frequency, observer, err) : KVB_OK;
     if (status != KVB_OK) return status;
@@ -230,8 +301,8 @@ static kvb_status begin_context(forward *f, const int32_t *ids, uint32_t n_token
     if (n_tokens == 0 || n_tokens > f->plan.max_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "context: %u tokens, expected 1 to %u", n_tokens, f->plan.max_tokens);
     kvb_status status = layer_check_ids(&f->pass, ids, n_tokens, err);
-    if (status == KVB_OK) status = layer_begin_context(&f->pass, n_tokens, err);
     if (status != KVB_OK) return status;
+    layer_begin_context(&f->pass, n_tokens);
     f->n_tokens = n_tokens;
     for (uint32_t i = 0; i < n_tokens; i++) f->positions[i] = i;
     layer_embed(&f->pass, f->x, ids, n_tokens);
@@ -257,7 +328,7 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
 void forward_begin_questions(forward *f, uint32_t n_questions)
 {
     size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
-    loss_pass_begin(f->losses);
+    if (f->kept) f->kept->n_kept = f->kept->n_rows = 0;
     if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
 }
 
@@ -272,7 +343,7 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
         tail_kv tails = forward_tails(f, layer);
         oracle_view oracle = oracle_of(f, layer);
         layer_project(&f->pass, layer, f->q_raw, f->q, f->x, f->positions, n);
-        loss_pass_take_queries(f, layer);
+        keep_layer_queries(f, layer);
         f->b->store_tail(f->pass.on, tails.k, tails.capacity, rows, f->pass.keys, n, c->n_kv_heads, c->head_dim);
         f->b->store_tail(f->pass.on, tails.v, tails.capacity, rows, f->pass.values, n, c->n_kv_heads, c->head_dim);
         f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, model_attention(f->m, layer),
@@ -300,7 +371,7 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
     uint32_t done = 0; // of logit_rows, which ascend
     for (uint32_t first = 0; first < n_rows; first += DECODE_ROWS) {
         uint32_t n = n_rows - first < DECODE_ROWS ? n_rows - first : DECODE_ROWS, from = done;
-        loss_pass_chunk(f->losses, rows, first, n);
+        keep_chunk(f->kept, rows, first, n);
         run_rows(f, rows + first, ids + first, n);
         // The rows that are asked for move to the front of the stream: one product with the output matrix for all of
         // them.

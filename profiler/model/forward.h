@@ -56,3 +56,10 @@ kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, 
 // Copies one question's importance I [B, G, T], of the budgeted layers (model_budgeted), to the host. Returns the
 // device's error if an operation has failed.
 kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err);
+
+// Keeps the queries of up to `per_question` rows of each question from here on, until forward_close, for the output
+// errors of loss_pass.h.
+void forward_keep_queries(forward *f, uint32_t per_question);
+// Sets the rows whose queries the next forward_rows or forward_draw keeps, by ascending index. forward_begin_questions
+// discards all kept queries.
+void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n);

@@ -8,6 +8,18 @@
 // fewer than a chunk, so that their bits do not depend on their number.
 enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64 };
 
+// The queries, and where the context itself is packed its keys and values, with which loss_pass.c judges outputs.
+typedef struct kept_queries {
+    uint32_t per_question, n_kept, max_kept;
+    uint32_t *slot, *tail; // [max_kept] of the queries kept so far
+    dev queries;           // [B, max_kept, H*d]
+    uint32_t *rows;        // [n_rows] which the next call is asked for
+    uint32_t n_rows, room;
+    uint32_t *local, n_local, base; // of these, rows of the chunk at hand, from the base-th kept query on
+    dev k, v;                       // [B, G, T, d] where the context is packed; else {NULL}
+    float *grams;                   // [B, G, group d, group d], of loss_pass.c; NULL: not made yet
+} kept_queries;
+
 struct forward {
     const model *m;
     const backend *b;
@@ -28,18 +40,8 @@ struct forward {
     layer_pass pass;     // for CHUNK_ROWS rows at positions below max_tokens + max_tail
     uint32_t *positions; // [max(T, CHUNK_ROWS)] host
     layer_views views;
-    struct loss_pass *losses; // loss_pass.h; NULL: not asked for
+    kept_queries *kept; // NULL: not asked for
 };
 
 prefix_kv forward_prefix(const forward *f, uint32_t layer);
 tail_kv forward_tails(const forward *f, uint32_t layer);
-
-// Calls by which the forward pass informs the loss pass (they do nothing if there is none): a layer's context keys and
-// values; the chunk of a call's rows that goes through the layers together, n from `first` on of all `rows`; and a
-// layer's queries of that chunk.
-typedef struct loss_pass loss_pass;
-void loss_pass_begin(loss_pass *l);
-void loss_pass_take_context(forward *f, uint32_t layer, const prefix_kv *kv);
-void loss_pass_chunk(loss_pass *l, const decode_row *rows, uint32_t first, uint32_t n);
-void loss_pass_take_queries(forward *f, uint32_t layer);
-void loss_pass_close(forward *f);

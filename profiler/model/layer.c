@@ -83,24 +83,15 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     *p = (layer_pass){.m = m, .b = m->device->b, .positions = positions};
     rope_frequencies(p->frequency, &c->rope, c->rope_dim, 0);
     list_buffers(buffers, p, c, limits->rows);
-    bool good = true;
-    for (int i = 0; i < N_BUFFERS && good; i++)
-        if (buffers[i].floats)
-            good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
-    if (good)
-        p->cos_sin =
-            rope_table(m->device, p->frequency, c->rope_dim, positions, (rope_size){.attention = c->rope.attention});
-    if (good && c->rope.growth > 0) {
+    for (int i = 0; i < N_BUFFERS; i++)
+        if (buffers[i].floats) *buffers[i].at = backend_memory(m->device, buffers[i].floats, "activations");
+    p->cos_sin =
+        rope_table(m->device, p->frequency, c->rope_dim, positions, (rope_size){.attention = c->rope.attention});
+    if (c->rope.growth > 0)
         p->query_cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions,
                                       (rope_size){c->rope.attention, c->rope.growth, c->rope.original});
-        good = p->query_cos_sin.address != NULL;
-    }
-    if (good && c->local_theta > 0) good = (p->local_cos_sin = local_table(p)).address != NULL;
-    good = good && p->cos_sin.address;
-    kvb_status status =
-        good ? p->b->open(&p->on, p->b, limits, err)
-             : kvb_fail(err, KVB_MEMORY, "activations: no memory on backend %s for %u rows at a time and %u positions",
-                        p->b->name, limits->rows, positions);
+    if (c->local_theta > 0) p->local_cos_sin = local_table(p);
+    kvb_status status = p->b->open(&p->on, p->b, limits, err);
     if (status != KVB_OK) layer_pass_close(p);
     return status;
 }
@@ -119,17 +110,15 @@ void layer_pass_close(layer_pass *p)
     *p = (layer_pass){0};
 }
 
-kvb_status layer_begin_context(layer_pass *p, uint32_t n_tokens, kvb_error *err)
+void layer_begin_context(layer_pass *p, uint32_t n_tokens)
 {
     const model_config *c = &p->m->config;
     float frequency[ROPE_MAX_PAIRS];
-    if (!rope_depends_on_length(&c->rope)) return KVB_OK;
+    if (!rope_depends_on_length(&c->rope)) return;
     rope_frequencies(frequency, &c->rope, c->rope_dim, n_tokens);
-    if (memcmp(frequency, p->frequency, c->rope_dim / 2 * sizeof *frequency) == 0) return KVB_OK;
+    if (memcmp(frequency, p->frequency, c->rope_dim / 2 * sizeof *frequency) == 0) return;
     memcpy(p->frequency, frequency, c->rope_dim / 2 * sizeof *frequency);
-    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, (rope_size){.attention = c->rope.attention}))
-        return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "rotary table: no memory for %u positions", p->positions);
+    rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, (rope_size){.attention = c->rope.attention});
 }
 
 kvb_status layer_check_ids(const layer_pass *p, const int32_t *ids, uint32_t n, kvb_error *err)

@@ -47,8 +47,8 @@ void layer_pass_close(layer_pass *p);
 uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions);
 
 // Sets the rotary table for a context of n_tokens tokens and everything after it; the default is that of short
-// contexts. Only some kinds of scaling depend on the length (rope.h). KVB_MEMORY.
-kvb_status layer_begin_context(layer_pass *p, uint32_t n_tokens, kvb_error *err);
+// contexts. Only some kinds of scaling depend on the length (rope.h).
+void layer_begin_context(layer_pass *p, uint32_t n_tokens);
 
 // Fails with KVB_ARGUMENT if one of ids [n] is outside the vocabulary.
 kvb_status layer_check_ids(const layer_pass *p, const int32_t *ids, uint32_t n, kvb_error *err);

@@ -1,6 +1,5 @@
 #include "profiler/model/layer_views.h"
 #include "formats/need.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -21,22 +20,17 @@ void layer_views_close(layer_views *v)
 }
 
 // What an observer may ask for beside the activations: made only then.
-static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q, unsigned needs,
-                              kvb_error *err)
+static void make_extras(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q, unsigned needs)
 {
     const backend *b = v->on->b;
     attention_shape s = model_attention(v->m, layer);
     dev *const buffers[3] = {&v->column_sums, &v->row_log, &v->output_norms};
     const bool wanted[3] = {needs & VIEW_COLUMN_SUMS, needs & VIEW_COLUMN_SUMS, needs & VIEW_OUTPUT_NORMS};
     for (int i = 0; i < 3; i++)
-        if (wanted[i] && !buffers[i]->address) {
-            *buffers[i] = b->alloc(v->on, (size_t)v->m->config.n_heads * v->max_tokens);
-            if (!buffers[i]->address)
-                return kvb_fail(err, KVB_MEMORY, "observer: no memory for the column sums of %u tokens", v->max_tokens);
-        }
+        if (wanted[i] && !buffers[i]->address)
+            *buffers[i] = backend_memory(v->on, (size_t)v->m->config.n_heads * v->max_tokens, "sums over a layer");
     if (needs & VIEW_COLUMN_SUMS) b->column_sums(v->on, v->column_sums, v->row_log, q, kv, 0, s);
     if (needs & VIEW_OUTPUT_NORMS) b->output_norms(v->on, v->output_norms, kv, v->m->layers[layer].wo, s);
-    return KVB_OK;
 }
 
 // Points the view's items to host memory.
@@ -92,8 +86,7 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .n_queries = kv->n_tokens};
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
     double start = omp_get_wtime();
-    kvb_status status = make_extras(v, layer, kv, q, needs, err);
-    if (status != KVB_OK) return status;
+    make_extras(v, layer, kv, q, needs);
     bring_items(v, &view, kv, q_raw, q, needs);
     bring_score_rules(v, &view, model_attention(v->m, layer));
     view.extra_seconds = omp_get_wtime() - start;

@@ -12,17 +12,6 @@
 static const uint32_t CUT_LEVEL[GAIN_KINDS] = {[GAIN_CUT_80] = 10, [GAIN_CUT_96] = 6};
 static const double NOISE_SIZE = 0.01;
 
-struct loss_pass {
-    uint32_t per_question, n_kept, max_kept;
-    uint32_t *slot, *tail; // [max_kept] of the queries kept so far
-    dev queries;           // [B, max_kept, H*d]
-    uint32_t *rows;        // [n_rows] which the next call is asked for
-    uint32_t n_rows, room;
-    uint32_t *local, n_local, base; // of these, rows of the chunk at hand, from the base-th kept query on
-    dev k, v;                       // [B, G, T, d] where the context is packed; else {NULL}
-    float *grams;                   // [B, G, group d, group d]; NULL: not made yet
-};
-
 static uint32_t budgeted_layers(const model *m)
 {
     return model_budgeted(&m->config, m->config.n_layers);
@@ -48,92 +37,6 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
            sizeof(float);
 }
 
-kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *err)
-{
-    const model_config *c = &f->m->config;
-    size_t B = budgeted_layers(f->m), H = (size_t)c->n_heads * c->head_dim,
-           kept = (size_t)f->plan.max_questions * per_question;
-    loss_pass *l = f->losses = need(1, sizeof *l, "loss pass");
-    *l = (loss_pass){.per_question = per_question, .max_kept = (uint32_t)kept};
-    l->slot = need(kept, sizeof *l->slot, "kept queries");
-    l->tail = need(kept, sizeof *l->tail, "kept queries");
-    l->local = need(kept, sizeof *l->local, "kept queries");
-    l->queries = f->b->alloc(f->m->device, B * kept * H);
-    bool good = l->queries.address != NULL;
-    if (good && f->packed.address) {
-        size_t floats = B * c->n_kv_heads * f->plan.max_tokens * c->head_dim;
-        l->k = f->b->alloc(f->m->device, floats);
-        l->v = f->b->alloc(f->m->device, floats);
-        good = l->k.address && l->v.address;
-    }
-    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: no memory for the queries of %zu rows", kept);
-}
-
-void loss_pass_close(forward *f)
-{
-    loss_pass *l = f->losses;
-    if (!l) return;
-    f->b->release(f->m->device, l->queries);
-    f->b->release(f->m->device, l->k);
-    f->b->release(f->m->device, l->v);
-    free(l->slot);
-    free(l->tail);
-    free(l->rows);
-    free(l->local);
-    free(l->grams);
-    free(l);
-    f->losses = NULL;
-}
-
-// ---- While the context and its questions go through the layers -----------------------------------------------------
-
-void loss_pass_begin(loss_pass *l)
-{
-    if (l) l->n_kept = l->n_rows = 0;
-}
-
-void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
-{
-    loss_pass *l = f->losses;
-    if (n > l->room) l->rows = need_more(l->rows, l->room = n, sizeof *l->rows, "rows");
-    if (n) memcpy(l->rows, rows, n * sizeof *rows);
-    l->n_rows = n;
-}
-
-void loss_pass_chunk(loss_pass *l, const decode_row *rows, uint32_t first, uint32_t n)
-{
-    if (!l) return;
-    l->n_local = 0;
-    l->base = l->n_kept;
-    for (uint32_t i = 0; i < l->n_rows && l->n_kept < l->max_kept; i++) {
-        if (l->rows[i] < first || l->rows[i] >= first + n) continue;
-        const decode_row *row = &rows[l->rows[i]];
-        l->local[l->n_local++] = l->rows[i] - first;
-        l->slot[l->n_kept] = row->question;
-        l->tail[l->n_kept++] = row->tail;
-    }
-}
-
-void loss_pass_take_queries(forward *f, uint32_t layer)
-{
-    const loss_pass *l = f->losses;
-    const model_config *c = &f->m->config;
-    if (!l || model_layer_bounded(c, layer)) return;
-    size_t H = (size_t)c->n_heads * c->head_dim, at = (size_t)model_budgeted(c, layer) * l->max_kept + l->base;
-    for (uint32_t i = 0; i < l->n_local; i++)
-        f->b->copy(f->pass.on, dev_at(l->queries, (at + i) * H), dev_at(f->q, l->local[i] * H), H);
-}
-
-void loss_pass_take_context(forward *f, uint32_t layer, const prefix_kv *kv)
-{
-    const loss_pass *l = f->losses;
-    const model_config *c = &f->m->config;
-    if (!l || !l->k.address || model_layer_bounded(c, layer)) return;
-    size_t n = (size_t)c->n_kv_heads * f->n_tokens * c->head_dim, at = model_budgeted(c, layer) * n;
-    f->b->copy(f->pass.on, dev_at(l->k, at), kv->k, n);
-    f->b->copy(f->pass.on, dev_at(l->v, at), kv->v, n);
-}
-
 // ---- Memory of the device as the host sees it ----------------------------------------------------------------------
 
 // `own` is freed by the caller: a copy where the host cannot see the memory itself, else NULL.
@@ -157,7 +60,7 @@ typedef struct layer_arrays {
 
 static void open_layer(layer_arrays *a, const forward *f, uint32_t layer, uint32_t n_questions)
 {
-    const loss_pass *l = f->losses;
+    const kept_queries *l = f->kept;
     const model_config *c = &f->m->config;
     prefix_kv kv = forward_prefix(f, layer);
     tail_kv tails = forward_tails(f, layer);
@@ -194,7 +97,7 @@ static output_head head_of(const forward *f, const layer_arrays *a, uint32_t lay
                          .head_dim = c->head_dim,
                          .softcap = a->shape.softcap,
                          .sinks = a->sinks ? a->sinks + (size_t)g * group : NULL,
-                         .gram = f->losses->grams + at * w * w};
+                         .gram = f->kept->grams + at * w * w};
 }
 
 static output_order order_of(const forward *f, const loss_ranking *r, uint32_t layer, uint32_t g)
@@ -237,13 +140,12 @@ static kvb_status make_grams(forward *f, kvb_error *err)
 {
     const model_config *c = &f->m->config;
     size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim;
-    if (f->losses->grams) return KVB_OK;
+    if (f->kept->grams) return KVB_OK;
     float *wo = need((size_t)c->width * H, sizeof *wo, "weights");
     int32_t *ids = need(CHUNK_ROWS, sizeof *ids, "rows");
-    f->losses->grams = need((size_t)budgeted_layers(f->m) * c->n_kv_heads * w * w, sizeof(float), "Gram matrices");
-    float *to = f->losses->grams;
-    bool good = true;
-    for (uint32_t layer = 0; layer < c->n_layers && good; layer++) {
+    f->kept->grams = need((size_t)budgeted_layers(f->m) * c->n_kv_heads * w * w, sizeof(float), "Gram matrices");
+    float *to = f->kept->grams;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
         if (model_layer_bounded(c, layer)) continue;
         for (uint32_t first = 0; first < c->width; first += CHUNK_ROWS) {
             uint32_t n = c->width - first < CHUNK_ROWS ? c->width - first : CHUNK_ROWS;
@@ -251,13 +153,12 @@ static kvb_status make_grams(forward *f, kvb_error *err)
             f->b->gather(f->pass.on, f->q_raw, f->m->layers[layer].wo, ids, n);
             f->b->download(f->pass.on, wo + first * H, f->q_raw, n * H);
         }
-        for (uint32_t g = 0; g < c->n_kv_heads && good; g++, to += w * w)
-            good = gemm(true, false, w, w, c->width, 1, wo + g * w, H, wo + g * w, H, 0, to, w);
+        for (uint32_t g = 0; g < c->n_kv_heads; g++, to += w * w)
+            gemm(true, false, w, w, c->width, 1, wo + g * w, H, wo + g * w, H, 0, to, w);
     }
     free(ids);
     free(wo);
-    return good ? layer_end(&f->pass, err)
-                : kvb_fail(err, KVB_MEMORY, "Gram matrices: the product library has no memory");
+    return layer_end(&f->pass, err);
 }
 
 // ---- Curves --------------------------------------------------------------------------------------------------------
@@ -273,7 +174,7 @@ typedef struct curve_job {
 static void gather_sets(output_queries *sets, const curve_job *j, const layer_arrays *a, uint32_t g, float *queries,
                         uint32_t *tails)
 {
-    const loss_pass *l = j->f->losses;
+    const kept_queries *l = j->f->kept;
     const model_config *c = &j->f->m->config;
     size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim, tail = (size_t)j->f->plan.max_tail * c->head_dim;
     uint32_t n = 0;
@@ -290,9 +191,9 @@ static void gather_sets(output_queries *sets, const curve_job *j, const layer_ar
     }
 }
 
-static kvb_status judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer, uint32_t g, kvb_error *err)
+static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer, uint32_t g)
 {
-    const loss_pass *l = j->f->losses;
+    const kept_queries *l = j->f->kept;
     const model_config *c = &j->f->m->config;
     output_head head = head_of(j->f, a, layer, g);
     output_queries *sets = need(j->n_questions, sizeof *sets, "questions");
@@ -302,7 +203,7 @@ static kvb_status judge_head(const curve_job *j, const layer_arrays *a, uint32_t
     uint32_t *tails = need(l->n_kept, sizeof *tails, "queries");
     gather_sets(sets, j, a, g, queries, tails);
     for (uint32_t r = 0; r < j->n_rankings; r++) orders[r] = order_of(j->f, &j->rankings[r], layer, g);
-    kvb_status status = output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings, err);
+    output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings);
     size_t heads = (size_t)budgeted_layers(j->f->m) * c->n_kv_heads,
            at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
     for (uint32_t r = 0; r < j->n_rankings; r++) {
@@ -316,7 +217,6 @@ static kvb_status judge_head(const curve_job *j, const layer_arrays *a, uint32_t
     free(queries);
     free(orders);
     free(sets);
-    return status;
 }
 
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
@@ -330,17 +230,14 @@ kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ra
     layer_arrays *arrays = need(at_once, sizeof *arrays, "layers");
     for (uint32_t first = 0; first < c->n_layers && status == KVB_OK; first += at_once) {
         uint32_t n = c->n_layers - first < at_once ? c->n_layers - first : at_once;
-        int failed = 0;
         for (uint32_t i = 0; i < n; i++)
             if (!model_layer_bounded(c, first + i)) open_layer(&arrays[i], f, first + i, n_questions);
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) reduction(+ : failed)
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
         for (uint32_t i = 0; i < n; i++)
             for (uint32_t g = 0; g < c->n_kv_heads; g++)
-                if (!model_layer_bounded(c, first + i))
-                    failed += judge_head(&job, &arrays[i], first + i, g, NULL) != KVB_OK;
+                if (!model_layer_bounded(c, first + i)) judge_head(&job, &arrays[i], first + i, g);
         for (uint32_t i = 0; i < n; i++)
             if (!model_layer_bounded(c, first + i)) close_layer(&arrays[i]);
-        if (failed) status = kvb_fail(err, KVB_MEMORY, "output errors: the product library has no memory");
     }
     free(arrays);
     return status == KVB_OK ? layer_end(&f->pass, err) : status;
@@ -377,14 +274,14 @@ static size_t head_floats(const gain_run *r)
     return (size_t)r->n * r->f->m->config.n_heads * r->f->m->config.head_dim;
 }
 
-static kvb_status open_gains(gain_run *r, kvb_error *err)
+static void open_gains(gain_run *r)
 {
     const model_config *c = &r->f->m->config;
     uint32_t capacity = r->first + r->n;
     size_t n = r->n, H = head_floats(r), tails = (size_t)r->sequences * c->n_kv_heads * capacity * c->head_dim;
     backend_device *on = r->f->m->device;
-    r->x = r->f->b->alloc(on, r->sequences * n * c->width);
-    r->tails = (tail_kv){r->f->b->alloc(on, tails), r->f->b->alloc(on, tails), capacity};
+    r->x = backend_memory(on, r->sequences * n * c->width, "sequences");
+    r->tails = (tail_kv){backend_memory(on, tails, "keys"), backend_memory(on, tails, "values"), capacity};
     r->tail = need(n, sizeof *r->tail, "rows");
     r->rows = need(DECODE_ROWS, sizeof *r->rows, "rows");
     r->q = need(H, sizeof(float), "queries");
@@ -392,9 +289,6 @@ static kvb_status open_gains(gain_run *r, kvb_error *err)
     r->moved = need((1 + GAIN_KINDS) * H, sizeof(float), "outputs");
     r->branch = need((1 + GAIN_KINDS) * n * c->width, sizeof(float), "outputs");
     for (uint32_t i = 0; i < n; i++) r->tail[i] = r->first + i;
-    bool good = r->x.address && r->tails.k.address && r->tails.v.address;
-    return good ? KVB_OK
-                : kvb_fail(err, KVB_MEMORY, "gains: no memory for %u sequences of %u tokens", r->sequences, r->n);
 }
 
 static void close_gains(gain_run *r)
@@ -451,7 +345,7 @@ static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t c
 }
 
 // How the heads of a layer move when each keeps the level's share of its tokens.
-static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_error *err)
+static void cut_layer(gain_run *r, uint32_t layer, gain_kind kind)
 {
     forward *f = r->f;
     const model_config *c = &f->m->config;
@@ -462,14 +356,13 @@ static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_err
     size_t capacity = r->tails.capacity;
     const float *k = bring(f, r->tails.k, c->n_kv_heads * capacity * d, &own_k),
                 *v = bring(f, r->tails.v, c->n_kv_heads * capacity * d, &own_v);
-    int failed = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
+#pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t g = 0; g < c->n_kv_heads; g++) {
         output_head head = head_of(f, &a, layer, g);
         output_order order = order_by_keys(&head);
         output_queries set = {r->q + g * w, H, r->tail, k + g * capacity * d, v + g * capacity * d, r->n};
         float *moved = need(r->n * w, sizeof *moved, "outputs");
-        failed += output_difference(moved, &head, &set, &order, CUT_LEVEL[kind], NULL) != KVB_OK;
+        output_difference(moved, &head, &set, &order, CUT_LEVEL[kind]);
         for (uint32_t i = 0; i < r->n; i++) memcpy(to + i * H + g * w, moved + i * w, w * sizeof *moved);
         free(moved);
         free(order.position);
@@ -477,7 +370,6 @@ static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_err
     free(own_k);
     free(own_v);
     close_layer(&a);
-    return failed ? kvb_fail(err, KVB_MEMORY, "gains: the product library has no memory") : KVB_OK;
 }
 
 // Mean squared size of what the rows of a movement add behind W_O; kind -1: of what attention itself adds.
@@ -491,18 +383,15 @@ static double branch_square(const gain_run *r, int kind)
 }
 
 // All movements of a layer, from its queries and outputs of sequence 0: r->moved, with their squares in r->gains.
-static kvb_status move_layer(gain_run *r, uint32_t layer, kvb_error *err)
+static void move_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
     const model_config *c = &f->m->config;
     size_t n = head_floats(r), H = n / r->n;
     float *noise = r->moved + (1 + GAIN_NOISE) * n;
-    kvb_status status = KVB_OK;
     memcpy(r->moved, r->o, n * sizeof *r->o);
     for (size_t i = 0; i < n; i++) noise[i] = gain_noise(layer, (uint32_t)(i / H), (uint32_t)(i % H));
-    for (gain_kind kind = GAIN_CUT_80; kind < GAIN_KINDS && status == KVB_OK; kind++)
-        status = cut_layer(r, layer, kind, err);
-    if (status != KVB_OK) return status;
+    for (gain_kind kind = GAIN_CUT_80; kind < GAIN_KINDS; kind++) cut_layer(r, layer, kind);
     f->b->upload(f->pass.on, f->pass.attended, r->moved, (1 + GAIN_KINDS) * n);
     layer_project_output(&f->pass, layer, f->picked, (1 + GAIN_KINDS) * r->n);
     f->b->download(f->pass.on, r->branch, f->picked, (size_t)(1 + GAIN_KINDS) * r->n * c->width);
@@ -511,25 +400,22 @@ static kvb_status move_layer(gain_run *r, uint32_t layer, kvb_error *err)
     float *gains = r->gains + (size_t)model_budgeted(c, layer) * GAIN_KINDS * 2;
     for (int kind = 0; kind < GAIN_KINDS; kind++)
         gains[2 * kind + 1] = (float)(branch_square(r, kind) * (kind == GAIN_NOISE ? size * size : 1));
-    return KVB_OK;
 }
 
 // The sequences that a layer adds: sequence 0 with its attention moved, through the rest of the layer.
-static kvb_status add_sequences(gain_run *r, uint32_t layer, kvb_error *err)
+static void add_sequences(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
-    kvb_status status = move_layer(r, layer, err);
     size_t n = head_floats(r);
+    move_layer(r, layer);
     for (int kind = 0; kind < GAIN_KINDS; kind++)
         for (size_t i = 0; i < n; i++) r->moved[(1 + kind) * n + i] += r->o[i];
-    if (status != KVB_OK) return status;
     f->b->upload(f->pass.on, f->pass.attended, r->moved + n, GAIN_KINDS * n);
     layer_finish(&f->pass, layer, sequence_at(r, 1 + r->layers * GAIN_KINDS), GAIN_KINDS * r->n, 0);
     r->layers++;
-    return KVB_OK;
 }
 
-static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
+static void run_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
     const model_config *c = &f->m->config;
@@ -547,7 +433,7 @@ static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
         }
         layer_finish(&f->pass, layer, sequence_at(r, s), count * r->n, 0);
     }
-    return adds ? add_sequences(r, layer, err) : KVB_OK;
+    if (adds) add_sequences(r, layer);
 }
 
 // KL(p; q) of two rows of n > 0 logits: exponentials in float32, which vectorise, and sums in double.
@@ -607,11 +493,10 @@ kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint
     kvb_status status = layer_check_ids(&f->pass, ids, n, err);
     if (status == KVB_OK) status = make_grams(f, err);
     if (status != KVB_OK) return status;
-    status = open_gains(&r, err);
-    if (status == KVB_OK) layer_embed(&f->pass, r.x, ids, n);
-    for (uint32_t layer = 0; layer < f->m->config.n_layers && status == KVB_OK; layer++)
-        status = run_layer(&r, layer, err);
-    if (status == KVB_OK) status = judge_sequences(&r, err);
+    open_gains(&r);
+    layer_embed(&f->pass, r.x, ids, n);
+    for (uint32_t layer = 0; layer < f->m->config.n_layers; layer++) run_layer(&r, layer);
+    status = judge_sequences(&r, err);
     close_gains(&r);
     return status;
 }

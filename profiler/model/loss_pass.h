@@ -25,14 +25,8 @@ typedef struct loss_ranking {
     uint32_t sink, window;
 } loss_ranking;
 
-// Keeps the queries of up to `per_question` rows of each question from here on, until forward_close.
-kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *err);
-// Bytes of memory that this takes, including what the functions below need while they run.
+// Bytes of memory that forward_keep_queries() takes, including what the functions below need while they run.
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
-
-// Sets the rows whose queries the next forward_rows or forward_draw keeps, by ascending index. forward_begin_questions
-// discards all kept queries.
-void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n);
 
 // errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of the slots 0 .. n_questions - 1.
 // A question's errors depend on its own tokens only, not on the rest of the batch. Returns the device's error if an

@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/weights/simd.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +101,7 @@ SIMD_CLONES static void weigh_line(attention *a, const output_head *h, const out
     a->mass[line] = sum;
 }
 
-static bool attend(attention *a, const output_head *h, const output_queries *s)
+static void attend(attention *a, const output_head *h, const output_queries *s)
 {
     uint32_t d = h->head_dim, most = 0;
     float scale = 1 / sqrtf((float)d);
@@ -112,12 +111,10 @@ static bool attend(attention *a, const output_head *h, const output_queries *s)
             a->queries[(size_t)i * h->group * d + c] = s->q[i * s->stride + c] * scale;
         most = s->tail[i] > most ? s->tail[i] : most;
     }
-    if (!gemm(false, true, a->lines, h->n_tokens, d, 1, a->queries, d, h->k, d, 0, a->weights, h->n_tokens))
-        return false;
+    gemm(false, true, a->lines, h->n_tokens, d, 1, a->queries, d, h->k, d, 0, a->weights, h->n_tokens);
     float *scores = need((size_t)most + 1, sizeof *scores, "scores");
     for (uint32_t line = 0; line < a->lines; line++) weigh_line(a, h, s, line, scores);
     free(scores);
-    return true;
 }
 
 // ---- What is left when the context is cut ----
@@ -161,7 +158,7 @@ static void cut_close(cut *c)
 }
 
 // Sums of e and e v in each bucket.
-static bool sum_buckets(cut *c, const output_head *h, const attention *a)
+static void sum_buckets(cut *c, const output_head *h, const attention *a)
 {
     uint32_t d = h->head_dim;
     for (uint32_t b = 0; b < BUCKETS; b++) {
@@ -177,10 +174,8 @@ static bool sum_buckets(cut *c, const output_head *h, const attention *a)
             for (uint32_t i = 0; i < n; i++) sum += to[i] = from[position[i]];
             mass[line] = sum;
         }
-        if (!gemm(false, false, a->lines, d, n, 1, c->weights, n, c->values + (size_t)c->start[b] * d, d, 0, sums, d))
-            return false;
+        gemm(false, false, a->lines, d, n, 1, c->weights, n, c->values + (size_t)c->start[b] * d, d, 0, sums, d);
     }
-    return true;
 }
 
 // One line's differences at all levels. From the most tokens to the fewest `rest` and `dropped` sum what is evicted;
@@ -208,19 +203,17 @@ SIMD_CLONES static void line_differences(cut *c, const output_head *h, const att
     }
 }
 
-static bool find_differences(cut *c, const output_head *h, const attention *a)
+static void find_differences(cut *c, const output_head *h, const attention *a)
 {
-    if (!sum_buckets(c, h, a)) return false;
+    sum_buckets(c, h, a);
     for (uint32_t line = 0; line < a->lines; line++) line_differences(c, h, a, line);
-    return true;
 }
 
-static bool square(float *errors, cut *c, const output_head *h, const attention *a)
+static void square(float *errors, cut *c, const output_head *h, const attention *a)
 {
     uint32_t width = h->group * h->head_dim, n = a->lines / h->group;
-    if (!gemm(false, false, (size_t)OUTPUT_LEVELS * n, width, width, 1, c->difference, width, h->gram, width, 0,
-              c->moved, width))
-        return false;
+    gemm(false, false, (size_t)OUTPUT_LEVELS * n, width, width, 1, c->difference, width, h->gram, width, 0, c->moved,
+         width);
     for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) {
         double sum = 0;
         size_t first = (size_t)i * n * width;
@@ -228,55 +221,42 @@ static bool square(float *errors, cut *c, const output_head *h, const attention 
             sum += (double)dot(c->difference + first + (size_t)q * width, c->moved + first + (size_t)q * width, width);
         errors[i] = sum > 0 ? (float)(sum / n) : 0;
     }
-    return true;
 }
 
-static uint32_t most_queries(const output_queries *sets, uint32_t n_sets)
-{
-    uint32_t most = 1;
-    for (uint32_t i = 0; i < n_sets; i++) most = sets[i].n > most ? sets[i].n : most;
-    return most;
-}
-
-static kvb_status finish(bool good, kvb_error *err)
-{
-    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: the product library has no memory");
-}
-
-kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
-                         const output_order *orders, uint32_t n_orders, kvb_error *err)
+void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                   const output_order *orders, uint32_t n_orders)
 {
     attention a;
     cut *cuts = need(n_orders, sizeof *cuts, "rankings");
-    uint32_t most = most_queries(sets, n_sets);
-    bool good = true;
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < n_sets; i++) most = sets[i].n > most ? sets[i].n : most;
     attention_open(&a, head, most);
     for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], most);
     memset(errors, 0, (size_t)n_orders * n_sets * OUTPUT_LEVELS * sizeof *errors);
-    for (uint32_t i = 0; i < n_sets && good; i++) {
+    for (uint32_t i = 0; i < n_sets; i++) {
         if (sets[i].n == 0) continue;
-        good = attend(&a, head, &sets[i]);
-        for (uint32_t o = 0; o < n_orders && good; o++)
-            good = find_differences(&cuts[o], head, &a) &&
-                   square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, &cuts[o], head, &a);
+        attend(&a, head, &sets[i]);
+        for (uint32_t o = 0; o < n_orders; o++) {
+            find_differences(&cuts[o], head, &a);
+            square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, &cuts[o], head, &a);
+        }
     }
     for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
     attention_close(&a);
     free(cuts);
-    return finish(good, err);
 }
 
-kvb_status output_difference(float *difference, const output_head *head, const output_queries *set,
-                             const output_order *order, uint32_t level, kvb_error *err)
+void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
+                       uint32_t level)
 {
     attention a;
     cut c;
     attention_open(&a, head, set->n);
     cut_open(&c, head, order, set->n);
-    bool good = attend(&a, head, set) && find_differences(&c, head, &a);
+    attend(&a, head, set);
+    find_differences(&c, head, &a);
     size_t n = (size_t)a.lines * head->head_dim;
-    if (good) memcpy(difference, c.difference + level * n, n * sizeof *difference);
+    memcpy(difference, c.difference + level * n, n * sizeof *difference);
     cut_close(&c);
     attention_close(&a);
-    return finish(good, err);
 }

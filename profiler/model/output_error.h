@@ -46,9 +46,9 @@ typedef struct output_order {
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
 
 // errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. A set's
-// numbers do not depend on the other sets. Fails with KVB_MEMORY if the product library runs out of memory.
-kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
-                         const output_order *orders, uint32_t n_orders, kvb_error *err);
+// numbers do not depend on the other sets.
+void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                   const output_order *orders, uint32_t n_orders);
 // The differences themselves, o(kept) - o(all) [n, group d], at one level.
-kvb_status output_difference(float *difference, const output_head *head, const output_queries *set,
-                             const output_order *order, uint32_t level, kvb_error *err);
+void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
+                       uint32_t level);

@@ -1,4 +1,5 @@
 #include "profiler/model/rope.h"
+#include "formats/need.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -75,11 +76,10 @@ void rope_turn(float *x, const float *frequency, uint32_t dim, uint32_t position
     }
 }
 
-bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
+void rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
 {
     uint32_t half = dim / 2;
-    float *angles = malloc((size_t)positions * dim * sizeof(float) + 1);
-    if (!angles) return false;
+    float *angles = need_more(NULL, (size_t)positions * dim, sizeof(float), "rotary angles");
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < positions; i++) {
         double by = size_at(size, i);
@@ -91,15 +91,11 @@ bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t d
     }
     on->b->upload(on, table, angles, (size_t)positions * dim);
     free(angles);
-    return true;
 }
 
 dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size)
 {
-    dev out = on->b->alloc(on, (size_t)positions * dim);
-    if (out.address && !rope_fill(on, out, frequency, dim, positions, size)) {
-        on->b->release(on, out);
-        out.address = NULL;
-    }
+    dev out = backend_memory(on, (size_t)positions * dim, "rotary angles");
+    rope_fill(on, out, frequency, dim, positions, size);
     return out;
 }

@@ -36,8 +36,7 @@ typedef struct rope_size {
 // angles as rope_table's. With dim 0 it does nothing.
 void rope_turn(float *x, const float *frequency, uint32_t dim, uint32_t position, rope_size size);
 
-// The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it. Returns
-// {NULL} if memory runs out.
+// The table [positions, dim/2, 2] of cosines and sines on a device, for backend.rope; the caller releases it.
 dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);
-// Recomputes such a table; returns false if memory runs out.
-bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);
+// Recomputes such a table.
+void rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions, rope_size size);

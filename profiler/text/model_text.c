@@ -169,6 +169,17 @@ static int32_t id_with_row(int32_t id, uint32_t vocabulary)
     return id >= 0 && (uint32_t)id < vocabulary ? id : -1;
 }
 
+kvb_status tokenizer_open(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+{
+    const gguf_file *file = weights_gguf_file(w);
+    const char *folder = weights_folder_path(w);
+    *out = NULL;
+    if (file) return tokenizer_from_gguf(out, file, pre, err);
+    if (pre)
+        return kvb_fail(err, KVB_ARGUMENT, "--pre: %s defines its own way of splitting words; leave it out", folder);
+    return tokenizer_from_folder(out, folder, err);
+}
+
 static kvb_status read_tokenizer(model_text *t, const weights *w, const model_text_options *o, kvb_error *err)
 {
     kvb_error unread;

@@ -4,6 +4,8 @@
 #include "profiler/text/tokenizer.h"
 #include <stdbool.h>
 
+struct weights;
+
 // What a chat template puts around a user's message and before the answer. Compared with transformers by
 // tests/peer/compare_chat.py.
 typedef struct chat_frame {
@@ -41,6 +43,10 @@ typedef struct model_text_options {
     const char *pre;        // pre-tokenizer to use instead of the file's; NULL: the file's
     bool for_plan;          // a tokenizer that cannot be read counts as missing, unless `pre` is given
 } model_text_options;
+
+// The tokenizer of a model: of the GGUF file, or of the folder. `pre` as tokenizer_from_gguf()'s; with a folder it is
+// KVB_ARGUMENT.
+kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 
 // Opens the text side of the model in `w`, whose embedding has `vocabulary` rows. `options` may be NULL. `w` is not
 // needed afterwards. Errors: those of tokenizer_open, and KVB_FORMAT if texts begin with a token that has no row. On

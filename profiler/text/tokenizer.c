@@ -620,17 +620,6 @@ tokenizer *tokenizer_new(void)
     return t;
 }
 
-kvb_status tokenizer_open(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
-{
-    const gguf_file *file = weights_gguf_file(w);
-    const char *folder = weights_folder_path(w);
-    *out = NULL;
-    if (file) return tokenizer_from_gguf(out, file, pre, err);
-    if (pre)
-        return kvb_fail(err, KVB_ARGUMENT, "--pre: %s defines its own way of splitting words; leave it out", folder);
-    return tokenizer_from_folder(out, folder, err);
-}
-
 void tokenizer_free(tokenizer *t)
 {
     if (!t) return;

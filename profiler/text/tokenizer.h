@@ -21,7 +21,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct weights;
 typedef struct tokenizer tokenizer;
 
 // Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
@@ -45,8 +44,6 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
 // The tokenizer of a folder. Errors: as above, and KVB_IO, which says what to do if there is no tokenizer.json.
 kvb_status tokenizer_from_folder(tokenizer **out, const char *folder, kvb_error *err);
 
-// The tokenizer of a model: of the GGUF file, or of the folder. `pre` as above; with a folder it is KVB_ARGUMENT.
-kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 void tokenizer_free(tokenizer *t);
 
 // Encodes `size` bytes. Never adds BOS. *ids is malloc'd and the caller's to free; not NULL even when *n is 0.

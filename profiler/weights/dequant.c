@@ -86,7 +86,6 @@ static void add_fifth_bits(int8_t *wholes, const uint8_t *high)
 
 static void read_q4_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    (void)base;
     *step = load_half(b);
     low_and_high_nibbles(wholes, b + 2);
 }
@@ -102,7 +101,6 @@ static void read_q4_1(const uint8_t *b, int8_t *wholes, float *step, float *base
 // d, 32 fifth bits, nibbles.
 static void read_q5_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    (void)base;
     *step = load_half(b);
     low_and_high_nibbles(wholes, b + 6);
     add_fifth_bits(wholes, b + 2);
@@ -120,7 +118,6 @@ static void read_q5_1(const uint8_t *b, int8_t *wholes, float *step, float *base
 // d, 32 signed bytes.
 static void read_q8_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    (void)base;
     *step = load_half(b);
     memcpy(wholes, b + 2, SMALL);
 }
@@ -147,7 +144,6 @@ static void read_q2_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 // scale of 16 values, sub-block i < 16: nibbles in bytes 0..7, upper bit pairs in 8..11.
 static void read_q3_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    (void)bases;
     const uint8_t *s = b + 96;
     for (int i = 0; i < SUPER / 16; i++) {
         int scale = ((s[i % 8] >> i / 8 * 4 & 15) | (s[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32;
@@ -193,7 +189,6 @@ static void read_q5_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 // takes 64 bytes of nibbles (two runs of 32 low ones, then two of 32 high ones) and 32 bytes of pairs.
 static void read_q6_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    (void)bases;
     for (int i = 0; i < SUPER / 16; i++) steps[i] = load_half(b + 208) * (float)(int8_t)b[192 + i];
     for (int i = 0; i < SUPER; i++) {
         int half = i / 128, run = i % 128 / 32, at = i % 32;
@@ -206,7 +201,6 @@ static void read_q6_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 // d, nibbles that choose one of 16 values.
 static void read_iq4_nl(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    (void)base;
     *step = load_half(b);
     for (int i = 0; i < SMALL; i++) wholes[i] = nonlinear_values[b[2 + i % 16] >> i / 16 * 4 & 15];
 }
@@ -214,7 +208,6 @@ static void read_iq4_nl(const uint8_t *b, int8_t *wholes, float *step, float *ba
 // d, upper bit pairs of the scales of 32 values, 4 bytes of their lower nibbles, nibbles as in IQ4_NL.
 static void read_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
-    (void)bases;
     for (int i = 0; i < SUPER / 32; i++) {
         int scale = (b[4 + i / 2] >> i % 2 * 4 & 15) | (load_u16(b + 2) >> 2 * i & 3) << 4;
         steps[i] = load_half(b) * (float)(scale - 32);
@@ -225,7 +218,6 @@ static void read_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *b
 // An exponent for all, nibbles of e2m1.
 static void read_mxfp4(const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    (void)base;
     *step = e8m0_half(b[0]);
     for (int i = 0; i < SMALL; i++) wholes[i] = e2m1_doubled[b[1 + i % 16] >> i / 16 * 4 & 15];
 }

@@ -6,64 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 const char *const weight_names[N_WEIGHT_KEYS][2] = {
 #define WEIGHT_NAMES(name, gguf, hf) [WEIGHT_##name] = {gguf, hf},
     WEIGHT_KEYS(WEIGHT_NAMES) WEIGHT_TEXTS(WEIGHT_NAMES) WEIGHT_LISTS(WEIGHT_NAMES)
 #undef WEIGHT_NAMES
 };
-
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
-// The folder that `path` is, or whose config.json it is; false for anything else.
-static bool folder_of(const char *path, char *folder, size_t size)
-{
-    static const char config[] = "config.json";
-    size_t n = strlen(path), m = sizeof config - 1;
-    bool named = n >= m && strcmp(path + n - m, config) == 0 && (n == m || path[n - m - 1] == '/');
-    if (!named && !is_folder(path)) return false;
-    if (named) n = n > m ? n - m - 1 : 0;
-    return (size_t)snprintf(folder, size, "%.*s", (int)(n ? n : 1), n ? path : ".") < size;
-}
-
-static kvb_status open_source(weights **out, const char *path, bool config_suffices, kvb_error *err)
-{
-    char folder[4096];
-    *out = NULL;
-    weights *w = need(1, sizeof *w, "models");
-    snprintf(w->name, sizeof w->name, "%s", path);
-    kvb_status status = folder_of(path, folder, sizeof folder) ? weights_open_folder(w, folder, config_suffices, err)
-                                                               : weights_open_gguf(w, path, err);
-    if (status == KVB_OK) *out = w;
-    else weights_close(w);
-    return status;
-}
-
-kvb_status weights_open(weights **out, const char *path, kvb_error *err)
-{
-    return open_source(out, path, false, err);
-}
-
-kvb_status weights_open_config(weights **out, const char *path, kvb_error *err)
-{
-    return open_source(out, path, true, err);
-}
-
-kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err)
-{
-    *out = NULL;
-    weights *w = need(1, sizeof *w, "models");
-    snprintf(w->name, sizeof w->name, "%s", name);
-    kvb_status status = weights_parse_config(w, name, config, size, err);
-    if (status == KVB_OK) *out = w;
-    else weights_close(w);
-    return status;
-}
 
 bool weights_has_tensors(const weights *w)
 {
@@ -112,7 +60,7 @@ const char *weights_name(const weights *w)
 
 bool weights_is_gguf(const weights *w)
 {
-    return w->kind == &weights_gguf;
+    return w->kind->is_gguf;
 }
 
 const char *weights_architecture(const weights *w)

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const weights_kind weights_gguf;
+
 static const gguf_set *set_of(const weights *w)
 {
     return w->source;
@@ -138,4 +140,5 @@ const gguf_file *weights_gguf_file(const weights *w)
     return weights_is_gguf(w) ? file_of(w) : NULL;
 }
 
-const weights_kind weights_gguf = {close_gguf, number_gguf, text_gguf, list_gguf, tensor_gguf, NULL, describe_gguf};
+static const weights_kind weights_gguf = {true,      close_gguf,  number_gguf, text_gguf,
+                                          list_gguf, tensor_gguf, NULL,        describe_gguf};

@@ -202,6 +202,8 @@ static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
     return weights_sort_names(w, err);
 }
 
+static const weights_kind weights_folder;
+
 static folder *open_folder(weights *w, const char *path)
 {
     folder *f = w->source = need(1, sizeof *f, "folders");
@@ -235,11 +237,17 @@ kvb_status weights_open_folder(weights *w, const char *path, bool config_suffice
     return status == KVB_OK ? add_names(w, f, err) : status;
 }
 
-kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err)
+kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err)
 {
+    weights *w = *out = need(1, sizeof *w, "models");
+    snprintf(w->name, sizeof w->name, "%s", name);
     folder *f = open_folder(w, name);
     kvb_status status = kvb_json_object(&f->config, config, size, name, "config.json", err);
-    return status == KVB_OK ? find_model(w, f, err) : status;
+    if (status == KVB_OK) status = find_model(w, f, err);
+    if (status == KVB_OK) return KVB_OK;
+    weights_close(w);
+    *out = NULL;
+    return status;
 }
 
 static void close_folder(weights *w)
@@ -404,5 +412,5 @@ const char *weights_folder_path(const weights *w)
     return weights_is_gguf(w) ? NULL : folder_of(w)->path;
 }
 
-const weights_kind weights_folder = {close_folder,  number_folder, text_folder,    list_folder,
-                                     tensor_folder, left_folder,   describe_folder};
+static const weights_kind weights_folder = {false,       close_folder,  number_folder, text_folder,
+                                            list_folder, tensor_folder, left_folder,   describe_folder};

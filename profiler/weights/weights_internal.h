@@ -16,6 +16,7 @@ typedef struct weight_file {
 } weight_file;
 
 typedef struct weights_kind {
+    bool is_gguf;
     void (*close)(weights *w);
     kvb_status (*number)(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
     kvb_status (*text)(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
@@ -40,13 +41,11 @@ struct weights {
     weights_origin origin;
 };
 
-extern const weights_kind weights_gguf, weights_folder;
 extern const char *const weight_names[N_WEIGHT_KEYS][2]; // GGUF, Hugging Face
 
 kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
 // config_suffices: weight files may be missing.
 kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
-kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_add_name(weights *w, const char *name, size_t file);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
 // Adds a file of the source; the mapping must last until the source is closed.

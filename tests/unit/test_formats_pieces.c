@@ -68,7 +68,6 @@ UNIT_TEST(element_types)
     }
 }
 
-
 UNIT_TEST(hash_of_an_open_file)
 {
     char hex[65];

@@ -70,8 +70,14 @@ static void run(grown *g, const char *path)
     else attributes = profile_attributes(m, &g->job, &g->o);
     help_ok(record_begin(&w, path, &(record_shape){c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim}, attributes,
                          g->o.grows ? RECORD_ADD : RECORD_REPLACE, err));
-    help_ok(profile_run(m, &g->job, &g->o, w, NULL, &times, err));
-    record_writer_free(w), cJSON_Delete(attributes), close_job(g);
+    profile_share whole;
+    help_ok(profile_share_out(&whole, m, &g->job, NULL, 1, 0, err));
+    help_ok(profile_run_share(m, &g->job, &g->o, &whole, w, NULL, &times, err));
+    profile_share_free(&whole);
+    help_ok(profile_finish(&g->job, NULL, w, err));
+    record_writer_free(w);
+    cJSON_Delete(attributes);
+    close_job(g);
 }
 
 static void profile(const char *path, const char *lines, size_t n_metrics)

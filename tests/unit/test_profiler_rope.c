@@ -91,7 +91,7 @@ UNIT_TEST(test_table)
                 ck_assert(t[(i * PAIRS + p) * 2] == (float)(cos(angle) * (round ? 1 : 1.5)));
                 ck_assert(t[(i * PAIRS + p) * 2 + 1] == (float)(sin(angle) * (round ? 1 : 1.5)));
             }
-        ck_assert(rope_fill(on, table, frequency, DIM, POSITIONS, (rope_size){.attention = 1}));
+        rope_fill(on, table, frequency, DIM, POSITIONS, (rope_size){.attention = 1});
     }
     backend_ref.release(on, table);
     backend_ref.close(on);

@@ -87,7 +87,11 @@ static inline kvb_status run(const profile_case *c, const char *path, record_sta
     help_ok(record_begin(&writer, path, &(record_shape){k->n_layers, k->n_heads, k->n_kv_heads, k->head_dim},
                          attributes, start, err));
     profile_watch watch = {watch_progress, watch_message, w};
-    kvb_status status = profile_run(c->m, &c->job, &c->o, writer, w ? &watch : NULL, times, &problem);
+    profile_share all;
+    help_ok(profile_share_out(&all, c->m, &c->job, NULL, 1, 0, err));
+    kvb_status status = profile_run_share(c->m, &c->job, &c->o, &all, writer, w ? &watch : NULL, times, &problem);
+    if (status == KVB_OK) status = profile_finish(&c->job, NULL, writer, &problem);
+    profile_share_free(&all);
     ck_assert_msg(status == KVB_OK || status == KVB_INTERRUPTED, "%s", problem.message);
     if (w) w->problem = problem;
     record_writer_free(writer), cJSON_Delete(attributes);

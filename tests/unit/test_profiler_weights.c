@@ -1,6 +1,7 @@
 // Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
 // positions in both forms; every fault of config and tensors is an error that names file and tensor.
 #include "folder_case.h"
+#include "profiler/text/model_text.h"
 #include "profiler/weights/weights.h"
 #include <dirent.h>
 

@@ -2,7 +2,7 @@
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "profiler/calib_make.h"
-#include "profiler/text/tokenizer.h"
+#include "profiler/text/model_text.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"

@@ -5,6 +5,7 @@
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "profiler/model/model.h"
+#include "profiler/text/model_text.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "tools/child.h"
@@ -166,7 +167,7 @@ static void add_features(word_list *w, const tune_command *c, const char *option
     for (const char *const *f = c->goal->features; *f; f++) add_word(w, "%s=%s", option, *f);
 }
 
-static void add_texts(word_list *w, const tune_command *c, text_part part, const char *option)
+static void add_texts(word_list *w, const tune_command *c, tune_part part, const char *option)
 {
     for (size_t i = 0; i < c->texts.count; i++) {
         if (c->texts.items[i].part != part) continue;

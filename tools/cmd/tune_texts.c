@@ -46,7 +46,7 @@ static kvb_status read_tune_text(char **text, size_t *size, const char *path, kv
 }
 
 // Takes the path, which is malloc'd.
-static kvb_status add_tune_text(tune_texts *t, char *path, text_part part, bool own, const tokenizer *tokens,
+static kvb_status add_tune_text(tune_texts *t, char *path, tune_part part, bool own, const tokenizer *tokens,
                                 size_t least, kvb_error *err)
 {
     tune_text one = {path, part, own, 0, ""};
@@ -74,7 +74,7 @@ static kvb_status add_tune_text(tune_texts *t, char *path, text_part part, bool 
     return KVB_OK;
 }
 
-static kvb_status add_folder(tune_texts *t, const char *data, const char *folder, text_part part, uint32_t select_every,
+static kvb_status add_folder(tune_texts *t, const char *data, const char *folder, tune_part part, uint32_t select_every,
                              const tokenizer *tokens, size_t least, kvb_error *err)
 {
     struct dirent **names;
@@ -82,7 +82,7 @@ static kvb_status add_folder(tune_texts *t, const char *data, const char *folder
     int n = scandir(where, &names, is_text_name, alphasort);
     kvb_status status = n < 0 ? kvb_fail(err, KVB_IO, "%s: cannot be listed", where) : KVB_OK;
     for (int i = 0; i < n; i++) {
-        text_part its = select_every && i % (int)select_every == 0 ? PART_SELECT : part;
+        tune_part its = select_every && i % (int)select_every == 0 ? PART_SELECT : part;
         if (status == KVB_OK)
             status = add_tune_text(t, need_text("%s/%s", where, names[i]->d_name), its, false, tokens, least, err);
         free(names[i]);
@@ -95,7 +95,7 @@ static kvb_status add_folder(tune_texts *t, const char *data, const char *folder
 kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const tokenizer *tokens, uint32_t n_tokens,
                            uint32_t n_next, kvb_error *err)
 {
-    static const text_part turns[] = {PART_CALIBRATE, PART_CALIBRATE, PART_SELECT, PART_JUDGE};
+    static const tune_part turns[] = {PART_CALIBRATE, PART_CALIBRATE, PART_SELECT, PART_JUDGE};
     size_t least = (size_t)n_tokens + n_next;
     char *data = NULL;
     *t = (tune_texts){0};
@@ -107,7 +107,7 @@ kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const 
     if (status == KVB_OK) status = add_folder(t, data, "/eval", PART_JUDGE, 0, tokens, least, err);
     free(data);
     for (int p = 0; p < PART_COUNT && status == KVB_OK; p++)
-        if (tune_texts_count(t, (text_part)p) == 0)
+        if (tune_texts_count(t, (tune_part)p) == 0)
             status = kvb_fail(err, KVB_ARGUMENT, "no text of %zu tokens is left to %s on; give longer ones or --tokens",
                               least, (const char *[]){"calibrate", "choose", "judge"}[p]);
     if (status != KVB_OK) tune_texts_close(t);
@@ -121,7 +121,7 @@ void tune_texts_close(tune_texts *t)
     *t = (tune_texts){0};
 }
 
-size_t tune_texts_count(const tune_texts *t, text_part part)
+size_t tune_texts_count(const tune_texts *t, tune_part part)
 {
     size_t n = 0;
     for (size_t i = 0; i < t->count; i++) n += t->items[i].part == part;

@@ -3,16 +3,16 @@
 #include "profiler/text/tokenizer.h"
 #include <stdbool.h>
 
-typedef enum text_part {
+typedef enum tune_part {
     PART_CALIBRATE, // rankings and budgets are fitted to it
     PART_SELECT,    // chooses among candidates
     PART_JUDGE,     // only judges the result
     PART_COUNT
-} text_part;
+} tune_part;
 
 typedef struct tune_text {
     char *path;
-    text_part part;
+    tune_part part;
     bool own; // one of the user's
     size_t n_tokens;
     char sha256[65];
@@ -34,7 +34,7 @@ void tune_texts_close(tune_texts *t); // a zero struct is allowed
 
 // Removes all texts that calibrate but the first `most`; the user's always stay.
 void tune_texts_limit(tune_texts *t, size_t most);
-size_t tune_texts_count(const tune_texts *t, text_part part);
+size_t tune_texts_count(const tune_texts *t, tune_part part);
 
 // Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1. A
 // user's text gives up to four contexts, any other gives one. What follows a context is the answer to one question;

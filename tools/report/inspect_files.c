@@ -2,7 +2,7 @@
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/record.h"
-#include "profiler/text/tokenizer.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"

@@ -227,8 +227,8 @@ if have cppcheck; then
 fi
 version=$(sed -n 's/^VERSION *:= *//p' Makefile)
 {
-    grep -q "\"$version\"" runtime/kvbudget.c || echo \
-        "Makefile: $version; runtime/kvbudget.c: $(grep 'VERSION "' runtime/kvbudget.c)"
+    grep -q "\"$version\"" runtime/table.c || echo \
+        "Makefile: $version; runtime/table.c: $(grep 'VERSION "' runtime/table.c)"
 } | check 'the runtime and the Makefile agree on the version'
 
 if [ "$failed" = 0 ]; then echo 'lint: nothing found'; else echo "lint: $failed checks failed"; fi

@@ -29,7 +29,6 @@ enum {
 
 // Scratch of one thread; counts are in backend_cpu.c.
 typedef struct scratch {
-    struct cpu_device *on;
     float *scores;                   // [lines, KEY_TILE], [VALUE_TILE, d], or what packing needs
     float *tails;                    // [tail]
     float *queries;                  // [lines, d], lines: cpu_max_lines()
@@ -88,10 +87,6 @@ importance_loop loop_raise_importance;
 importance_loop loop_add_importance;
 
 // --- backend_cpu_attention.c ---
-void cpu_product_failed(cpu_device *on);
-// linalg.h's, whose failure is the device's.
-void cpu_gemm(const scratch *s, bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a,
-              size_t lda, const float *b, size_t ldb, float beta, float *c, size_t ldc);
 // Is attention of this shape within the limits that the device was opened with? Else it has failed.
 bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s);
 // Operations of the table.
