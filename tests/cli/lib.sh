@@ -134,6 +134,7 @@ interrupt() {
     local signal=$1 when=$2 pid
     shift 2
     CODE=0
+    rm -f out err # what an earlier command said is nothing to wait for
     nice -n 5 "$@" >out 2>err </dev/null &
     pid=$!
     until eval "$when" >/dev/null 2>&1; do
