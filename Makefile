@@ -143,6 +143,7 @@ all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 $(call add_program,kvbudget,$(TOOL_OBJ) $(call archives,tools),,$(MPI_LIBS))
 $(call add_program,tests/tiny_model,tests/tiny_model.c $(call archives,profiler))
 $(call add_program,tests/score_layer,tests/peer/score_layer.c $(call archives,profiler))
+$(call add_program,tests/bytes_rows,tests/peer/bytes_rows.c $(call archives,solver))
 $(call add_program,tests/task_score,tests/peer/task_score.c $(call archives,evaluator))
 
 help:

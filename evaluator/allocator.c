@@ -22,6 +22,8 @@ typedef struct allocator_row {
         SPEC(allocator, alpha, 0.2, 0, 1, "share that every head keeps of its even budget") \
     }
 
+#define BITS(which) SPEC(allocator, which, 4, 2, 16, "bits of a number: 16, 8, 4 or 2")
+
 #define TAU(which) SPEC(allocator, which, 1, 0.05, 100, "the exponent is one by it")
 
 static const allocator_row ROWS[] = {
@@ -32,6 +34,7 @@ static const allocator_row ROWS[] = {
     {{.name = "ada-global", .parameters = ALPHA}, ALLOCATOR_ADA_GLOBAL},
     {{.name = "lava"}, ALLOCATOR_LAVA},
     {{.name = "cake", .parameters = {TAU(tau1), TAU(tau2)}}, ALLOCATOR_CAKE},
+    {{.name = "packed", .parameters = {BITS(keys), BITS(values)}}, ALLOCATOR_PACKED},
     {{.name = "oracle"}, ALLOCATOR_ORACLE},
 };
 
@@ -49,10 +52,20 @@ static void write_identity(allocator *a, const char *name)
     spec_number(beta, sizeof beta, a->beta);
     spec_number(alpha, sizeof alpha, a->alpha);
     snprintf(a->identity, sizeof a->identity, "%s beta=%s alpha=%s window=%u ", name, beta, alpha, a->window);
+    if (a->kind == ALLOCATOR_PACKED)
+        snprintf(a->identity, sizeof a->identity, "%s keys=%u values=%u", name, a->keys, a->values);
     if (a->kind != ALLOCATOR_CAKE) return;
     spec_number(beta, sizeof beta, a->tau1);
     spec_number(alpha, sizeof alpha, a->tau2);
     snprintf(a->identity, sizeof a->identity, "%s tau1=%s tau2=%s", name, beta, alpha);
+}
+
+// The packing of so many bits; KVB_PACKINGS for none.
+static kvb_packing packing_of(uint32_t bits)
+{
+    kvb_packing p = KVB_PACK_BF16;
+    while (p < KVB_PACKINGS && 16u >> p != bits) p++;
+    return p;
 }
 
 kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err)
@@ -62,6 +75,9 @@ kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err)
     kvb_status status = spec_read(&ALLOCATORS, text, 0, strlen(text), &row, out, err);
     if (status != KVB_OK) return status;
     out->kind = ROWS[row].kind;
+    if (out->kind == ALLOCATOR_PACKED &&
+        (packing_of(out->keys) == KVB_PACKINGS || packing_of(out->values) == KVB_PACKINGS))
+        return kvb_fail(err, KVB_ARGUMENT, "allocator '%.200s': expected keys and values of 16, 8, 4 or 2 bits", text);
     write_identity(out, ROWS[row].spec.name);
     return spec_write_all(out->label, sizeof out->label, &ALLOCATORS, &ROWS[row].spec, out, err);
 }
@@ -144,6 +160,23 @@ bool allocator_needs_attention(const allocator *a)
     return a->kind == ALLOCATOR_LAVA || a->kind == ALLOCATOR_CAKE;
 }
 
+bool allocator_has_formats(const allocator *a)
+{
+    return a->kind == ALLOCATOR_PACKED || (a->kind == ALLOCATOR_TABLE && kvb_table_has_formats(a->table));
+}
+
+kvb_status allocator_formats(const allocator *a, const allocator_shape *shape, double ratio, uint8_t **formats,
+                             kvb_error *err)
+{
+    size_t n = (size_t)shape->n_layers * shape->n_kv_heads * 2;
+    *formats = allocator_has_formats(a) ? need(n, 1, "formats") : NULL;
+    if (*formats && a->kind == ALLOCATOR_TABLE) return kvb_formats(a->table, ratio, *formats, n, err);
+    for (size_t i = 0; *formats && i < n; i++)
+        if (!layer_set_has(shape->bounded, (uint32_t)(i / 2 / shape->n_kv_heads)))
+            (*formats)[i] = (uint8_t)packing_of(i % 2 ? a->values : a->keys);
+    return KVB_OK;
+}
+
 // The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the
 // optimum.
 static void allocate_oracle(const allocate_shape *s, double ratio, const float *importance, uint32_t sink,
@@ -162,6 +195,19 @@ static void allocate_attended(const allocator *a, const allocate_shape *s, doubl
         weight[l] = lava ? seen->entropy[l] : pow(seen->dispersion[l], 1 / a->tau1) * pow(seen->shift[l], 1 / a->tau2);
     allocate_layers(s, ratio, weight, lava ? seen->score : NULL, sink, window, keep);
     free(weight);
+}
+
+// The most tokens whose bytes are no more than what a bfloat16 cache would keep.
+static void allocate_packed(const allocator *a, const allocate_shape *s, double ratio, uint32_t head_dim,
+                            uint32_t *keep)
+{
+    kvb_packing k = packing_of(a->keys), v = packing_of(a->values);
+    double most = (1 - ratio) * s->n_tokens * 4 * head_dim;
+    uint32_t n = s->n_tokens;
+    while (n > 1 && (double)kvb_packed_bytes(k, KVB_KEYS, n, head_dim) +
+                            (double)kvb_packed_bytes(v, KVB_VALUES, n, head_dim) > most)
+        n--;
+    for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++) keep[h] = n;
 }
 
 // All layers count.
@@ -197,6 +243,9 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
     case ALLOCATOR_CAKE:
         allocate_attended(a, &s, ratio, attention, sink, window, keep);
         break;
+    case ALLOCATOR_PACKED:
+        allocate_packed(a, &s, ratio, shape->head_dim, keep);
+        return KVB_OK;
     case ALLOCATOR_TABLE:
         return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, keep, heads, err);
     }
@@ -232,7 +281,7 @@ kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, d
                              const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
                              uint32_t *keep, kvb_error *err)
 {
-    allocator_shape part = {.n_kv_heads = shape->n_kv_heads};
+    allocator_shape part = {.n_kv_heads = shape->n_kv_heads, .head_dim = shape->head_dim};
     for (uint32_t l = 0; shape->bounded && l < shape->n_layers; l++) part.n_layers += !layer_set_has(shape->bounded, l);
     if (!shape->bounded || part.n_layers == shape->n_layers || a->kind == ALLOCATOR_TABLE) // tables know the layers
         return allocate_all(a, shape, ratio, n_tokens, scores, attention, sink, window, keep, err);

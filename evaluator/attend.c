@@ -20,7 +20,20 @@ void attend_release(attend_scratch *s)
     free(s->scores);
     free(s->queries);
     free(s->outputs);
+    free(s->rows);
     *s = (attend_scratch){0};
+}
+
+kv_span attend_before(attend_scratch *s, const kv_cache *cache, uint32_t layer, uint32_t kv_head)
+{
+    kv_span span = kv_cache_base_span(cache, layer, kv_head);
+    if (!cache->base || !cache->base->packed) return span;
+    size_t floats = (size_t)2 * span.count * cache->head_dim;
+    if (floats > s->unpacked) {
+        s->rows = need_more(s->rows, floats, sizeof *s->rows, "numbers of keys and values");
+        s->unpacked = floats;
+    }
+    return kv_cache_unpack(cache->base, layer, kv_head, s->rows);
 }
 
 SIMD_CLONES static float dot(const float *a, const float *b, size_t n)

@@ -10,11 +10,17 @@ typedef struct attend_scratch {
     float *queries; // [ATTEND_LINES, d]
     float *outputs; // [ATTEND_LINES, d]
     size_t entries; // that fit
+    float *rows;    // [unpacked] of a head of a packed cache
+    size_t unpacked;
 } attend_scratch;
 
 // Makes room for heads of `entries` entries. The old contents are lost.
 void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim);
 void attend_release(attend_scratch *s);
+
+// The entries of a head of the cache's base, unpacked into the scratch where they are packed; the next call overwrites
+// them.
+kv_span attend_before(attend_scratch *s, const kv_cache *cache, uint32_t layer, uint32_t kv_head);
 
 // What a layer does beyond plain attention (attention_shape in profiler/backend/backend.h), for one KV head.
 typedef struct attend_rule {

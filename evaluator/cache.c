@@ -1,5 +1,6 @@
 #include "evaluator/cache.h"
 #include "formats/need.h"
+#include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +14,13 @@ static void free_arrays(kv_cache *c)
     free(c->k);
     free(c->v);
     free(c->positions);
+    free(c->formats);
+    free(c->packed);
+    free(c->packed_at);
     c->k = c->v = NULL;
     c->positions = NULL;
+    c->formats = c->packed = NULL;
+    c->packed_at = NULL;
     c->capacity = 0;
 }
 
@@ -61,6 +67,7 @@ void kv_cache_close(kv_cache *c)
 kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head)
 {
     size_t h = (size_t)layer * c->n_kv_heads + kv_head, at = c->offsets[h];
+    if (c->packed) return (kv_span){NULL, NULL, c->positions + at, c->counts[h]};
     return (kv_span){c->k + at * c->head_dim, c->v + at * c->head_dim, c->positions + at, c->counts[h]};
 }
 
@@ -145,6 +152,45 @@ void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tok
     c->next_position = n_tokens;
 }
 
+kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err)
+{
+    size_t heads = n_heads(c), *at = need(2 * heads + 1, sizeof *at, "heads");
+    for (size_t i = 0; i < 2 * heads; i++)
+        at[i + 1] = at[i] + kvb_packed_bytes(formats[i], i % 2 ? KVB_VALUES : KVB_KEYS, c->counts[i / 2], c->head_dim);
+    unsigned char *packed = need(at[2 * heads], 1, "bytes of a packed cache");
+    kvb_status status = KVB_OK;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (size_t i = 0; i < 2 * heads; i++) {
+        kvb_error mine = {KVB_OK, ""};
+        const float *rows = (i % 2 ? c->v : c->k) + c->offsets[i / 2] * c->head_dim;
+        kvb_status one = kvb_pack(formats[i], i % 2 ? KVB_VALUES : KVB_KEYS, rows, c->counts[i / 2], c->head_dim,
+                                  packed + at[i], &mine);
+        if (one == KVB_OK) continue;
+#pragma omp critical
+        status = kvb_fail(err, one, "layer %zu, KV head %zu: %s", i / 2 / c->n_kv_heads, i / 2 % c->n_kv_heads,
+                          mine.message);
+    }
+    c->packed = packed;
+    c->packed_at = at;
+    c->formats = need_copy(formats, 2 * heads, 1, "formats");
+    free(c->k);
+    free(c->v);
+    c->k = c->v = NULL;
+    return status;
+}
+
+kv_span kv_cache_unpack(const kv_cache *c, uint32_t layer, uint32_t kv_head, float *rows)
+{
+    size_t h = (size_t)layer * c->n_kv_heads + kv_head;
+    kv_span span = kv_cache_span(c, layer, kv_head);
+    span.k = rows;
+    span.v = rows + (size_t)span.count * c->head_dim;
+    for (size_t i = 0; i < 2; i++) // cannot fail: the formats are those that it was packed in
+        (void)kvb_unpack(c->formats[2 * h + i], i ? KVB_VALUES : KVB_KEYS, c->packed + c->packed_at[2 * h + i],
+                         span.count, c->head_dim, i ? span.v : span.k, NULL);
+    return span;
+}
+
 uint32_t kv_cache_room(const kv_cache *c)
 {
     size_t least = SIZE_MAX;
@@ -186,24 +232,29 @@ uint64_t kv_cache_entries(const kv_cache *c)
 
 uint64_t kv_cache_bytes(const kv_cache *c)
 {
+    if (c->packed) return c->packed_at[2 * n_heads(c)];
     return kv_cache_entries(c) * 2 * c->head_dim * sizeof(float);
 }
 
 uint64_t kv_cache_allocated(const kv_cache *c)
 {
     size_t heads = n_heads(c), entry = 2 * c->head_dim * sizeof *c->k + sizeof *c->positions;
+    if (c->packed)
+        return c->packed_at[2 * heads] + c->capacity * sizeof *c->positions + (heads + 1) * sizeof *c->offsets +
+               heads * sizeof *c->counts + (2 * heads + 1) * sizeof *c->packed_at + 2 * heads + sizeof *c;
     return c->capacity * entry + (heads + 1) * sizeof *c->offsets + heads * sizeof *c->counts + sizeof *c;
 }
 
 kept_set kept_set_open(uint32_t n, size_t n_positions)
 {
     return (kept_set){n, need((size_t)n + 1, sizeof(size_t), "heads"),
-                      need(n_positions, sizeof(uint32_t), "kept positions")};
+                      need(n_positions, sizeof(uint32_t), "kept positions"), NULL};
 }
 
 void kept_set_free(kept_set *kept)
 {
     free(kept->offsets);
     free(kept->positions);
+    free(kept->formats);
     *kept = (kept_set){0};
 }

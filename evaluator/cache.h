@@ -16,21 +16,25 @@ typedef struct kv_cache {
     uint32_t *positions;                     // [offsets[L*G]]
     size_t capacity;                         // entries that these three have memory for
     const struct kv_cache *base; // a cache whose entries come before its own; borrowed and never changed; NULL: none
+    uint8_t *formats;            // [L*G, 2] how keys and values are packed (kvb_packing); NULL: they are not
+    unsigned char *packed;       // in place of k and v: keys and values of head h from packed_at[2 h] and [2 h + 1] on
+    size_t *packed_at;           // [2 L*G + 1] bytes
 } kv_cache;
 
 // One head's entries, inside the cache.
 typedef struct kv_span {
-    float *k, *v;        // [count, d]
+    float *k, *v;        // [count, d]; NULL in a packed cache
     uint32_t *positions; // [count], ascending
     uint32_t count;
 } kv_span;
 
 // Which tokens of a context stay, per head: head h keeps positions[offsets[h]] .. positions[offsets[h + 1] - 1],
-// ascending.
+// ascending. And how they are stored.
 typedef struct kept_set {
     uint32_t n_heads;
     size_t *offsets; // [n_heads + 1]
     uint32_t *positions;
+    uint8_t *formats; // [n_heads, 2] kvb_packing of keys and values; NULL: as floats
 } kept_set;
 
 // An empty cache with room for room[h] entries of each of the L*G heads. The caller closes it, as all of these.
@@ -52,6 +56,12 @@ kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_
 // The same into an existing cache without a base, reusing its memory if that is large enough: for many cuts in turn.
 void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                      uint32_t extra);
+
+// Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, looked at
+// by kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
+kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err);
+// One head of a packed cache as floats, in `rows` [2, count, d].
+kv_span kv_cache_unpack(const kv_cache *c, uint32_t layer, uint32_t kv_head, float *rows);
 
 kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own
 kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // of its base; zero without one

@@ -105,15 +105,21 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
 }
 
-static kvb_status measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out,
-                               kvb_error *err)
+// *packed is the context's where it is packed: *cache then only has room for the continuation.
+static kvb_status measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, kv_cache **packed,
+                               fidelity_cell *out, kvb_error *err)
 {
     *out = fidelity_cell_open(f->n_next);
     *cache = session_cache(f->s, kept, 0);
-    measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
     kvb_status status = session_refit(f->s, kept, *cache, err);
-    kv_cache_compact(*cache, f->n_next); // room for the continuation
+    if (status == KVB_OK && kept->formats) status = kv_cache_pack(*cache, kept->formats, err);
+    measure_cache(f, *cache, out);
+    if (!kept->formats) kv_cache_compact(*cache, f->n_next); // room for the continuation
+    else if (status == KVB_OK) {
+        *packed = *cache;
+        *cache = kv_cache_extend(*packed, f->n_next);
+    }
     return status;
 }
 
@@ -122,14 +128,14 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     size_t rows = (size_t)n * f->n_next, vocabulary = f->s->m->config.vocabulary;
     double start = meter_now();
     memset(out, 0, n * sizeof *out);
-    kv_cache **caches = need(n, sizeof *caches, "cells");
+    kv_cache **caches = need(2 * (size_t)n, sizeof *caches, "cells"); // and those that they continue, where packed
     uint32_t *n_rows = need(n, sizeof *n_rows, "cells");
     int32_t *ids = need(rows, sizeof *ids, "token ids");
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         n_rows[i] = f->n_next;
         memcpy(ids + (size_t)i * f->n_next, f->full.next, f->n_next * sizeof *ids);
-        status = measure_cell(f, &kept[i], &caches[i], &out[i], err);
+        status = measure_cell(f, &kept[i], &caches[i], &caches[n + i], &out[i], err);
     }
     if (status == KVB_OK)
         status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
@@ -139,6 +145,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     }
     for (uint32_t i = 0; i < n; i++) {
         kv_cache_close(caches[i]);
+        kv_cache_close(caches[n + i]);
         if (status != KVB_OK) fidelity_cell_free(&out[i]);
     }
     free(caches);

@@ -26,7 +26,8 @@ bool method_needs_attention(const method_list *list)
 
 static allocator_shape shape_of(const model *m)
 {
-    return (allocator_shape){m->config.n_layers, m->config.n_kv_heads, &m->config.bounded};
+    return (allocator_shape){m->config.n_layers, m->config.n_kv_heads, &m->config.bounded,
+                             m->config.head_dim};
 }
 
 static size_t heads_of(const allocator_shape *s)
@@ -50,6 +51,7 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
                                           m->window, keep, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, keep, &scores, err);
     if (status == KVB_OK) status = session_select(s, scores, keep, m->sink, m->window, out, err);
+    if (status == KVB_OK) status = allocator_formats(column->how, &shape, ratio, &out->formats, err);
     free(keep);
     return status;
 }
@@ -60,6 +62,9 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
     const policy *p = &list->methods[column->method].p;
     const allocator_shape shape = shape_of(m);
     *out = NULL;
+    if (allocator_has_formats(column->how))
+        return kvb_fail(err, KVB_UNSUPPORTED, "allocator %s packs the cache, which a policy changes at every step",
+                        column->how->label);
     if (allocator_needs_scores(column->how))
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores, which do not exist when a policy begins",
                         column->how->label);

@@ -373,6 +373,7 @@ static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
     if (status != KVB_OK) return status;
     c->context = session_cache(b->session, column ? &kept : NULL, 0);
     status = session_refit(b->session, column ? &kept : NULL, c->context, err);
+    if (status == KVB_OK && kept.formats) status = kv_cache_pack(c->context, kept.formats, err);
     kept_set_free(&kept);
     b->bytes += kv_cache_allocated(c->context);
     c->cell->samples[b->index].kept = kept_share(b, c->context);

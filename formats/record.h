@@ -55,11 +55,15 @@ typedef struct record_question {
 // output, and the squared movement of the layer's attention that caused it (kinds: profiler/model/loss_pass.h).
 enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
 #define RECORD_GAIN_ORDER "keydiff" // the metric by which the layers were cut; the same in all records
+// And errors of storing all keys, or all values, of a head as int8, int4 or int2, in this order: keys, then values.
+enum { RECORD_PACKINGS = 6 };
+#define RECORD_PACKING_KIND "groups-of-32" // kvb_pack()'s
 typedef struct record_losses {
     const char *const *metrics; // [n] of the curves
     const float *const *curves; // [n] of [L, G, RECORD_CURVE_LEVELS], finite and >= 0
     size_t n;
-    const float *gains; // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
+    const float *gains;    // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
+    const float *packings; // [L, G, RECORD_PACKINGS], finite and >= 0; NULL: none
 } record_losses;
 
 // Returns how many of n_tokens tokens a level keeps, at least the `protect` that every level keeps.
@@ -165,10 +169,14 @@ kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_
 // Losses of a question, which older records do not have. If `metric` is NULL, of any metric.
 bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric);
 bool record_has_gains(record *r, size_t i, size_t question_index);
+bool record_has_packings(record *r, size_t i, size_t question_index);
 kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric,
                               float *out /* [L,G,RECORD_CURVE_LEVELS] */, kvb_error *err);
 kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out /* [L,RECORD_GAIN_KINDS,2] */,
                              kvb_error *err);
+
+kvb_status record_read_packings(record *r, size_t i, size_t question_index, float *out /* [L,G,RECORD_PACKINGS] */,
+                                kvb_error *err);
 
 // ---- Shards: records of one run that was divided among processes which cannot see each other's files ----
 

@@ -63,6 +63,7 @@ typedef enum piece_kind {
     PIECE_ORACLE,
     PIECE_CURVES,
     PIECE_GAINS,
+    PIECE_PACKINGS,
     RECORD_PIECES
 } piece_kind;
 

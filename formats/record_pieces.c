@@ -17,6 +17,7 @@ const record_piece record_pieces[RECORD_PIECES] = {
     [PIECE_ORACLE] = {.name = "oracle", .form = PIECE_ARRAY, .positive = true},
     [PIECE_CURVES] = {"curves", PIECE_BY_METRIC, true, true, 0, RECORD_CURVE_LEVELS},
     [PIECE_GAINS] = {"gains", PIECE_BY_METRIC, true, true, RECORD_GAIN_KINDS, 2},
+    [PIECE_PACKINGS] = {"packings", PIECE_BY_METRIC, true, true, 0, RECORD_PACKINGS},
 };
 
 // Shares of T that the levels of curves keep, ascending: dense where budgets are small, since curves bend there.
@@ -372,7 +373,7 @@ kvb_status record_output_question(record_output *out, const char *id, uint32_t n
     if (status == KVB_OK) status = copy_ids(&ignored, out, to, own, "answer_ids", err);
     if (status == KVB_OK && n_queries > 0)
         status = copy_array(out, to, own->file, own->group, "oracle", PIECE_ORACLE, err);
-    for (piece_kind kind = PIECE_CURVES; kind <= PIECE_GAINS && status == KVB_OK; kind++)
+    for (piece_kind kind = PIECE_CURVES; kind <= PIECE_PACKINGS && status == KVB_OK; kind++)
         status = copy_metrics(out, to, sources, n, kind, err);
     close_sources(sources, n);
     return h5_end(&out->h5, to, status, err);
@@ -468,7 +469,7 @@ kvb_status record_compare(const record *a, const record *b, const char *id, uint
         if (status == KVB_OK && number) status = h5_get_u32(&n_queries[i], &c.r[i]->file, c.group[i], "n_queries", err);
     }
     if (status == KVB_OK && n_queries[0] != n_queries[1]) status = differ(&c, "numbers of queries", NULL, err);
-    piece_kind first = number ? PIECE_SUFFIX : PIECE_TOKENS, last = number ? PIECE_GAINS : PIECE_SCORES;
+    piece_kind first = number ? PIECE_SUFFIX : PIECE_TOKENS, last = number ? PIECE_PACKINGS : PIECE_SCORES;
     for (piece_kind kind = first; kind <= last && status == KVB_OK; kind++) status = compare_piece(&c, kind, err);
     h5_release(c.group[0]);
     h5_release(c.group[1]);

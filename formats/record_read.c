@@ -23,7 +23,7 @@ static kvb_status scan_question(record *r, context_entry *c, hid_t questions, co
     status = h5_get_u32(&q->n_queries, &r->file, group, "n_queries", err);
     if (status == KVB_OK && q->n_queries == 0 && h5_has_link(group, "oracle"))
         status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "exists although n_queries is 0");
-    for (piece_kind kind = PIECE_SUFFIX; kind <= PIECE_GAINS && status == KVB_OK; kind++) {
+    for (piece_kind kind = PIECE_SUFFIX; kind <= PIECE_PACKINGS && status == KVB_OK; kind++) {
         uint32_t *count = kind == PIECE_SUFFIX ? &q->n_suffix : kind == PIECE_ANSWER ? &q->n_answer : NULL;
         if (kind != PIECE_ORACLE || q->n_queries > 0)
             status = piece_scan(r, group, kind, c->info.n_tokens, count, NULL, err);
@@ -264,6 +264,11 @@ bool record_has_gains(record *r, size_t i, size_t question_index)
     return question_has(r, i, question_index, PIECE_GAINS, RECORD_GAIN_ORDER);
 }
 
+bool record_has_packings(record *r, size_t i, size_t question_index)
+{
+    return question_has(r, i, question_index, PIECE_PACKINGS, RECORD_PACKING_KIND);
+}
+
 // ---- Arrays ----
 
 static kvb_status no_metric(const record *r, const char *id, const uint32_t *number, piece_kind kind,
@@ -355,4 +360,9 @@ kvb_status record_read_curves(record *r, size_t i, size_t question_index, const 
 kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out, kvb_error *err)
 {
     return read_of_question(r, i, question_index, PIECE_GAINS, RECORD_GAIN_ORDER, out, err);
+}
+
+kvb_status record_read_packings(record *r, size_t i, size_t question_index, float *out, kvb_error *err)
+{
+    return read_of_question(r, i, question_index, PIECE_PACKINGS, RECORD_PACKING_KIND, out, err);
 }

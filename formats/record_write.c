@@ -697,12 +697,14 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
 static kvb_status write_losses(const record_writer *w, const part_file *p, uint32_t question, const record_losses *l,
                                kvb_error *err)
 {
-    const char *order = RECORD_GAIN_ORDER;
+    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
     hid_t questions, group;
     kvb_status status = make_question(&questions, &group, p, question, err);
     if (status == KVB_OK) status = write_metrics(w, &p->h5, group, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
     if (status == KVB_OK && l->gains)
         status = write_metrics(w, &p->h5, group, PIECE_GAINS, 0, &order, &l->gains, 1, err);
+    if (status == KVB_OK && l->packings)
+        status = write_metrics(w, &p->h5, group, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
     status = h5_end(&p->h5, group, status, err);
     return h5_end(&p->h5, questions, status, err);
 }
@@ -710,16 +712,18 @@ static kvb_status write_losses(const record_writer *w, const part_file *p, uint3
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err)
 {
-    const char *order = RECORD_GAIN_ORDER;
+    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
     kvb_status status = check_id(w, id, err);
     if (status == KVB_OK) status = check_metrics(w, id, question, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
     if (status == KVB_OK && l->gains)
         status = check_metrics(w, id, question, PIECE_GAINS, 0, &order, &l->gains, 1, err);
+    if (status == KVB_OK && l->packings)
+        status = check_metrics(w, id, question, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     part_file p;
     status = part_begin(&p, part_losses_path(w->folder, id, question), id,
-                        (l->n + 1) * piece_bytes(&w->shape, PIECE_CURVES, 0), err);
+                        (l->n + 2) * piece_bytes(&w->shape, PIECE_CURVES, 0), err);
     if (status == KVB_OK) status = write_losses(w, &p, question, l, err);
     status = part_end(&p, status, err);
     h5_loud(before);

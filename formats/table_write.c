@@ -152,7 +152,7 @@ kvb_status rank_write(const char *path, const rank_content *r, const cJSON *meta
 
 // ---- Tables ----
 
-enum { N_TENSORS = 10, N_TABLE = 9 }; // with that of a ranking
+enum { N_TENSORS = 11, N_TABLE = 9 }; // with that of a ranking, and formats
 
 // The order in the file. F64 first, so that every tensor is aligned to its element size.
 static kvb_status list_tensors(tensor_entry out[N_TENSORS], size_t *n, const table_content *t, kvb_error *err)
@@ -185,6 +185,8 @@ static kvb_status list_tensors(tensor_entry out[N_TENSORS], size_t *n, const tab
     if (!t->saturated) return kvb_fail(err, KVB_ARGUMENT, "table: saturated: is NULL");
     if (t->ranking) out[(*n)++] = rank_tensor(t->ranking);
     out[(*n)++] = (tensor_entry){"saturated", NULL, t->saturated, 1, {t->n_rows}};
+    if (t->formats)
+        out[(*n)++] = (tensor_entry){"formats", NULL, t->formats, 4, {t->n_rows, t->n_layers, t->n_kv_heads, 2}};
     return KVB_OK;
 }
 
@@ -229,6 +231,7 @@ table_content table_content_of(const kvb_table *table, const cJSON *metadata, ra
                            .table_loss = table->table_loss,
                            .effective_ratio = table->effective,
                            .saturated = table->saturated,
+                           .formats = table->formats,
                            .ranking = table->ranking ? ranking : NULL,
                            .metadata = metadata};
 }

@@ -21,7 +21,7 @@ typedef struct profile_losses {
                          // context, and for metrics that the finished record has; NULL: not needed
     loss_ranking *rankings; // [n_metrics] of the metrics recorded in this run,
     const char **names;     // and their names
-    float *errors, *gains;
+    float *errors, *gains, *packings;
     uint32_t *rows; // [batch * tail] rows whose queries are kept
     uint32_t n_rows;
 } profile_losses;

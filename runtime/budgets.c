@@ -52,6 +52,12 @@ static kvb_mix look_up(const kvb_table *t, double ratio, kvb_lookup kind)
     return at;
 }
 
+// Rows with formats of their own cannot be mixed.
+static kvb_lookup lookup_of(const kvb_table *t, const kvb_budget_options *opt)
+{
+    return opt && !t->formats ? opt->lookup : KVB_LOOKUP_NEAREST;
+}
+
 // ---- tables with constraints ----
 
 // The table's own pages win; the caller's are used when the table has none, or when they divide the table's.
@@ -122,7 +128,7 @@ static kvb_status round_budgets(const kvb_table *table, double ratio, uint32_t n
         for (size_t h = 0; h < n_heads; h++) keep[h] = n_tokens;
         return KVB_OK;
     }
-    kvb_mix at = look_up(table, ratio, opt->lookup);
+    kvb_mix at = look_up(table, ratio, lookup_of(table, opt));
     uint32_t least = opt->strict ? protected_tokens(&table->info, n_tokens) : 1;
     least = least ? least : 1;
     if (table->limited) return round_limited(table, &at, n_tokens, opt->block, least, keep, err);
@@ -153,6 +159,24 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
     status = round_budgets(table, ratio, n_tokens, opt ? opt : &defaults, keep, err);
     if (!status) spread_layers(&table->info, n_tokens, keep);
     return status;
+}
+
+int kvb_table_has_formats(const kvb_table *table)
+{
+    return table && table->formats != NULL;
+}
+
+kvb_status kvb_formats(const kvb_table *table, double ratio, uint8_t *formats, size_t cap, kvb_error *err)
+{
+    if (!table || !formats) return kvb_fail(err, KVB_ARGUMENT, "kvb_formats: table and formats must not be NULL");
+    size_t n = (size_t)table->info.n_layers * table->info.n_kv_heads * 2;
+    if (!(ratio < 1) || ratio < -DBL_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "kvb_formats: ratio: expected 0 up to, not including, 1, found %g", ratio);
+    if (cap < n) return kvb_fail(err, KVB_CAPACITY, "kvb_formats: expected room for %zu formats, found %zu", n, cap);
+    memset(formats, KVB_PACK_BF16, n);
+    if (table->formats && ratio > 0)
+        memcpy(formats, table->formats + (look_up(table, ratio, KVB_LOOKUP_NEAREST).row_above - 1) * n, n);
+    return KVB_OK;
 }
 
 static unsigned table_warnings(const kvb_table *t, double ratio, uint32_t n_tokens, kvb_lookup kind, const kvb_mix *at)
@@ -198,14 +222,14 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
     }
     sum.effective_ratio = 1 - (double)sum.total / ((double)n_budgeted * n_tokens);
     if (ratio > 0) {
-        kvb_lookup kind = opt ? opt->lookup : KVB_LOOKUP_NEAREST;
+        kvb_lookup kind = lookup_of(table, opt);
         kvb_mix at = look_up(table, ratio, kind);
         sum.row_below = at.row_below;
         sum.row_above = at.row_above;
         sum.weight = at.weight;
         sum.warnings = table_warnings(table, ratio, n_tokens, kind, &at);
     }
-    if (fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01) sum.warnings |= KVB_WARN_EFFECTIVE;
+    if (!table->formats && fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01) sum.warnings |= KVB_WARN_EFFECTIVE;
     sum.warnings |= sum.heads_below_protected ? (unsigned)KVB_WARN_PROTECTED : 0u;
     *out = sum;
     return KVB_OK;

@@ -518,6 +518,46 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 KVB_API kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, float *k, float *v, float *bias,
                              kvb_refit_result *out, kvb_error *err);
 
+// ---- Formats ------------------------------------------------------------------------------------
+
+// How a KV head's keys, or its values, are stored; the numbers are those in tables of version 2. The integers are KIVI's
+// (arXiv 2402.02750): KVB_PACK_GROUP numbers share a least number and a step. In keys these are neighbouring tokens of
+// one channel, in values neighbouring channels of one token.
+typedef enum kvb_packing { KVB_PACK_BF16 = 0, KVB_PACK_INT8 = 1, KVB_PACK_INT4 = 2, KVB_PACK_INT2 = 3 } kvb_packing;
+typedef enum kvb_side { KVB_KEYS = 0, KVB_VALUES = 1 } kvb_side;
+
+#define KVB_PACKINGS 4
+#define KVB_PACK_GROUP 32
+
+// Returns "bf16", "int8", "int4" or "int2", and NULL for other numbers.
+KVB_API const char *kvb_packing_name(kvb_packing packing);
+
+// Tells how each head stores what it keeps in the row of the table that kvb_budgets() uses for this ratio. A table of
+// version 1 says bf16 everywhere, as does every table for a ratio of 0 or less and for layers without a budget.
+//   formats  [n_layers, n_kv_heads, 2], the result: the kvb_packing of the head's keys, and that of its values
+//   cap      the number of elements that `formats` has room for; fails with KVB_CAPACITY if that is too few
+// Where a table has formats, a row's ratio is the share of the bytes of a full bfloat16 cache that is saved, so the
+// counts of kvb_budgets() are more than 1 - ratio; it then takes the nearest row, whatever `lookup` says. On failure
+// `formats` is left alone.
+KVB_API kvb_status kvb_formats(const kvb_table *table, double ratio, uint8_t *formats, size_t cap, kvb_error *err);
+// Returns nonzero if the table has formats (version 2).
+KVB_API int kvb_table_has_formats(const kvb_table *table);
+
+// Returns the bytes that n_tokens rows of keys or values take, with what groups share; 0 for an unknown packing. The
+// result fits if n_tokens * head_dim * 8 does.
+KVB_API size_t kvb_packed_bytes(kvb_packing packing, kvb_side side, uint32_t n_tokens, uint32_t head_dim);
+
+// Packs rows [n_tokens, head_dim] into kvb_packed_bytes() bytes, and unpacks them. An integer's error is at most half its
+// group's step. bf16 rounds to nearest. A group takes its least number and its step as bfloat16, the least number
+// rounded down and the step up, then its codes from the lowest bits of the first byte on; all little-endian. Groups of
+// keys follow each other by tokens and then channels, those of values likewise. Nothing is allocated. kvb_pack() fails
+// with KVB_NUMERIC if a number that becomes an integer is not finite; `packed` is then undefined. Both fail with
+// KVB_ARGUMENT for an unknown packing or NULL.
+KVB_API kvb_status kvb_pack(kvb_packing packing, kvb_side side, const float *rows, uint32_t n_tokens, uint32_t head_dim,
+                            void *packed, kvb_error *err);
+KVB_API kvb_status kvb_unpack(kvb_packing packing, kvb_side side, const void *packed, uint32_t n_tokens,
+                              uint32_t head_dim, float *rows, kvb_error *err);
+
 // ---- Attention ----------------------------------------------------------------------------------
 
 // How the numbers of keys and values are stored: float, or the 16 bits of bfloat16 or IEEE half precision, in the

@@ -285,7 +285,8 @@ static kvb_status check_format(const kvb_safetensors *file, const char *text, kv
                         "ranking; make one with `kvbudget learn`",
                         file->name, format ? format : "", text ? "with" : "without");
     }
-    if (version && strcmp(version, "1") == 0) return KVB_OK;
+    bool table = strcmp(format, "kvbudget-table") == 0; // whose second version has formats of heads
+    if (version && (strcmp(version, "1") == 0 || (table && strcmp(version, "2") == 0))) return KVB_OK;
     return kvb_fail(err, KVB_VERSION,
                     "%s: metadata \"format_version\": expected \"1\", found \"%.40s\"; use a newer kvbudget",
                     file->name, version ? version : "");

@@ -199,9 +199,10 @@ static kvb_status check_format(const kvb_table *t, kvb_error *err)
     }
     version = metadata_text(t, "format_version", err);
     if (!version) return KVB_FORMAT;
-    if (strcmp(version, "1") != 0) {
+    if (strcmp(version, "1") != 0 && strcmp(version, "2") != 0) {
         return kvb_fail(err, KVB_VERSION,
-                        "%s: metadata \"format_version\": expected \"1\", found \"%.40s\"; use a newer kvbudget",
+                        "%s: metadata \"format_version\": expected \"1\" or \"2\", found \"%.40s\"; use a newer "
+                        "kvbudget",
                         t->name, version);
     }
     return KVB_OK;
@@ -346,11 +347,11 @@ static kvb_status read_files(kvb_table *t, kvb_error *err)
 
 // ---- numbers ----
 
-// Finds a tensor of the given dtype and of shape [R] or [R, L, G].
+// Finds a tensor of the given dtype and of shape [R], [R, L, G] or [R, L, G, 2].
 static kvb_status find_tensor(const kvb_table *t, const kvb_safetensors *file, const char *name, const char *dtype,
                               uint32_t n_dims, const kvb_tensor **out, kvb_error *err)
 {
-    const uint64_t shape[3] = {t->info.n_rows, t->info.n_layers, t->info.n_kv_heads};
+    const uint64_t shape[4] = {t->info.n_rows, t->info.n_layers, t->info.n_kv_heads, 2};
     const kvb_tensor *x = kvb_safetensors_find(file, name);
     if (!x) {
         return kvb_fail(err, KVB_FORMAT, "%s: tensor \"%s\" is missing; not a table of this version, solve it again",
@@ -463,6 +464,30 @@ static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_er
     return status ? status : read_saturated(t, file, err);
 }
 
+// Tables of version 2 say how each head is stored.
+static kvb_status read_formats(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
+{
+    const char *version = kvb_safetensors_metadata(t->header, "format_version");
+    const kvb_tensor *x = NULL;
+    kvb_status status;
+    if (strcmp(version, "1") == 0) return KVB_OK;
+    if (t->limited) return kvb_fail(err, KVB_FORMAT, "%s: has both formats and constraints", t->name);
+    status = find_tensor(t, file, "formats", "U8", 4, &x, err);
+    if (status) return status;
+    for (size_t i = 0; i < x->size; i++) {
+        size_t layer = i / 2 / t->info.n_kv_heads % t->info.n_layers;
+        if (x->data[i] >= (t->bounded && t->bounded[layer] ? 1 : KVB_PACKINGS)) {
+            return kvb_fail(err, KVB_FORMAT, "%s: tensor \"formats\": element %zu: expected a format below %d%s, found %u",
+                            t->name, i, KVB_PACKINGS, t->bounded ? ", and 0 in bounded layers" : "",
+                            (unsigned)x->data[i]);
+        }
+    }
+    t->formats = malloc(x->size);
+    if (!t->formats) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", t->name, x->size);
+    memcpy(t->formats, x->data, x->size);
+    return KVB_OK;
+}
+
 // A table that was made with a learned ranking carries it.
 static kvb_status read_ranking(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
 {
@@ -499,6 +524,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     // Only now are numbers of layers and heads known to be as large as what the file holds.
     if (!status) status = read_bounded(t, err);
     if (!status) status = read_constraints(t, err);
+    if (!status) status = read_formats(t, &file, err);
     if (!status) status = read_files(t, err);
     if (!status && kvb_safetensors_metadata(t->header, "ranking")) status = read_ranking(t, &file, err);
     file.header = NULL; // the table's now
@@ -548,6 +574,7 @@ void kvb_table_close(kvb_table *table)
         free(table->calibration_tokens);
         free(table->budgeted_memory);
         free(table->bounded);
+        free(table->formats);
         kvb_limits_free(&table->limits);
         kvb_ranking_close(table->ranking);
         free(table->numbers);

@@ -15,6 +15,25 @@ study_options study_options_make(void)
     return o;
 }
 
+kvb_status study_options_packings(study_options *o, const char *names, kvb_error *err)
+{
+    bool good = *names != 0;
+    o->n_packings = 0;
+    for (const char *at = names; good && *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        kvb_packing p = 0;
+        while (p < KVB_PACKINGS &&
+               (strlen(kvb_packing_name(p)) != length || strncmp(kvb_packing_name(p), at, length) != 0))
+            p++;
+        good = p < KVB_PACKINGS;
+        for (uint32_t i = 0; i < o->n_packings; i++) good = good && o->packings[i] != p;
+        if (good) o->packings[o->n_packings++] = p;
+        at += length;
+    }
+    if (good) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "expected bf16, int8, int4 and int2, each once at most, found '%s'", names);
+}
+
 // A number from 0 to 1 in the metadata; 0 if there is none, as in older tables.
 static double metadata_share(const kvb_table *table, const char *key)
 {
@@ -64,6 +83,10 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
     o->min_keep = metadata_share(table, "min_keep");
     o->sink = info->sink;
     o->window = info->window;
+    const char *packings = kvb_table_metadata(table, "packings");
+    if (packings && study_options_packings(o, packings, NULL) != KVB_OK)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown packings '%s'; another version of kvbudget may know them", path,
+                        packings);
     return take_ratios(o, table, err);
 }
 

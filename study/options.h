@@ -35,10 +35,15 @@ typedef struct study_options {
     bool own_ratios;          // the user chose the ratios, and they are refused if limits do not allow them
     const kvb_limits *limits; // NULL: only the sum of the budgets is limited
     study_loss loss;
+    uint32_t n_packings; // formats that keys, and values, may be stored in; 0: tables of tokens alone
+    kvb_packing packings[KVB_PACKINGS];
 } study_options;
 
 // Returns the defaults: mean_loss over all layers for 1 % to 99 % pruned.
 study_options study_options_make(void);
+// Sets n_packings and packings from names with commas between: "bf16,int8,int4". Fails with KVB_ARGUMENT for an unknown
+// name, or one that is there twice.
+kvb_status study_options_packings(study_options *o, const char *names, kvb_error *err);
 // Restores the options a table was solved with: aggregation, scope, order, shrink, min_keep, protection, ratios,
 // constraints. The constraints go to `limits`, which the caller frees, also after a failure. The table must outlive the
 // options. Errors name `path`: KVB_UNSUPPORTED for settings that only a newer kvbudget knows, and those of

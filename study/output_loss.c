@@ -64,6 +64,31 @@ kvb_status output_gains_read(double *gain, const selection *s, kvb_error *err)
     return status;
 }
 
+kvb_status output_packings_read(double *loss, const selection *s, const double *gain, kvb_error *err)
+{
+    record_shape shape = record_get_shape(s->r);
+    size_t layer = (size_t)shape.n_kv_heads * RECORD_PACKINGS, n = shape.n_layers * layer, found = 0;
+    float *errors = need(n, sizeof *errors, "errors of formats");
+    kvb_status status = KVB_OK;
+    memset(loss, 0, n * sizeof *loss);
+    for (size_t k = 0; k < s->n_contexts; k++) {
+        const record_context_info *c = selection_context(s, k);
+        for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++) {
+            if (!selection_has(s, &c->questions[q], q) || !record_has_packings(s->r, s->contexts[k], q)) continue;
+            status = record_read_packings(s->r, s->contexts[k], q, errors, err);
+            for (size_t i = 0; i < n && status == KVB_OK; i++) loss[i] += gain[i / layer] * (double)errors[i];
+            found++;
+        }
+    }
+    free(errors);
+    for (size_t i = 0; i < n && found; i++) loss[i] /= (double)found;
+    if (status != KVB_OK || found) return status;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: does not say of any of these questions what formats do to the output; profile with --curves, or "
+                    "add a text or a metric to it with --curves (kvbudget profile --add)",
+                    s->path);
+}
+
 // One head's gains per token, from its errors at the levels.
 static void fill_head(double *out, const cache_shape *s, const float *errors, double gain)
 {

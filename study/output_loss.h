@@ -14,6 +14,10 @@ bool output_loss_is_there(const selection *s, const char *metric);
 // over the kinds. Fails with KVB_MISMATCH if a layer has no gain.
 kvb_status output_gains_read(double *gain, const selection *s, kvb_error *err);
 
+// Computes loss [L, G, RECORD_PACKINGS]: what formats lose, in nats, as a mean over the selected questions whose errors
+// of formats are recorded. Fails with KVB_MISMATCH if none are.
+kvb_status output_packings_read(double *loss, const selection *s, const double *gain, kvb_error *err);
+
 // Fills the curves of a question by linear interpolation between the recorded levels. They are in nats, so c->total is
 // 1, and need not fall (c->rises). `buffer` [L, G, RECORD_CURVE_LEVELS].
 kvb_status output_curves_fill(loss_curves *c, const selection *s, size_t context, uint32_t question, const char *metric,

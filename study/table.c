@@ -26,7 +26,12 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
     t->prune_ratio = need(cells, sizeof *t->prune_ratio, "ratios");
     t->std = need(cells, sizeof *t->std, "ratios");
     t->pair_budgets = pair_budgets ? need(1, bytes, "bytes of budgets") : NULL;
-    return KVB_OK;
+    if (!o->n_packings) return KVB_OK;
+    if (record_get_shape(from->r).head_dim == 0)
+        return kvb_fail(err, KVB_MISMATCH, "%s: does not say how large a head is, which bytes depend on", from->path);
+    t->formats = need(cells, 2, "formats");
+    t->packing_loss = need(heads * RECORD_PACKINGS, sizeof *t->packing_loss, "losses");
+    return output_packings_read(t->packing_loss, from, t->pairs.gain, err);
 }
 
 void study_table_free(study_table *t)
@@ -36,6 +41,8 @@ void study_table_free(study_table *t)
     free(t->prune_ratio);
     free(t->std);
     free(t->pair_budgets);
+    free(t->formats);
+    free(t->packing_loss);
     *t = (study_table){.n_heads = 0};
 }
 
@@ -138,6 +145,42 @@ static kvb_status bound_table(study_table *t, const loss_curves *c, kvb_error *e
     return status;
 }
 
+// ---- Tokens and formats ---------------------------------------------------------------------------------------------
+
+// The table from the average problem, in bytes.
+static kvb_status allocate_bytes(study_table *t, const loss_curves *c, kvb_error *err)
+{
+    uint64_t budget[ROWS];
+    bytes_rows x;
+    uint32_t head_dim = record_get_shape(t->pairs.from->r).head_dim;
+    bytes_problem p = formats_problem(&t->options, t->packing_loss, c, head_dim, budget);
+    double start = study_seconds();
+    kvb_status status = bytes_solve(&x, &p, budget, ROWS, err);
+    for (int r = 0; status == KVB_OK && r < ROWS; r++) {
+        t->loss[r] = x.loss[r];
+        t->bound[r] = t->table_bound[r] = x.bound[r];
+        t->lambda[r] = x.lambda[r];
+        t->saturated[r] = x.saturated[r];
+        for (size_t i = (size_t)r * t->n_heads; i < (size_t)(r + 1) * t->n_heads; i++) {
+            t->prune_ratio[i] = 1.0 - (double)x.keep[i] / c->shape.n_tokens;
+            formats_of(&t->options, x.format[i], t->formats + 2 * i);
+        }
+    }
+    t->solve_seconds += study_seconds() - start;
+    bytes_rows_free(&x);
+    formats_problem_free(&p);
+    return status;
+}
+
+// What the formats of all heads add to the table's loss; nothing is known about their spread.
+static void judge_formats(study_table *t)
+{
+    for (size_t i = 0; t->formats && i < (size_t)ROWS * t->n_heads; i++) {
+        t->table_loss[i / t->n_heads] += formats_loss(t->packing_loss, i % t->n_heads, t->formats + 2 * i);
+        t->std[i] = 0;
+    }
+}
+
 // Brings the average of many tables back to whole pages and few levels.
 static kvb_status project(study_table *t, kvb_error *err)
 {
@@ -197,6 +240,7 @@ kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error
         for (uint32_t h = 0; h < t->n_heads; h++)
             t->effective[r] += t->prune_ratio[(size_t)r * t->n_heads + h] / t->n_heads;
     }
+    if (status == KVB_OK) judge_formats(t);
     return status;
 }
 
@@ -215,9 +259,10 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
     if (status == KVB_OK) ratio_mean_get(&spread, t->prune_ratio, t->std);
     if (status == KVB_OK && merged) {
         loss_mean_finish(&all);
-        status = bound_table(t, &all.curves, err);
+        if (!t->formats) status = bound_table(t, &all.curves, err);
         loss_curves_shrink(&all.curves, o->shrink);
-        if (status == KVB_OK) status = allocate_merged(t, &all.curves, err);
+        if (status == KVB_OK)
+            status = t->formats ? allocate_bytes(t, &all.curves, err) : allocate_merged(t, &all.curves, err);
     } else if (status == KVB_OK) {
         if (o->limits) status = project(t, err);
         for (int r = 0; r < ROWS; r++) t->table_bound[r] = o->shrink == 0 ? t->bound[r] : NAN;
@@ -290,7 +335,7 @@ static void add_origin(cJSON *m, const study_table *t)
                                               "chat",           "chat_sha256",     "special"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
-    json_put(m, "format %s format_version %u tool_version %s", "kvbudget-table", 1, KVBUDGET_VERSION);
+    json_put(m, "format %s format_version %u tool_version %s", "kvbudget-table", t->formats ? 2 : 1, KVBUDGET_VERSION);
     for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
         cJSON_AddStringToObject(m, copied[i], record_text(r, copied[i]));
     for (size_t i = 0; i < sizeof where_known / sizeof *where_known; i++) {
@@ -321,6 +366,17 @@ static void add_settings(cJSON *m, const study_table *t)
     if (t->pairs.loss == LOSS_OUTPUT) json_put(m, "loss %s gains %s", "output", "all");
 }
 
+// The formats that could be chosen.
+static void add_packings(cJSON *m, const study_options *o)
+{
+    char names[KVB_PACKINGS * 8] = "";
+    for (uint32_t i = 0; i < o->n_packings; i++) {
+        if (i) strcat(names, ",");
+        strcat(names, kvb_packing_name(o->packings[i]));
+    }
+    json_put(m, "packings %s unknown %s", names, "std");
+}
+
 // What makes a table differ from greedy's with a row for every per cent and no constraints.
 static void add_special(cJSON *m, const study_table *t)
 {
@@ -328,6 +384,7 @@ static void add_special(cJSON *m, const study_table *t)
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
     if (o->exact) cJSON_AddStringToObject(m, "solver", "exact");
     if (o->oracle_order) cJSON_AddStringToObject(m, "order", order_name(true));
+    if (t->formats) add_packings(m, o);
     if (!every_per_cent(o)) json_put(m, "n_rows %u", o->n_rows);
     if (o->limits) add_made(m, "constraints", limits_text(o->limits));
     if (ranking) cJSON_AddStringToObject(m, "ranking", kvb_ranking_about(ranking)->about);
@@ -350,6 +407,20 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
+// Those of all layers; bounded ones are stored as the model has them, which counts as bf16. NULL where there are none.
+static uint8_t *spread_formats(const study_table *t, uint32_t rows, uint32_t heads)
+{
+    size_t from = 2 * (size_t)heads, all = t->layers.n_layers * from;
+    uint8_t *out = t->formats ? need(rows * all, 1, "formats") : NULL;
+    for (uint32_t r = 0; out && r < rows; r++)
+        for (uint32_t l = 0; l < t->layers.n_layers; l++) {
+            uint32_t place = layer_map_place(&t->layers, l);
+            if (place == UINT32_MAX) continue;
+            memcpy(out + r * all + l * from, t->formats + 2 * (size_t)r * t->n_heads + place * from, from);
+        }
+    return out;
+}
+
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
     uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
@@ -357,6 +428,7 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
            *std = layer_map_spread(&t->layers, t->std, rows, heads);
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
     const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
+    uint8_t *formats = spread_formats(t, rows, heads);
     const table_content content = {.n_rows = rows,
                                    .n_layers = t->layers.n_layers,
                                    .n_kv_heads = heads,
@@ -369,9 +441,11 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
                                    .table_loss = t->table_loss,
                                    .effective_ratio = t->effective,
                                    .saturated = t->saturated,
+                                   .formats = formats,
                                    .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
     kvb_status status = table_write(path, &content, err);
+    free(formats);
     free(prune_ratio);
     free(std);
     return status;

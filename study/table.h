@@ -1,5 +1,6 @@
 // A table of budgets from the pairs of a record.
 #pragma once
+#include "study/formats.h"
 #include "study/layer_map.h"
 #include "study/pairs.h"
 #include <cjson/cJSON.h>
@@ -22,6 +23,9 @@ typedef struct study_table {
     double greedy[ROWS], optimum[ROWS];
     uint8_t unproved[ROWS];
     int32_t *pair_budgets; // [P, R, N] tokens kept by each pair's own optimum; NULL: not wanted
+    uint8_t *formats;      // [R, N, 2] kvb_packing of keys and values; NULL: tokens alone. `ratio` is then the share of
+                           // a bfloat16 cache's bytes that is saved
+    double *packing_loss;  // [N, RECORD_PACKINGS] of output_packings_read(); NULL likewise
     double solve_seconds;  // hulls, sweep and certificate of all pairs
 } study_table;
 

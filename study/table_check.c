@@ -1,6 +1,7 @@
 #include "study/table_check.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include "runtime/table.h"
 #include "solver/checker.h"
 #include "solver/constrained.h"
 #include <math.h>
@@ -75,12 +76,17 @@ kvb_status table_check_open(table_check *k, const char *table_path, const char *
         if (status == KVB_OK) k->lambda[r] = row.lambda;
     }
     if (status == KVB_OK) status = pairs_open(&k->pairs, &k->from, k->from.metrics[0], &k->options, err);
+    if (status == KVB_OK && k->options.n_packings) {
+        k->packing_loss = need((size_t)shape_heads(&k->pairs.longest) * RECORD_PACKINGS, sizeof(double), "losses");
+        status = output_packings_read(k->packing_loss, &k->from, k->pairs.gain, err);
+    }
     return status == KVB_OK ? match_pairs(k, err) : status;
 }
 
 void table_check_free(table_check *k)
 {
     pairs_close(&k->pairs);
+    free(k->packing_loss);
     selection_close(&k->from);
     kvb_limits_free(&k->limits);
     kvb_table_close(k->table);
@@ -101,6 +107,24 @@ static kvb_status add_bounds(table_check *k, const loss_curves *c, double weight
     else checker_rows(c, o->scope == SCOPE_LAYER, o->n_rows, o->ratios, near, bound);
     for (uint32_t r = 0; r < o->n_rows && status == KVB_OK; r++) k->bound[r] += weight * fmax(bound[r], 0);
     return status;
+}
+
+// Of a table with formats: D at the stored multiplier, and what its formats lose.
+static void bound_formats(table_check *k, const loss_curves *c)
+{
+    const kvb_info *info = kvb_table_info(k->table);
+    uint32_t G = info->n_kv_heads;
+    uint64_t budget[ROWS];
+    bytes_problem p = formats_problem(&k->options, k->packing_loss, c, info->head_dim, budget);
+    for (uint32_t r = 0; r < k->options.n_rows; r++) {
+        const uint8_t *row = k->table->formats + (size_t)r * info->n_layers * G * 2;
+        size_t head = 0;
+        k->bound[r] = fmax(0, bytes_bound(&p, budget[r], k->lambda[r]));
+        for (size_t h = 0; h < (size_t)info->n_layers * G; h++)
+            if (!info->bounded || !info->bounded[h / G])
+                k->table_loss[r] += k->pairs.n_pairs * formats_loss(k->packing_loss, head++, row + 2 * h);
+    }
+    formats_problem_free(&p);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -130,7 +154,8 @@ kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *
     if (status == KVB_OK && merged) {
         loss_mean_finish(&all);
         loss_curves_shrink(&all.curves, o->shrink);
-        status = add_bounds(k, &all.curves, 1, err);
+        if (o->n_packings) bound_formats(k, &all.curves);
+        else status = add_bounds(k, &all.curves, 1, err);
     }
     for (int r = 0; r < ROWS; r++) k->table_loss[r] /= k->pairs.n_pairs;
     loss_mean_free(&all);

@@ -1,6 +1,7 @@
 // Checks the bounds of a table against the record it was made from, with code that shares only the loss curves with the
 // solver: solver/checker.h.
 #pragma once
+#include "study/formats.h"
 #include "study/pairs.h"
 
 typedef struct table_check {
@@ -10,6 +11,7 @@ typedef struct table_check {
     study_options options; // what the table was solved for
     selection from;
     pair_set pairs;
+    double *packing_loss;                 // [N, RECORD_PACKINGS] of a table with formats; owned
     double lambda[ROWS];                  // stored multipliers
     double bound[ROWS], table_loss[ROWS]; // our own, means over the problems or pairs
 } table_check;

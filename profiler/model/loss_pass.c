@@ -28,7 +28,7 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
     uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
              T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B * GAIN_KINDS,
              rows = plan->max_tail;
-    uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 2 * c->head_dim);
+    uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 5 * c->head_dim);
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
     return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) +
@@ -167,7 +167,7 @@ typedef struct curve_job {
     forward *f;
     uint32_t n_questions, n_rankings;
     const loss_ranking *rankings;
-    float *errors;
+    float *errors, *packings;
 } curve_job;
 
 // The kept queries of each question; `queries` and `tails` [n_kept] are scratch, in the order of the questions.
@@ -204,6 +204,8 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
     gather_sets(sets, j, a, g, queries, tails);
     for (uint32_t r = 0; r < j->n_rankings; r++) orders[r] = order_of(j->f, &j->rankings[r], layer, g);
     output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings);
+    float *packings = need((size_t)j->n_questions * RECORD_PACKINGS, sizeof *packings, "errors");
+    if (j->packings) output_packing_errors(packings, &head, sets, j->n_questions);
     size_t heads = (size_t)budgeted_layers(j->f->m) * c->n_kv_heads,
            at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
     for (uint32_t r = 0; r < j->n_rankings; r++) {
@@ -212,6 +214,10 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
                    errors + ((size_t)r * j->n_questions + q) * OUTPUT_LEVELS, OUTPUT_LEVELS * sizeof *errors);
         free(orders[r].position);
     }
+    for (uint32_t q = 0; j->packings && q < j->n_questions; q++)
+        memcpy(j->packings + (q * heads + at) * RECORD_PACKINGS, packings + (size_t)q * RECORD_PACKINGS,
+               RECORD_PACKINGS * sizeof *packings);
+    free(packings);
     free(tails);
     free(errors);
     free(queries);
@@ -220,10 +226,10 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
 }
 
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
-                                 float *errors, kvb_error *err)
+                                 float *errors, float *packings, kvb_error *err)
 {
     const model_config *c = &f->m->config;
-    const curve_job job = {f, n_questions, n_rankings, rankings, errors};
+    const curve_job job = {f, n_questions, n_rankings, rankings, errors, packings};
     kvb_status status = make_grams(f, err);
     bool shared = f->b->host_view(f->pass.on, f->x) != NULL; // else one layer's copies at a time
     uint32_t at_once = shared ? c->n_layers : 1;

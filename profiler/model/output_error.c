@@ -209,16 +209,17 @@ static void find_differences(cut *c, const output_head *h, const attention *a)
     for (uint32_t line = 0; line < a->lines; line++) line_differences(c, h, a, line);
 }
 
-static void square(float *errors, cut *c, const output_head *h, const attention *a)
+// Mean squares behind W_O of n_levels x n differences; `moved` is scratch of their size.
+static void square(float *errors, uint32_t n_levels, const float *difference, float *moved, const output_head *h,
+                   uint32_t n)
 {
-    uint32_t width = h->group * h->head_dim, n = a->lines / h->group;
-    gemm(false, false, (size_t)OUTPUT_LEVELS * n, width, width, 1, c->difference, width, h->gram, width, 0, c->moved,
-         width);
-    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) {
+    uint32_t width = h->group * h->head_dim;
+    gemm(false, false, (size_t)n_levels * n, width, width, 1, difference, width, h->gram, width, 0, moved, width);
+    for (uint32_t i = 0; i < n_levels; i++) {
         double sum = 0;
         size_t first = (size_t)i * n * width;
         for (uint32_t q = 0; q < n; q++)
-            sum += (double)dot(c->difference + first + (size_t)q * width, c->moved + first + (size_t)q * width, width);
+            sum += (double)dot(difference + first + (size_t)q * width, moved + first + (size_t)q * width, width);
         errors[i] = sum > 0 ? (float)(sum / n) : 0;
     }
 }
@@ -238,7 +239,8 @@ void output_errors(float *errors, const output_head *head, const output_queries 
         attend(&a, head, &sets[i]);
         for (uint32_t o = 0; o < n_orders; o++) {
             find_differences(&cuts[o], head, &a);
-            square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, &cuts[o], head, &a);
+            square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, OUTPUT_LEVELS, cuts[o].difference, cuts[o].moved,
+                   head, sets[i].n);
         }
     }
     for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
@@ -259,4 +261,99 @@ void output_difference(float *difference, const output_head *head, const output_
     memcpy(difference, c.difference + level * n, n * sizeof *difference);
     cut_close(&c);
     attention_close(&a);
+}
+
+// ---- What is left when it is stored in fewer bits ----
+
+enum { PACKING_QUERIES = 4 };
+
+typedef struct packing_work {
+    attention exact, other;
+    unsigned char *packed;
+    float *k, *v;                            // [T, d] unpacked
+    float *output, *sums, *difference, *moved; // [lines, d]; the differences of keys, then of values
+} packing_work;
+
+static void packing_open(packing_work *w, const output_head *h)
+{
+    size_t floats = (size_t)h->n_tokens * h->head_dim, lines = (size_t)PACKING_QUERIES * h->group * h->head_dim;
+    attention_open(&w->exact, h, PACKING_QUERIES);
+    attention_open(&w->other, h, PACKING_QUERIES);
+    w->packed = need(floats, 2 * sizeof(float), "bytes of packed keys or values");
+    w->k = need(floats, sizeof(float), "keys");
+    w->v = need(floats, sizeof(float), "values");
+    w->output = need(lines, sizeof(float), "outputs");
+    w->sums = need(lines, sizeof(float), "sums");
+    w->difference = need(2 * lines, sizeof(float), "differences");
+    w->moved = need(2 * lines, sizeof(float), "differences");
+}
+
+static void packing_close(packing_work *w)
+{
+    attention_close(&w->exact);
+    attention_close(&w->other);
+    void *const all[] = {w->packed, w->k, w->v, w->output, w->sums, w->difference, w->moved};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+// Keys or values as they are once they were packed.
+static bool through(packing_work *w, float *to, const float *from, const output_head *h, kvb_packing p, kvb_side side)
+{
+    return kvb_pack(p, side, from, h->n_tokens, h->head_dim, w->packed, NULL) == KVB_OK &&
+           kvb_unpack(p, side, w->packed, h->n_tokens, h->head_dim, to, NULL) == KVB_OK;
+}
+
+// out [lines, d]: the heads' outputs over all tokens with these values.
+static void outputs_of(float *out, const attention *a, const output_head *h, const float *v)
+{
+    uint32_t d = h->head_dim;
+    gemm(false, false, a->lines, d, h->n_tokens, 1, a->weights, h->n_tokens, v, d, 0, out, d);
+    for (uint32_t line = 0; line < a->lines; line++) {
+        float *row = out + (size_t)line * d, all = a->mass[line];
+        const float *e = a->weights + (size_t)line * h->n_tokens;
+        for (uint32_t i = 0; i < h->n_tokens; i++) all += e[i];
+        for (uint32_t x = 0; x < d; x++) row[x] = all > 0 ? (row[x] + a->tail[(size_t)line * d + x]) / all : 0;
+    }
+}
+
+// errors[0] of packed keys and errors[1] of packed values, which are in w.
+static void judge_packing(float errors[2], packing_work *w, const output_head *h, const output_queries *s)
+{
+    output_head packed = *h;
+    packed.k = w->k;
+    size_t n = (size_t)s->n * h->group * h->head_dim;
+    attend(&w->exact, h, s);
+    attend(&w->other, &packed, s);
+    outputs_of(w->output, &w->exact, h, h->v);
+    for (int side = 0; side < 2; side++) {
+        outputs_of(w->sums, side ? &w->exact : &w->other, h, side ? w->v : h->v);
+        for (size_t i = 0; i < n; i++) w->difference[side * n + i] = w->sums[i] - w->output[i];
+    }
+    square(errors, 2, w->difference, w->moved, h, s->n);
+}
+
+void output_packing_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets)
+{
+    enum { INTEGERS = RECORD_PACKINGS / 2 };
+    packing_work w;
+    packing_open(&w, head);
+    memset(errors, 0, (size_t)n_sets * RECORD_PACKINGS * sizeof *errors);
+    for (int p = 0; p < INTEGERS; p++) {
+        bool packed = through(&w, w.k, head->k, head, KVB_PACK_INT8 + p, KVB_KEYS) &&
+                      through(&w, w.v, head->v, head, KVB_PACK_INT8 + p, KVB_VALUES);
+        for (uint32_t i = 0; i < n_sets; i++) {
+            uint32_t step = sets[i].n / PACKING_QUERIES, tails[PACKING_QUERIES];
+            float both[2] = {INFINITY, INFINITY};
+            output_queries some = sets[i];
+            if (some.n == 0) continue;
+            if (some.n > PACKING_QUERIES) some.n = PACKING_QUERIES;
+            some.stride *= step > 1 ? step : 1;
+            for (uint32_t q = 0; q < some.n; q++) tails[q] = sets[i].tail[q * (step > 1 ? step : 1)];
+            some.tail = tails;
+            if (packed) judge_packing(both, &w, head, &some);
+            errors[i * RECORD_PACKINGS + p] = both[0];
+            errors[i * RECORD_PACKINGS + INTEGERS + p] = both[1];
+        }
+    }
+    packing_close(&w);
 }

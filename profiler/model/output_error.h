@@ -49,6 +49,10 @@ void output_order_make(output_order *out, const float *scores, uint32_t n_tokens
 // numbers do not depend on the other sets.
 void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                    const output_order *orders, uint32_t n_orders);
+// The same for all tokens kept, but keys, or values, stored in fewer bits as kvb_pack() does: errors [n_sets,
+// RECORD_PACKINGS], of the keys in int8, int4 and int2, and of the values. Measured on up to four queries of each set,
+// evenly chosen. Errors of keys and of values add up where both are small. INFINITY where a number cannot be packed.
+void output_packing_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets);
 // The differences themselves, o(kept) - o(all) [n, group d], at one level.
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
                        uint32_t level);

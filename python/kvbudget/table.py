@@ -131,6 +131,8 @@ class Table:
         lib.call("kvb_table_open_memory", c.byref(handle), data, len(data), os.fsencode(path), None)
         self._handle = handle
         self._close = weakref.finalize(self, lib.library().kvb_table_close, handle)
+        if lib.library().kvb_table_has_formats(handle):
+            raise lib.KVBudgetError(f"{path}: says how heads are stored, which this package does not do", "UNSUPPORTED")
         self.info = _info(path, lib.library().kvb_table_info(handle).contents)
         info = self.info
         shape = (info.n_rows, info.n_layers, info.n_kv_heads)

@@ -28,6 +28,9 @@ static void read_context(record *r, size_t i)
         record_read_tokens(r, i, tokens, &err);
         for (uint32_t m = 0; m < c->n_metrics; m++) record_read_scores(r, i, c->metrics[m], array, &err);
         for (uint32_t q = 0; q < c->n_questions; q++) record_read_oracle(r, i, q, array, &err);
+        float *packings = malloc((size_t)s.n_layers * s.n_kv_heads * RECORD_PACKINGS * sizeof *packings);
+        for (uint32_t q = 0; packings && q < c->n_questions; q++) record_read_packings(r, i, q, packings, &err);
+        free(packings);
     }
     for (uint32_t q = 0; q < c->n_questions; q++) {
         int32_t *suffix = malloc((size_t)c->questions[q].n_suffix * sizeof *suffix + 1);

@@ -25,6 +25,16 @@ static void try_budgets(const kvb_table *table, const kvb_limits *limits, double
     }
 }
 
+// Formats that are known, and bf16 where nothing is packed.
+static void try_formats(const kvb_table *table, double ratio, size_t n)
+{
+    uint8_t *formats = malloc(2 * n);
+    if (formats && kvb_formats(table, ratio, formats, 2 * n, NULL) != KVB_OK) abort();
+    for (size_t i = 0; formats && i < 2 * n; i++)
+        if (formats[i] >= (kvb_table_has_formats(table) && ratio > 0 ? KVB_PACKINGS : 1)) abort();
+    free(formats);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const double ratios[] = {0, 0.004, 0.5, 0.805, 0.999};
@@ -46,6 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits = &own;
     }
     for (size_t i = 0; keep && i < sizeof ratios / sizeof ratios[0]; ++i) {
+        try_formats(table, ratios[i], n);
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; ++j) {
             try_budgets(table, limits, ratios[i], lengths[j], NULL, keep, n);
             for (unsigned k = 0; k < 24; ++k) {

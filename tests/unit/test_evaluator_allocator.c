@@ -218,13 +218,50 @@ UNIT_TEST(layers_by_attention)
     }
 }
 
+// As many tokens as fit into the bytes, none of them in a layer that is not budgeted.
+UNIT_TEST(packed_heads)
+{
+    layer_set middle = {{0}};
+    layer_set_add(&middle, 1);
+    const allocator_shape shape = {L, G, &middle, 64};
+    allocator a;
+    help_ok(allocator_parse(&a, "packed:values=2", err));
+    ck_assert_str_eq(a.label, "packed:values=2");
+    ck_assert(allocator_has_formats(&a));
+    for (double ratio = 0; ratio < 1; ratio += 0.11) {
+        double most = (1 - ratio) * T * 256, used[2];
+        uint8_t *formats;
+        help_ok(allocator_budgets(&a, &shape, ratio, T, NULL, NULL, 4, 8, keep, err));
+        help_ok(allocator_formats(&a, &shape, ratio, &formats, err));
+        for (uint32_t h = 0; h < HEADS; h++) {
+            bool free_layer = h / G == 1;
+            kvb_packing k = formats[2 * h], v = formats[2 * h + 1];
+            ck_assert(k == (free_layer ? KVB_PACK_BF16 : KVB_PACK_INT4));
+            ck_assert(v == (free_layer ? KVB_PACK_BF16 : KVB_PACK_INT2));
+            if (free_layer) ck_assert_uint_eq(keep[h], T);
+            for (uint32_t more = 0; more < 2; more++)
+                used[more] = (double)(kvb_packed_bytes(k, KVB_KEYS, keep[h] + more, 64) +
+                                      kvb_packed_bytes(v, KVB_VALUES, keep[h] + more, 64));
+            ck_assert(free_layer || keep[h] == 1 || used[0] <= most);
+            ck_assert(free_layer || keep[h] == T || used[1] > most);
+        }
+        free(formats);
+    }
+    allocator_free(&a);
+    help_fails(allocator_parse(&a, "packed:keys=5", err), KVB_ARGUMENT, "16, 8, 4 or 2 bits");
+    allocator_free(&a);
+    help_ok(allocator_parse(&a, "uniform", err));
+    ck_assert(!allocator_has_formats(&a));
+    allocator_free(&a);
+}
+
 // A bounded layer keeps all, and the others' budgets are those of a model without it.
 UNIT_TEST(bounded_layers)
 {
     static const char *const names[] = {"uniform", "pyramid", "ada", "oracle"};
     layer_set middle = {{0}};
     layer_set_add(&middle, 1);
-    const allocator_shape with = {L, G, &middle}, without = {L - 1, G, NULL};
+    const allocator_shape with = {L, G, &middle, 0}, without = {L - 1, G, NULL, 0};
     const float *scores = some_scores();
     float *two = malloc((L - 1) * G * T * sizeof *two);
     memcpy(two, scores, G * T * sizeof *two);

@@ -1,6 +1,7 @@
 // The ragged cache by itself, and decoding over it on the tiny model: against the profiler's forward pass, against
 // itself cut into other steps and batches, and with evicted entries against a full cache of which only the kept ones
 // are looked at.
+#include "evaluator/attend.h"
 #include "evaluator/session.h"
 #include "test_profiler_cases.h"
 
@@ -74,13 +75,55 @@ static void expect_same(const kv_cache *a, const kv_cache *b)
     }
 }
 
+// A packed cache holds what kvb_pack makes of each head, in so many bytes, and what continues it sees that.
+UNIT_TEST(a_packed_cache_holds_bytes)
+{
+    const uint32_t rooms[L * G] = {41, 9, 1, 34};
+    const uint8_t formats[L * G * 2] = {KVB_PACK_INT4, KVB_PACK_INT2, KVB_PACK_BF16, KVB_PACK_INT8,
+                                        KVB_PACK_INT4, KVB_PACK_INT4, KVB_PACK_INT8, KVB_PACK_BF16};
+    kv_cache *plain = filled_cache(rooms), *c = filled_cache(rooms);
+    attend_scratch scratch = {0};
+    uint64_t bytes = 0;
+    help_ok(kv_cache_pack(c, formats, err));
+    kv_cache *more = kv_cache_extend(c, 3), *first = kv_cache_extend(plain, 3);
+    for (uint32_t h = 0; h < L * G; h++) {
+        kv_span want = kv_cache_span(plain, h / G, h % G), got = attend_before(&scratch, more, h / G, h % G);
+        float rows[40 * D], alone[2 * 40 * D];
+        unsigned char packed[4096];
+        kv_span again = kv_cache_unpack(c, h / G, h % G, alone);
+        ck_assert_uint_eq(got.count, want.count);
+        ck_assert_mem_eq(got.positions, want.positions, want.count * sizeof *want.positions);
+        for (int side = 0; side < 2; side++) {
+            kvb_packing p = formats[2 * h + (uint32_t)side];
+            bytes += kvb_packed_bytes(p, (kvb_side)side, want.count, D);
+            help_ok(kvb_pack(p, (kvb_side)side, side ? want.v : want.k, want.count, D, packed, err));
+            help_ok(kvb_unpack(p, (kvb_side)side, packed, want.count, D, rows, err));
+            ck_assert_mem_eq(side ? got.v : got.k, rows, want.count * D * sizeof *rows);
+            ck_assert_mem_eq(side ? again.v : again.k, rows, want.count * D * sizeof *rows);
+        }
+        kv_span before = attend_before(&scratch, first, h / G, h % G); // not packed: where it stands
+        ck_assert(before.k == want.k && before.v == want.v);
+    }
+    ck_assert_uint_eq(kv_cache_bytes(c), bytes);
+    ck_assert_uint_gt(kv_cache_allocated(c), bytes);
+    ck_assert_uint_lt(kv_cache_allocated(c), kv_cache_allocated(plain));
+    attend_release(&scratch);
+    kv_cache_close(more);
+    kv_cache_close(first);
+    kv_cache_close(c);
+    kv_cache_span(plain, 0, 1).v[3] = NAN;
+    help_fails(kv_cache_pack(plain, formats, err), KVB_NUMERIC, "layer 0, KV head 1: kvb_pack: values: token 0");
+    kv_cache_close(plain);
+}
+
 UNIT_TEST(a_refilled_cache_is_a_new_one)
 {
     enum { TOKENS = 6, EXTRA = 2 };
     float k[L * G * TOKENS * D], v[L * G * TOKENS * D];
     size_t many[L * G + 1] = {0, 3, 4, 9, 12}, few[L * G + 1] = {0, 1, 2, 2, 5};
     uint32_t positions[] = {0, 2, 5, 1, 0, 1, 2, 3, 5, 2, 3, 4};
-    const kept_set kept[] = {{L * G, few, positions}, {L * G, many, positions}, {L * G, few, positions}};
+    const kept_set kept[] = {
+        {L * G, few, positions, NULL}, {L * G, many, positions, NULL}, {L * G, few, positions, NULL}};
     kv_cache *again = NULL, *fresh;
     for (size_t i = 0; i < sizeof k / sizeof *k; i++) k[i] = (float)i, v[i] = -(float)i;
     for (int i = 0; i < 4; i++) { // little, more, little in the memory of more, everything

@@ -7,7 +7,8 @@ enum {
     T = 9,
     COUNT = SMALL_L * SMALL_G * T,
     CURVE = SMALL_L * SMALL_G * RECORD_CURVE_LEVELS,
-    GAIN = SMALL_L * RECORD_GAIN_KINDS * 2
+    GAIN = SMALL_L * RECORD_GAIN_KINDS * 2,
+    PACKING = SMALL_L * SMALL_G * RECORD_PACKINGS
 };
 
 // A record of some contexts, metrics and questions; bit i stands for the i-th name below.
@@ -16,7 +17,7 @@ typedef struct piece {
     const char *files, *settings; // NULL: that of the contexts' own files; {}
     int seed;
     float spoil;     // added to the first score
-    unsigned losses; // metrics that have curves; with keydiff's, each first question has gains
+    unsigned losses; // metrics that have curves; with keydiff's, each first question has gains, and all have packings
     float shift;     // added to the curves
 } piece;
 
@@ -77,10 +78,10 @@ static float curve_of(size_t metric, uint32_t q, size_t i)
 
 static void put_losses(record_writer *w, size_t c, uint32_t q, const piece *p)
 {
-    static float curves[3][CURVE], gain[GAIN];
+    static float curves[3][CURVE], gain[GAIN], packing[PACKING];
     const char *put[3];
     const float *arrays[3];
-    record_losses l = {put, arrays, 0, q == 0 && p->losses & 2 ? gain : NULL};
+    record_losses l = {put, arrays, 0, q == 0 && p->losses & 2 ? gain : NULL, p->losses & 2 ? packing : NULL};
     for (size_t m = 0; m < 3; m++) {
         if (!(p->losses & 1u << m)) continue;
         for (size_t i = 0; i < CURVE; i++) curves[m][i] = curve_of(m, q, i) + p->shift;
@@ -88,6 +89,7 @@ static void put_losses(record_writer *w, size_t c, uint32_t q, const piece *p)
         arrays[l.n++] = curves[m];
     }
     for (size_t i = 0; i < GAIN; i++) gain[i] = (float)i + 0.5f;
+    for (size_t i = 0; i < PACKING; i++) packing[i] = (float)(i + q) / 8;
     help_ok(record_put_losses(w, context_names[c], q, &l, err));
 }
 
@@ -311,7 +313,7 @@ UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
 UNIT_TEST(test_losses_are_read_as_they_were_put)
 {
     record *r;
-    float curves[CURVE], gains[GAIN];
+    float curves[CURVE], gains[GAIN], packings[PACKING];
     help_ok(record_open(&r, make("all.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 3}), err));
     for (uint32_t q = 0; q < 2; q++)
         for (size_t m = 0; m < 2; m++) {
@@ -324,9 +326,14 @@ UNIT_TEST(test_losses_are_read_as_they_were_put)
     for (size_t i = 0; i < GAIN; i++) ck_assert_float_eq(gains[i], (float)i + 0.5f);
     help_fails(record_read_gains(r, 0, 1, gains, err), KVB_MISMATCH, "question 1 has no gains of metric");
     help_fails(record_read_curves(r, 0, 0, "ea", curves, err), KVB_MISMATCH, "has no curves of metric ea");
+    ck_assert(record_has_packings(r, 0, 1));
+    help_ok(record_read_packings(r, 0, 1, packings, err));
+    for (size_t i = 0; i < PACKING; i++) ck_assert_float_eq(packings[i], (float)(i + 1) / 8);
     record_close(r);
     help_ok(record_open(&r, make("old.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3, .losses = 0}), err));
     ck_assert(!record_has_curves(r, 0, 0, NULL) && !record_has_gains(r, 0, 0));
+    ck_assert(!record_has_packings(r, 0, 0));
+    help_fails(record_read_packings(r, 0, 0, packings, err), KVB_MISMATCH, "question 0 has no packings of metric");
     record_close(r);
 }
 
@@ -355,10 +362,10 @@ UNIT_TEST(test_losses_join_to_the_bytes_of_one_run)
 
 UNIT_TEST(test_wrong_losses_are_refused)
 {
-    float curves[CURVE] = {0}, gains[GAIN] = {0};
+    float curves[CURVE] = {0}, gains[GAIN] = {0}, packings[PACKING] = {[3] = INFINITY};
     const char *const metric = "tova";
     const float *const put = curves;
-    record_losses l = {&metric, &put, 1, gains};
+    record_losses l = {&metric, &put, 1, gains, NULL};
     record_writer *w;
     const char *path = help_path("bad.h5");
     help_ok(record_begin(&w, path, &small_shape, NULL, RECORD_NEW, err));
@@ -369,6 +376,10 @@ UNIT_TEST(test_wrong_losses_are_refused)
     gains[0] = NAN;
     help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
                "gains of keydiff: layer 0, row 0, column 0: found nan");
+    gains[0] = 0;
+    l.packings = packings;
+    help_fails(record_put_losses(w, "one", 0, &l, err), KVB_NUMERIC,
+               "packings of groups-of-32: layer 0, row 0, column 3: found inf");
     help_fails(record_put_losses(w, "..", 0, &l, err), KVB_ARGUMENT, "context id");
     record_writer_free(w);
     // Two runs that disagree.

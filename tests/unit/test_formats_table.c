@@ -33,7 +33,7 @@ static table_content content(const cJSON *m)
         saturated[i] = i > 95;
     }
     return (table_content){R,       L,       G,       prune,   rows[0],   deviation, rows[1],
-                           rows[2], rows[3], rows[4], rows[5], saturated, NULL,      m};
+                           rows[2], rows[3], rows[4], rows[5], saturated, NULL,      NULL,    m};
 }
 
 UNIT_TEST(written_tables_open)
@@ -174,6 +174,50 @@ UNIT_TEST(content_of_an_open_table)
     unsigned char *a = help_slurp(path, &n), *b = help_slurp(again, &k);
     ck_assert(n == k && memcmp(a, b, n) == 0);
     free(a), free(b), kvb_table_close(table), cJSON_Delete(m);
+}
+
+// Formats: what is written is read, row by row, and nothing else is taken for it.
+UNIT_TEST(formats_of_heads)
+{
+    static uint8_t codes[R * L * G * 2], got[L * G * 2];
+    cJSON *m = metadata();
+    table_content c = content(m);
+    kvb_table *table;
+    const char *path = help_path("v2.safetensors");
+    uint32_t near[L * G], mixed[L * G];
+    const kvb_budget_options linear = {.lookup = KVB_LOOKUP_LINEAR};
+    for (size_t i = 0; i < sizeof codes; i++) codes[i] = (uint8_t)(i * 7 / 3 % KVB_PACKINGS);
+    help_ok(table_write(path, &c, err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    ck_assert(!kvb_table_has_formats(table) && !kvb_table_has_formats(NULL));
+    help_ok(kvb_formats(table, 0.5, got, sizeof got, err));
+    for (size_t i = 0; i < sizeof got; i++) ck_assert_uint_eq(got[i], KVB_PACK_BF16);
+    kvb_table_close(table);
+    c.formats = codes;
+    cJSON_ReplaceItemInObject(m, "format_version", cJSON_CreateString("2"));
+    help_ok(table_write(path, &c, err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    ck_assert(kvb_table_has_formats(table));
+    for (int row = 0; row < R; row++) {
+        help_ok(kvb_formats(table, (row + 1.3) / 100, got, sizeof got, err));
+        ck_assert_mem_eq(got, codes + row * sizeof got, sizeof got);
+    }
+    help_ok(kvb_budgets(table, 0.503, 1000, NULL, near, L * G, err));
+    help_ok(kvb_budgets(table, 0.503, 1000, &linear, mixed, L * G, err));
+    ck_assert_mem_eq(near, mixed, sizeof near); // rows with formats are not mixed
+    help_ok(kvb_formats(table, 0, got, sizeof got, err));
+    for (size_t i = 0; i < sizeof got; i++) ck_assert_uint_eq(got[i], KVB_PACK_BF16);
+    help_fails(kvb_formats(table, 0.5, got, sizeof got - 1, err), KVB_CAPACITY, "formats");
+    help_fails(kvb_formats(table, 1, got, sizeof got, err), KVB_ARGUMENT, "ratio");
+    help_fails(kvb_formats(NULL, 0.5, got, sizeof got, err), KVB_ARGUMENT, "NULL");
+    kvb_table_close(table);
+    codes[5] = KVB_PACKINGS;
+    help_fails(table_write(path, &c, err), KVB_FORMAT, "tensor \"formats\": element 5: expected a format below 4, found 4");
+    codes[5] = 1;
+    cJSON_AddStringToObject(m, "bounded_layers", "0");
+    for (int i = 0; i < R; i++) memset(prune + i * L * G, 0, G * sizeof *prune);
+    help_fails(table_write(path, &c, err), KVB_FORMAT, "element 1: expected a format below 4, and 0 in bounded layers");
+    cJSON_Delete(m);
 }
 
 // Copies that are cut short or have one wrong bit: refused, or else they say what the whole one says.

@@ -77,6 +77,50 @@ static void near_share(const char *what, double got, double want, double toleran
 
 // ---- Made-up heads ----
 
+static float *packed_and_unpacked(const float *rows, kvb_packing p, kvb_side side, uint32_t d)
+{
+    void *packed = case_alloc(kvb_packed_bytes(p, side, T, d), 1);
+    float *out = case_alloc(T * d, sizeof *out);
+    help_ok(kvb_pack(p, side, rows, T, d, packed, err));
+    help_ok(kvb_unpack(p, side, packed, T, d, out, err));
+    free(packed);
+    return out;
+}
+
+// Errors of packed keys and values: the plain output over them against the plain output over the exact ones.
+static void judge_packings(const output_head *head, const output_queries *sets, const plain_head *exact, const float *wo,
+                           uint32_t width)
+{
+    float errors[3 * RECORD_PACKINGS];
+    uint32_t d = head->head_dim, w = head->group * d;
+    bool all[T];
+    memset(all, true, sizeof all);
+    output_packing_errors(errors, head, sets, 3);
+    for (int column = 0; column < RECORD_PACKINGS; column++) {
+        kvb_packing p = KVB_PACK_INT8 + column % 3;
+        kvb_side side = column < 3 ? KVB_KEYS : KVB_VALUES;
+        float *rows = packed_and_unpacked(column < 3 ? head->k : head->v, p, side, d);
+        plain_head packed = *exact;
+        *(column < 3 ? &packed.k : &packed.v) = rows;
+        for (int s = 0; s < 3; s++) {
+            double want = 0, r[512], o[512];
+            for (uint32_t i = 0; i < sets[s].n; i++) {
+                const float *q = sets[s].q + (size_t)i * w;
+                for (uint32_t j = 0; j < head->group; j++) {
+                    plain_output(r + j * d, &packed, j, q + j * d, all, sets[s].tail[i] + 1);
+                    plain_output(o + j * d, exact, j, q + j * d, all, sets[s].tail[i] + 1);
+                }
+                for (uint32_t x = 0; x < w; x++) r[x] -= o[x];
+                want += plain_square(r, w, wo, width, w, 0) / sets[s].n;
+            }
+            float got = errors[s * RECORD_PACKINGS + column];
+            ck_assert_msg(fabs((double)got - want) <= 2e-3 * want + 1e-10, "set %d, column %d: %.9g, expected %.9g", s,
+                          column, (double)got, want);
+        }
+        free(rows);
+    }
+}
+
 UNIT_TEST(test_errors_against_plain_loops)
 {
     static const struct {
@@ -118,6 +162,7 @@ UNIT_TEST(test_errors_against_plain_loops)
             plain_difference(r, &plain, q + 2 * (size_t)w, kept, tails[2] + 1);
             for (uint32_t i = 0; i < w; i++) ck_assert_double_eq_tol((double)moved[2 * w + i], r[i], 1e-5);
         }
+        judge_packings(&head, sets, &plain, wo, D);
         float *all[] = {k, v, tk, tv, wo, q, scores, sinks, gram, moved};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     }
@@ -230,7 +275,7 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     size_t n = (size_t)L * G * LEVELS;
     float *one = case_alloc(n, sizeof *one), *two = case_alloc(4 * n, sizeof *two);
     forward *f = decode(&t, 1);
-    help_ok(forward_output_errors(f, 1, &ranking, 1, one, err));
+    help_ok(forward_output_errors(f, 1, &ranking, 1, one, NULL, err));
     forward_close(f);
     for (uint32_t h = 0; h < L * G; h++) {
         uint32_t position[T];
@@ -250,11 +295,22 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     // Another question in the batch, and another ranking, change no bit.
     const loss_ranking both[2] = {{t.scores, 0, 9}, ranking};
     f = decode(&t, 2);
-    help_ok(forward_output_errors(f, 2, both, 2, two, err));
+    help_ok(forward_output_errors(f, 2, both, 2, two, NULL, err));
     forward_close(f);
     case_same("the first question", two + n, one, n);
     case_same("the second question", two + 3 * n, one, n);
-    free(one), free(two), close_tiny(&t);
+    size_t m = (size_t)L * G * RECORD_PACKINGS;
+    float *alone = case_alloc(m, sizeof *alone), *beside = case_alloc(2 * m, sizeof *beside);
+    f = decode(&t, 2);
+    help_ok(forward_output_errors(f, 2, both, 2, two, beside, err));
+    forward_close(f);
+    f = decode(&t, 1);
+    help_ok(forward_output_errors(f, 1, &ranking, 1, one, alone, err));
+    forward_close(f);
+    case_same("errors of formats", beside, alone, m);
+    case_same("those of the second question", beside + m, alone, m);
+    for (size_t i = 0; i < m; i++) ck_assert(alone[i] > 0 && (i % 3 == 0 || alone[i] > 3 * alone[i - 1]));
+    free(alone), free(beside), free(one), free(two), close_tiny(&t);
 }
 
 // Minus the cosine of each key and the mean of all directions.
@@ -328,7 +384,7 @@ UNIT_TEST(test_backends_agree_on_losses)
         const loss_ranking ranking = {t.scores, 4, 2};
         results[i] = case_alloc(n + n_gains + (size_t)c->n_layers * c->n_kv_heads * T, sizeof(float));
         forward *f = decode(&t, 1);
-        help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], err));
+        help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], NULL, err));
         help_ok(forward_gains(f, 0, t.ids + T, 0, 8, results[i] + n, err));
         forward_close(f);
         memcpy(results[i] + n + n_gains, t.scores, (size_t)c->n_layers * c->n_kv_heads * T * sizeof(float));

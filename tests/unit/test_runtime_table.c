@@ -53,7 +53,8 @@ static const struct {
 } edits[] = {
     {"kvbudget-table", "other", KVB_FORMAT, "\"format\""},
     {"\"format\":", "\"formal\":", KVB_FORMAT, "found nothing"},
-    {"\"format_version\":\"1\"", "\"format_version\":\"2\"", KVB_VERSION, "newer kvbudget"},
+    {"\"format_version\":\"1\"", "\"format_version\":\"3\"", KVB_VERSION, "newer kvbudget"},
+    {"\"format_version\":\"1\"", "\"format_version\":\"2\"", KVB_FORMAT, "tensor \"formats\" is missing"},
     {"\"n_layers\":\"3\"", "\"n_layers\":\"4\"", KVB_FORMAT, "\"prune_ratio\": dimension 1: expected 4"},
     {"\"n_layers\":\"3\"", "\"n_layers\":\"-3\"", KVB_FORMAT, "\"n_layers\""},
     {"\"n_layers\":\"3\"", "\"n_layers\":\"0\"", KVB_FORMAT, "\"n_layers\""},

@@ -1,5 +1,6 @@
 // Tables that minimise what eviction does to the model's output: curves and gains written by hand, the budgets that
 // follow from them, and rivals that lose less on texts that a table has not seen.
+#include "study/formats.h"
 #include "study/layer_losses.h"
 #include "study/output_loss.h"
 #include "study/versus.h"
@@ -10,13 +11,16 @@ enum { T = 40, N = RECORD_CURVE_LEVELS };
 static const case_context A = {.id = "a", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
 static const case_context B = {.id = "b", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
 
+static bool packed = true; // records say what formats do
+
 // e of head h falls from top[h] to 0 at T in a straight line, but for `bump`, which is added at level 8 of head 1.
 static void put_losses(record_writer *w, const char *id, const float top[2], float bump, float gain)
 {
-    float curves[2 * N], gains[RECORD_GAIN_KINDS * 2];
+    float curves[2 * N], gains[RECORD_GAIN_KINDS * 2], packings[2 * RECORD_PACKINGS];
     const char *const metric = "keydiff";
     const float *const put = curves;
-    const record_losses l = {&metric, &put, 1, gain > 0 ? gains : NULL};
+    const record_losses l = {&metric, &put, 1, gain > 0 ? gains : NULL, packed ? packings : NULL};
+    for (int i = 0; i < 2 * RECORD_PACKINGS; i++) packings[i] = top[i / RECORD_PACKINGS] / (float)(2 << 2 * (2 - i % 3));
     for (int h = 0; h < 2; h++)
         for (uint32_t i = 0; i < N; i++)
             curves[h * N + (int)i] =
@@ -175,6 +179,60 @@ UNIT_TEST(test_a_curve_may_rise)
         ck_assert(t.table_loss[r] <= t.greedy[r] + 1e-9);
     }
     study_table_free(&t), selection_close(&s);
+}
+
+// Head 0 loses eight times as much by the same format: the first bits go to it, and the checker agrees.
+UNIT_TEST(test_formats_follow_the_output)
+{
+    selection s;
+    study_options o = study_options_make();
+    study_table t;
+    const char *path = make("formats.h5", STEEP, STEEP, 0);
+    o.loss = LOSS_OUTPUT;
+    o.shrink = 0;
+    help_ok(study_options_packings(&o, "int2,bf16,int8", err));
+    ck_assert(o.n_packings == 3 && o.packings[0] == KVB_PACK_INT2 && o.packings[1] == KVB_PACK_BF16);
+    help_fails(study_options_packings(&(study_options){0}, "int4,int3", err), KVB_ARGUMENT, "found 'int4,int3'");
+    help_fails(study_options_packings(&(study_options){0}, "int4,int4", err), KVB_ARGUMENT, "each once at most");
+    uint8_t f[2];
+    formats_of(&o, 5, f);
+    ck_assert(f[0] == KVB_PACK_BF16 && f[1] == KVB_PACK_INT8);
+    case_select(&s, path);
+    double gain, sum[2 * RECORD_PACKINGS];
+    help_ok(output_gains_read(&gain, &s, err));
+    help_ok(output_packings_read(sum, &s, &gain, err));
+    for (int i = 0; i < 2 * RECORD_PACKINGS; i++)
+        ck_near(sum[i], gain * (i < 6 ? 8.0 : 1.0) / (2 << 2 * (2 - i % 3)));
+    ck_near(formats_loss(sum, 1, f), sum[RECORD_PACKINGS + 3]);
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    loss_curves c = loss_curves_make(&t.pairs.longest);
+    uint64_t budget[ROWS];
+    bytes_problem p = formats_problem(&o, t.packing_loss, &c, 8, budget);
+    ck_assert_uint_eq(p.n_formats, 9);
+    ck_assert_uint_eq(budget[9], (uint64_t)(0.9 * 2 * T * 8 * 4));
+    int better = 0;
+    for (int r = 0; r < ROWS; r++) {
+        uint64_t bytes = 0;
+        for (int h = 0; h < 2; h++) {
+            const uint8_t *own = t.formats + (r * 2 + h) * 2;
+            uint32_t kept = (uint32_t)rint((1 - t.prune_ratio[r * 2 + h]) * T);
+            bytes += kvb_packed_bytes(own[0], KVB_KEYS, kept, 8) + kvb_packed_bytes(own[1], KVB_VALUES, kept, 8);
+        }
+        ck_assert(t.saturated[r] || bytes <= budget[r]);
+        ck_assert(t.bound[r] <= t.loss[r] + 1e-12 && fabs(t.table_loss[r] - t.loss[r]) < 1e-9);
+        better += t.formats[4 * r] % 3 < t.formats[4 * r + 2] % 3; // bf16 0, int8 1, int2 3
+    }
+    loss_curves_free(&c);
+    formats_problem_free(&p);
+    study_table_free(&t);
+    selection_close(&s);
+    packed = false;
+    case_select(&s, make("bare.h5", STEEP, STEEP, 0));
+    packed = true;
+    help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH, "does not say of any of these questions what");
+    study_table_free(&t);
+    selection_close(&s);
 }
 
 UNIT_MAIN_EACH("study loss", help_setup, help_teardown)

@@ -26,6 +26,7 @@ typedef struct budgets_command {
     kvb_table *table;
     uint32_t page;  // tokens that are granted together: the table's pages, else --block, else 1
     uint32_t *keep; // [n_layers, n_kv_heads]
+    uint8_t *formats; // [n_layers, n_kv_heads, 2] of a table that has them; else NULL
     size_t n_heads; // all KV heads of the model
     kvb_budget_summary sum;
     char warnings[MAX_WARNINGS][WARNING_SIZE];
@@ -119,6 +120,10 @@ static kvb_status compute(budgets_command *b, kvb_error *err)
     b->n_heads = (size_t)info->n_layers * info->n_kv_heads;
     b->keep = need(b->n_heads, sizeof *b->keep, "counts of tokens");
     status = kvb_budgets(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, err);
+    if (status == KVB_OK && kvb_table_has_formats(b->table)) {
+        b->formats = need(b->n_heads, 2, "formats");
+        status = kvb_formats(b->table, b->ratio, b->formats, 2 * b->n_heads, err);
+    }
     if (status == KVB_OK) {
         status = kvb_budgets_summarize(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, &b->sum, err);
     }
@@ -135,6 +140,13 @@ static double row_percent(const budgets_command *b)
     return below + b->sum.weight * (above - below);
 }
 
+// How a head's keys and values are stored: "int4,int2".
+static const char *format_names(const budgets_command *b, size_t head, char name[16])
+{
+    snprintf(name, 16, "%s,%s", kvb_packing_name(b->formats[2 * head]), kvb_packing_name(b->formats[2 * head + 1]));
+    return name;
+}
+
 static void print_text(const budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
@@ -147,14 +159,16 @@ static void print_text(const budgets_command *b)
     if (b->page > 1) printf(", pages of %u", b->page);
     printf(")\n\nlayer");
     for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
-        printf("  %*s%u", width - snprintf(NULL, 0, "%u", g), "h", g);
+        printf("  %*s%u%s", width - snprintf(NULL, 0, "%u", g), "h", g, b->formats ? " K,V      " : "");
     }
     printf("  pruned\n");
     for (uint32_t l = 0; l < info->n_layers; ++l) {
         uint64_t total = 0;
+        char name[16];
         printf("%5u", l);
         for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
             printf("  %*u", width, *keep);
+            if (b->formats) printf(" %-9s", format_names(b, (size_t)(keep - b->keep), name));
             total += *keep;
         }
         printf("  %5.1f%%\n", 100 * (1 - (double)total / ((double)info->n_kv_heads * b->n_tokens)));
@@ -174,15 +188,22 @@ static void add_heads(results *to, const budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
     const uint32_t *keep = b->keep;
-    cJSON *layers = cJSON_AddArrayToObject(results_detail(to), "keep");
+    cJSON *detail = results_detail(to), *layers = cJSON_AddArrayToObject(detail, "keep"),
+          *formats = b->formats ? cJSON_AddArrayToObject(detail, "formats") : NULL;
     for (uint32_t l = 0; l < info->n_layers; ++l) {
-        cJSON *heads = cJSON_CreateArray();
+        cJSON *heads = cJSON_CreateArray(), *names = b->formats ? cJSON_CreateArray() : NULL;
         cJSON_AddItemToArray(layers, heads);
+        if (names) cJSON_AddItemToArray(formats, names);
         for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
             cJSON *row = results_row(to);
             json_put(row, "metric %s ratio %g n_tokens %u layer %u kv_head %u kept %u", info->metric, b->ratio,
                      b->n_tokens, l, g, *keep);
             cJSON_AddItemToArray(heads, cJSON_CreateNumber(*keep));
+            if (!names) continue;
+            char name[16];
+            format_names(b, (size_t)(keep - b->keep), name);
+            cJSON_AddStringToObject(row, "formats", name);
+            cJSON_AddItemToArray(names, cJSON_CreateString(name));
         }
     }
 }
@@ -237,6 +258,7 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
         if (compute(&b, &err) != KVB_OK || report_budgets(&b, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     free(b.keep);
+    free(b.formats);
     kvb_table_close(b.table);
     return code;
 }

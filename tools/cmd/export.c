@@ -20,11 +20,23 @@ typedef struct export_command {
 
 // ---- A table as a whole ---------------------------------------------------------------------------------------------
 
+// Other programs know tokens alone.
+static kvb_status open_plain(kvb_table **table, const char *path, kvb_error *err)
+{
+    kvb_status status = kvb_table_open(table, path, NULL, err);
+    if (status == KVB_OK && kvb_table_has_formats(*table))
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: has formats, in which its budgets are more tokens than the same bytes of bf16; solve "
+                        "without --formats",
+                        path);
+    return status;
+}
+
 static kvb_status export_npy(const export_command *x, kvb_error *err)
 {
     kvb_table *table = NULL;
     cJSON *metadata = NULL;
-    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
+    kvb_status status = open_plain(&table, x->input, err);
     if (status == KVB_OK) status = table_metadata_read(&metadata, x->input, err);
     if (status == KVB_OK) {
         rank_content ranking;
@@ -55,8 +67,11 @@ static kvb_status with_budgets(const export_command *x, budget_writer *write, kv
 {
     kvb_table *table = NULL;
     const kvb_budget_options options = {.strict = x->strict, .block = (uint32_t)x->block};
-    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
-    if (status != KVB_OK) return status;
+    kvb_status status = open_plain(&table, x->input, err);
+    if (status != KVB_OK) {
+        kvb_table_close(table);
+        return status;
+    }
     size_t n = (size_t)kvb_table_info(table)->n_layers * kvb_table_info(table)->n_kv_heads;
     uint32_t *keep = need(n, sizeof *keep, "heads");
     const budget_export b = {table, x->input, x->ratio, (uint32_t)x->n_tokens, (uint32_t)x->block, keep};

@@ -89,7 +89,7 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
                     "--loss output cannot minimise the change of the output\n");
     }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
-    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !l->words.alone)
+    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !o->n_packings && !l->words.alone)
         status = take_best(t, out, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
     if (status == KVB_OK) warn_of_table(t);
@@ -242,6 +242,9 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"order", 0, CLI_CHOICE, &line->words.order, "metric|oracle",
          "which tokens go first when budgets are solved: those of the lowest metric (default),\nor, to compare, "
          "oracle: as if the metric ranked perfectly"},
+        {"formats", 0, CLI_TEXT, &line->words.formats, "LIST",
+         "choose for each head how keys and values are stored, too: bf16,int8,int4,int2 or some of\nthem. Ratios are "
+         "then shares of a bf16 cache's bytes; with --loss output"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
          "the true optimum, token by token, instead of greedy's budgets"},
         SELECTION_OPTIONS(*line),

@@ -270,7 +270,7 @@ kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, c
     kvb_status status =
         wishes_to_ratios(w, shape->n_layers * shape->n_kv_heads, shape->head_dim, o->ratios, &o->n_rows, err);
     o->own_ratios = wishes_ratios(w);
-    if (status != KVB_OK || !wishes_limit(w)) return status;
+    if (status != KVB_OK || !wishes_limit(w) || o->n_packings) return status;
     status = wishes_to_limits(w, layers, shape->n_kv_heads, o->scope, limits, err);
     if (status != KVB_OK) return status;
     o->limits = limits;
@@ -331,6 +331,9 @@ static int check_words(solve_line *l)
     o->loss = is(w->loss, "output") ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (w->paper && o->loss == LOSS_OUTPUT)
         return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
+    kvb_error err = {0};
+    if (w->formats && study_options_packings(o, w->formats, &err) != KVB_OK)
+        return cli_usage_error(l->self, "--formats: %s", err.message);
     return EXIT_DONE;
 }
 
@@ -380,12 +383,20 @@ static int check_together(const solve_line *l)
 {
     const study_options *o = &l->options;
     const solve_outputs *out = &l->outputs;
-    bool full = o->hull == HULL_FULL;
+    constraint_wishes but_size = l->wishes;
+    but_size.bytes = NULL;
+    bool full = o->hull == HULL_FULL, limited = wishes_limit(o->n_packings ? &but_size : &l->wishes);
     const refusal refusals[] = {
         {o->exact && full, "--hull full is a form of greedy; the exact solution uses no hulls"},
         {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
-        {wishes_limit(&l->wishes) && full, "--hull full is the published form of greedy, which knows no constraints"}};
+        {o->n_packings && (o->loss != LOSS_OUTPUT || o->aggregate != AGGREGATE_MEAN_LOSS),
+         "--formats weighs eviction and formats in nats: give --loss output, with --aggregate mean_loss"},
+        {o->n_packings && (limited || o->exact || full || o->scope != SCOPE_GLOBAL || l->words.shrink || o->oracle_order),
+         "--formats goes together neither with constraints nor with --exact, --hull, --scope, --shrink or --order"},
+        {o->n_packings && l->wishes.dtype, "--dtype is for caches of one type; --formats chooses them"},
+        {o->n_packings && out->budgets, "--budgets are of tokens alone; leave out --formats"},
+        {limited && full, "--hull full is the published form of greedy, which knows no constraints"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 

@@ -49,7 +49,7 @@ typedef struct constraint_wishes {
 
 // Options that are words, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order, *loss;
+    const char *aggregate, *scope, *hull, *order, *loss, *formats;
     bool paper, alone, shrink; // shrink: was given
 } option_words;
 

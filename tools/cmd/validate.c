@@ -52,6 +52,10 @@ static kvb_status open_for_comparison(solve_line *l, kvb_table **table, selectio
     o->shrink = 0;
     o->oracle_order = false;
     o->aggregate = AGGREGATE_MEAN_LOSS;
+    if (status == KVB_OK && o->n_packings)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: has formats, and the comparison is of tokens alone; --certificate checks its bounds",
+                        table_path);
     return status;
 }
 

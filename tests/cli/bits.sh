@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Tokens and formats per head under one budget of bytes: recorded, solved, certified, stored and measured.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+"$PYTHON" -c '
+for k in range(2):
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
+    for i in range(60)), file=open(f"text{k}.txt", "w"))'
+# holds NAME: the Python program on stdin ends without a complaint.
+holds() {
+    if "$PYTHON" - >holds.out 2>&1; then ok "$1"; else
+        not_ok "$1"
+        tail -n 3 holds.out | sed 's/^/    /'
+    fi
+}
+SIZE=(--tokens 200 --next 8)
+
+expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --metric keydiff \
+    --new-tokens 8 --ignore-eos
+expect 0 'profile without' profile tiny.gguf calib.jsonl -o bare.h5 --quiet --metric keydiff --new-tokens 8 --ignore-eos
+fails 'formats need what formats do' 'no curves of output errors' solve bare.h5 -m keydiff --loss output --formats bf16
+SOLVE=(solve nats.h5 -m keydiff --loss output --quiet)
+expect 0 'solve for tokens and formats' "${SOLVE[@]}" --formats bf16,int8,int4,int2 -o bits.safetensors --json
+mv out bits.json
+expect 0 'solve for bf16 alone' "${SOLVE[@]}" --formats bf16 -o bf16.safetensors --json
+mv out bf16.json
+holds 'more choice never loses more, and fewer bits keep more tokens' <<'PYTHON_END'
+import json, struct
+def rows(name):
+    return [r for r in json.load(open(name))["rows"]]
+for many, one in zip(rows("bits.json"), rows("bf16.json")):
+    assert many["saturated"] or many["table_bound"] <= one["table_loss"] + 1e-12, (many, one)
+    assert many["table_bound"] <= many["table_loss"] + 1e-12
+raw = open("bits.safetensors", "rb").read()
+header = json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]])
+about = header["__metadata__"]
+assert about["format_version"] == "2" and about["packings"] == "bf16,int8,int4,int2", about
+assert header["formats"]["shape"] == [99, 2, 2, 2] and header["formats"]["dtype"] == "U8", header["formats"]
+data = raw[8 + struct.unpack("<Q", raw[:8])[0]:]
+tensor = lambda name: data[slice(*header[name]["data_offsets"])]
+formats = [tensor("formats")[8 * r:8 * r + 8] for r in range(99)]
+prune = struct.unpack("<396d", tensor("prune_ratio"))
+assert set(formats[0]) != {0} or set(formats[90]) != {0}
+tokens = int(about["calibration_tokens"].split(",")[0])
+d = int(about["head_dim"])
+def size(bits, n, keys):
+    groups = lambda m: m // 32 * (4 + 32 * bits // 8) + (4 + (m % 32 * bits + 7) // 8 if m % 32 else 0)
+    return 2 * n * d if bits == 16 else d * groups(n) if keys else n * groups(d)
+longest = max(int(t) for t in about["calibration_tokens"].split(","))
+for r in range(99):
+    used = 0
+    for h in range(4):
+        n = round((1 - prune[4 * r + h]) * longest)
+        used += sum(size(16 >> f, n, i == 0) for i, f in enumerate(formats[r][2 * h:2 * h + 2]))
+    saturated = tensor("saturated")[r]
+    assert saturated or used <= (1 - (r + 1) / 100) * 4 * longest * 4 * d + 1e-3, (r, used)
+PYTHON_END
+expect 0 'the bounds are proved' validate nats.h5 --certificate bits.safetensors
+fails 'a comparison of tokens alone' 'has formats.*--certificate' validate nats.h5 bits.safetensors
+for wrong in '--formats int3' '--formats int4,int4' '--formats int4 --exact' '--formats int4 --block 16' \
+    '--formats int4 --bytes 1MB --tokens 60 --dtype fp8'; do
+    # shellcheck disable=SC2086
+    expect 2 "refused: $wrong" "${SOLVE[@]}" $wrong
+done
+expect 2 'importance knows no formats' solve nats.h5 -m keydiff --formats int4
+expect 0 'a size in bytes' "${SOLVE[@]}" --formats bf16,int8,int4 --bytes 6000 --tokens 60 -o size.safetensors
+
+expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text0.txt text1.txt "${SIZE[@]}" \
+    -r 0.5,0.8 -a packed -a packed:keys=8:values=2 -a packed:keys=16:values=16 -q --json
+mv out worth.json
+holds 'no row takes more than its bytes' <<'PYTHON_END'
+import json
+full = 200 * 2 * 2 * 2 * 2 * 16
+for row in json.load(open("worth.json"))["rows"]:
+    assert 0 < row["cache_bytes"] <= (1 - row["ratio"]) * full * 1.05, row
+PYTHON_END
+expect 0 'everything kept' eval tiny.gguf text0.txt text1.txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
+holds 'in int4, at the bytes of int4' <<'PYTHON_END'
+import json
+rows = {r["allocator"]: r for r in json.load(open("out"))["rows"]}
+assert rows["packed"]["cache_bytes"] == 4 * (16 * (6 * (4 + 16) + 4 + 4) + 200 * (4 + 8)), rows["packed"]
+assert rows["uniform"]["kl"] == 0 or rows["uniform"]["kl"] < 1e-9, rows["uniform"]
+assert 0 < rows["packed"]["kl"] < 1, rows["packed"]
+PYTHON_END
+expect 0 'refitted, then packed' eval tiny.gguf bits.safetensors text0.txt "${SIZE[@]}" -r 0.5 -a none -q --refit
+fails 'policies change the cache' 'packs the cache' eval tiny.gguf text0.txt -p tova -a packed -m none "${SIZE[@]}" -r 0.5
+fails 'refine knows tokens alone' 'has formats' refine tiny.gguf bits.safetensors text0.txt text1.txt "${SIZE[@]}" -o r
+fails 'so do other programs' 'has formats' export bits.safetensors -o x.npy
+expect 0 'budgets tell formats' budgets bits.safetensors --ratio 50% --tokens 60 --json
+json 'two for each head' out 'len(j["details"][0]["formats"]) == 2 and all(f in ("bf16", "int8", "int4", "int2") for l in j["details"][0]["formats"]
+    for h in l for f in h.split(","))'
+end
