@@ -84,12 +84,6 @@ static int guard_begin(const void *data, size_t size)
     return found;
 }
 
-// Was something missing? False for -1.
-static bool guard_hit(int guard)
-{
-    return guard >= 0 && atomic_load(&guards[guard].hit);
-}
-
 static void guard_end(int guard)
 {
     if (guard < 0) return;
@@ -134,7 +128,7 @@ kvb_status file_check(const file_view *view, const char *path, kvb_error *err)
     if ((uint64_t)st.st_size != view->size)
         return kvb_fail(err, KVB_IO, "%s: had %zu bytes when it was opened and has %lld now: another program writes it",
                         path, view->size, (long long)st.st_size);
-    if (guard_hit(view->guard))
+    if (view->guard >= 0 && atomic_load(&guards[view->guard].hit))
         return kvb_fail(err, KVB_IO, "%s: a part of it could not be read; is the disk in order?", path);
     if (st.st_mtim.tv_sec != view->changed.tv_sec || st.st_mtim.tv_nsec != view->changed.tv_nsec)
         return kvb_fail(err, KVB_IO, "%s: was changed by another program while it was read", path);

@@ -20,11 +20,6 @@ static const struct {
 } types[] = {[NPY_F32] = {"<f4", 4}, [NPY_F64] = {"<f8", 8}, [NPY_I32] = {"<i4", 4}, [NPY_I64] = {"<i8", 8}};
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
-const char *npy_type_descr(npy_type type)
-{
-    return types[type].descr;
-}
-
 size_t npy_type_size(npy_type type)
 {
     return types[type].size;

@@ -8,7 +8,6 @@
 
 typedef enum npy_type { NPY_F32, NPY_F64, NPY_I32, NPY_I64 } npy_type;
 
-const char *npy_type_descr(npy_type type); // "<f4", "<f8", "<i4", "<i8"
 size_t npy_type_size(npy_type type);
 
 typedef struct npy_array {

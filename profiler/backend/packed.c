@@ -217,23 +217,6 @@ static const primitive *primitive_find(const primitive_key *key)
     return p;
 }
 
-static size_t primitive_b_bytes(const primitive *p)
-{
-    return dnnl_memory_desc_get_size(&p->b);
-}
-
-static size_t primitive_scratch_bytes(const primitive *p)
-{
-    return dnnl_memory_desc_get_size(&p->scratchpad);
-}
-
-// Outside of parallel regions: makes room for so many threads in all primitives.
-static void primitives_serve(int threads)
-{
-    for (int i = 0; i < PRIMITIVE_BUCKETS; i++)
-        for (primitive *p = library.primitives[i]; p; p = p->next) grow_memories(p, threads);
-}
-
 // --- scratch memory of the threads, for what a kernel keeps beside its operands ---
 
 static struct {
@@ -336,7 +319,8 @@ static size_t round_up(size_t bytes)
 // Bytes of one part.
 static size_t part_bytes(precision p, uint32_t k, uint32_t n)
 {
-    return round_up(primitive_b_bytes(primitive_find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n)));
+    return round_up(
+        dnnl_memory_desc_get_size(&primitive_find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n)->b));
 }
 
 size_t packed_bytes(precision p, uint32_t k, uint32_t n)
@@ -367,7 +351,7 @@ static size_t reorder(precision p, void *to, const float *from, size_t ld, bool 
 #pragma omp critical(packed_primitives)
     r = primitive_find(&key);
     primitive_run(r, from, to, NULL);
-    return round_up(primitive_b_bytes(r));
+    return round_up(dnnl_memory_desc_get_size(&r->b));
 }
 
 // The three parts of a joined b, lines of it apart by `line` floats and its parts by `part`.
@@ -478,8 +462,8 @@ static void make_product(product *made)
         made->more = primitive_find(&key);
         made->b_part = part_bytes(made->p, made->k, made->n);
     }
-    primitives_take_scratch(primitive_scratch_bytes(made->first), omp_get_max_threads());
-    primitives_take_scratch(primitive_scratch_bytes(made->more), omp_get_max_threads());
+    primitives_take_scratch(dnnl_memory_desc_get_size(&made->first->scratchpad), omp_get_max_threads());
+    primitives_take_scratch(dnnl_memory_desc_get_size(&made->more->scratchpad), omp_get_max_threads());
 }
 
 uint32_t product_rows(void)
@@ -493,7 +477,8 @@ void product_prepare(int threads)
     static int prepared; // threads
     if (threads <= prepared) return;
     primitives_take_scratch(0, threads);
-    primitives_serve(threads);
+    for (int i = 0; i < PRIMITIVE_BUCKETS; i++)
+        for (primitive *p = library.primitives[i]; p; p = p->next) grow_memories(p, threads);
     prepared = threads;
 }
 

@@ -65,16 +65,6 @@ backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint
                             .matrix_terms = most};
 }
 
-// The rotary table of bounded layers.
-static dev local_table(const layer_pass *p)
-{
-    const model_config *c = &p->m->config;
-    const rope_rule rule = {.kind = ROPE_DEFAULT, .theta = c->local_theta};
-    float frequency[ROPE_MAX_PAIRS];
-    rope_frequencies(frequency, &rule, c->rope_dim, 0);
-    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, (rope_size){.attention = 1});
-}
-
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
                            kvb_error *err)
 {
@@ -90,7 +80,12 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     if (c->rope.growth > 0)
         p->query_cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions,
                                       (rope_size){c->rope.attention, c->rope.growth, c->rope.original});
-    if (c->local_theta > 0) p->local_cos_sin = local_table(p);
+    if (c->local_theta > 0) { // of bounded layers
+        const rope_rule rule = {.kind = ROPE_DEFAULT, .theta = c->local_theta};
+        float frequency[ROPE_MAX_PAIRS];
+        rope_frequencies(frequency, &rule, c->rope_dim, 0);
+        p->local_cos_sin = rope_table(m->device, frequency, c->rope_dim, positions, (rope_size){.attention = 1});
+    }
     kvb_status status = p->b->open(&p->on, p->b, limits, err);
     if (status != KVB_OK) layer_pass_close(p);
     return status;

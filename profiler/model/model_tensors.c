@@ -429,15 +429,6 @@ static void load_experts(tensor_walk *k, model_layer *to, uint32_t layer)
     if (k->status == KVB_OK && c->switches & EXPERT_BIAS) load_biases(k, to, layer, &oss);
 }
 
-static void free_experts(model_layer *l, const model *m)
-{
-    backend_device *on = m->device;
-    for (uint32_t i = 0; l->experts && i < MATRICES * m->config.n_experts; i++)
-        on->b->matrix_release(on, &l->experts[i]);
-    free(l->experts);
-    on->b->release(on, l->expert_bias);
-}
-
 // ---- Claiming ----
 
 // The layer's own matrices and vectors, and what the oracle keeps of them.
@@ -723,7 +714,10 @@ void model_free_tensors(model *m)
 #undef FREE_MATRIX
 #undef FREE_VECTOR
         on->b->release(on, l->value_root);
-        free_experts(l, m);
+        for (uint32_t e = 0; l->experts && e < MATRICES * m->config.n_experts; e++)
+            on->b->matrix_release(on, &l->experts[e]);
+        free(l->experts);
+        on->b->release(on, l->expert_bias);
     }
     if (!m->head_is_tied) on->b->matrix_release(on, &m->head);
     on->b->matrix_release(on, &m->embedding);

@@ -391,11 +391,6 @@ static bool take_operator(jinja *j, const char *text)
     return take(j, TOKEN_OPERATOR, text);
 }
 
-static bool at_word(const jinja *j, const char *text)
-{
-    return at(j, TOKEN_NAME, text);
-}
-
 static jinja_node *join_nodes(jinja *j, node_kind kind, const char *text, jinja_node *a, jinja_node *b)
 {
     jinja_node *n = new_node(j, kind);
@@ -617,7 +612,7 @@ static jinja_node *parse_level(jinja *j, int level)
     }
     jinja_node *n = parse_level(j, level + 1);
     for (int found = 0; level != LEVEL_NOT; found++) {
-        bool outside = level == LEVEL_COMPARISON && at_word(j, "not") && peek(j)[1].kind == TOKEN_NAME &&
+        bool outside = level == LEVEL_COMPARISON && at(j, TOKEN_NAME, "not") && peek(j)[1].kind == TOKEN_NAME &&
                        strcmp(peek(j)[1].text, "in") == 0;
         if (outside) j->at++;
         const char *text = take_of(j, level);

@@ -225,15 +225,6 @@ static void word_merger_close(word_merger *w)
     free(w);
 }
 
-// The ids so far, which are then the caller's.
-static int32_t *word_merger_take(word_merger *w, size_t *n)
-{
-    int32_t *ids = w->ids;
-    *n = w->n_ids;
-    w->ids = NULL;
-    return ids;
-}
-
 static void word_merger_put(word_merger *w, uint32_t id)
 {
     if (w->n_ids == w->ids_room) {
@@ -841,7 +832,11 @@ static kvb_status encode_valid(encoder *e, const char *text, size_t size, int32_
     e->words = word_merger_open(e->t, size / 2 + 16);
     e->m = matcher_open(size);
     kvb_status status = around_added(e, &e->t->raw, text, size, true, encode_normalised);
-    if (status == KVB_OK) *ids = word_merger_take(e->words, n);
+    if (status == KVB_OK) {
+        *ids = e->words->ids;
+        *n = e->words->n_ids;
+        e->words->ids = NULL; // the caller's now
+    }
     matcher_close(e->m);
     word_merger_close(e->words);
     return status;

@@ -61,11 +61,8 @@ UNIT_TEST(json_files)
 
 UNIT_TEST(element_types)
 {
-    const char *descr[] = {[NPY_F32] = "<f4", [NPY_F64] = "<f8", [NPY_I32] = "<i4", [NPY_I64] = "<i8"};
-    for (npy_type t = NPY_F32; t <= NPY_I64; t++) {
-        ck_assert_str_eq(npy_type_descr(t), descr[t]);
-        ck_assert_uint_eq(npy_type_size(t), (size_t)(descr[t][2] - '0'));
-    }
+    const size_t sizes[] = {[NPY_F32] = 4, [NPY_F64] = 8, [NPY_I32] = 4, [NPY_I64] = 8};
+    for (npy_type t = NPY_F32; t <= NPY_I64; t++) ck_assert_uint_eq(npy_type_size(t), sizes[t]);
 }
 
 UNIT_TEST(hash_of_an_open_file)
