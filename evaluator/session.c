@@ -114,10 +114,9 @@ static void spread_importance(const session *s, float *importance)
     const model_config *c = &s->m->config;
     size_t layer = (size_t)c->n_kv_heads * s->now.n_tokens;
     uint32_t from = model_budgeted(c, c->n_layers);
-    for (uint32_t l = c->n_layers; from < l && l-- > 0;) {
+    for (uint32_t l = c->n_layers; from < l && l-- > 0;)
         if (model_layer_bounded(c, l)) memset(importance + l * layer, 0, layer * sizeof *importance);
         else memmove(importance + l * layer, importance + --from * layer, layer * sizeof *importance);
-    }
 }
 
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,

@@ -493,10 +493,9 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
     (void)err;
     fprintf(d->context, "Extract the value corresponding to the specified key in the JSON object below.\n\n{");
     for (size_t i = 0; i < n; i++) {
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 2; k++)
             if (uuid) draw_uuid(pairs[i][k], &d->random);
             else snprintf(pairs[i][k], sizeof pairs[i][k], "%06u", draw_below(&d->random, 1000000));
-        }
         fprintf(d->context, "%s\"%s\": \"%s\"", i ? ",\n " : "", pairs[i][0], pairs[i][1]);
     }
     fprintf(d->context, "}\n");

@@ -78,6 +78,29 @@ static promise_row judge_ratio(const promise_task *t, const promise_criterion *c
     return row;
 }
 
+kvb_status promise_ask(promise_task *t, promise_criterion *out, const double *limits, double cap, const double *values,
+                       kvb_error *err)
+{
+    static const char *const NAMES[PROMISE_LIMITS] = {"KL", "changed tokens", "NLL"}, *const MEASURES[PROMISE_LIMITS] =
+                                                                                          {"kl", "flips", "nll"};
+    t->criteria = out;
+    t->n_criteria = 0;
+    for (size_t i = 0; i < PROMISE_LIMITS; i++) {
+        if (isnan(limits[i])) continue;
+        double most = i == PROMISE_FLIPS ? 1 : cap > 0 ? cap : 5 * limits[i];
+        uint32_t least = promise_least_texts(limits[i] / most, t->error);
+        out[t->n_criteria++] =
+            (promise_criterion){limits[i], most, values + i * t->n_ratios * t->n_texts, NAMES[i], MEASURES[i]};
+        if (t->n_texts >= least) continue;
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%u texts promise nothing: with a limit of %g on %s, clipped at %g, %g %% confidence takes at "
+                        "least %u texts even if nothing were lost; give more texts%s, or ask for less --confidence",
+                        t->n_texts, limits[i], NAMES[i], most, 100 * (1 - t->error), least,
+                        most < 1 ? ", a smaller --cap" : "");
+    }
+    return KVB_OK;
+}
+
 kvb_status promise_find(const promise_task *t, promise_row *rows, uint32_t *n_passed, kvb_error *err)
 {
     *n_passed = 0;

@@ -25,8 +25,9 @@ uint32_t promise_texts_needed(const double *loss, uint32_t n, double limit, doub
 
 // A condition on a ratio. A promise about several criteria is that all hold: a ratio is tested with the largest p.
 typedef struct promise_criterion {
-    double limit, cap;    // 0 < limit < cap, in the unit of the values; below 0 counts as 0, above cap as cap
-    const double *values; // [n_ratios, n_texts]
+    double limit, cap;          // 0 < limit < cap, in the unit of the values; below 0 counts as 0, above cap as cap
+    const double *values;       // [n_ratios, n_texts]
+    const char *name, *measure; // what is limited, for people and as a column
 } promise_criterion;
 
 typedef struct promise_task {
@@ -34,6 +35,14 @@ typedef struct promise_task {
     uint32_t n_criteria, n_ratios, n_texts; // ratios ascend
     double error;                           // 1 - confidence
 } promise_task;
+
+enum { PROMISE_KL, PROMISE_FLIPS, PROMISE_NLL, PROMISE_LIMITS };
+// Makes the criteria of a task that has everything else, in out [PROMISE_LIMITS]: limits [PROMISE_LIMITS] of KL,
+// changed tokens and NLL (NaN: none), of values [PROMISE_LIMITS, n_ratios, n_texts]. A text's KL or NLL counts as at
+// most `cap` (0: five times the limit). Fails with KVB_ARGUMENT if so few texts could promise nothing even if they lost
+// nothing.
+kvb_status promise_ask(promise_task *t, promise_criterion *out, const double *limits, double cap, const double *values,
+                       kvb_error *err);
 
 // One ratio under one criterion: means over the texts, raw and clipped.
 typedef struct promise_row {

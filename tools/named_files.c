@@ -143,10 +143,9 @@ typedef struct file_start {
 static bool is_columns(const file_start *f, char mark)
 {
     size_t n = 0, marks = 0;
-    for (; n < f->size && f->bytes[n] != '\n'; n++) {
+    for (; n < f->size && f->bytes[n] != '\n'; n++)
         if (f->bytes[n] == mark) marks++;
         else if (!isalnum((unsigned char)f->bytes[n]) && !strchr("_.+-", f->bytes[n])) return false;
-    }
     return marks > 0 || (n == 0 && f->size == 1);
 }
 

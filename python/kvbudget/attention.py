@@ -1,11 +1,10 @@
 """Attention over a cut cache, registered with transformers as the implementations ``kvbudget`` and ``kvbudget_eager``.
 
 A layer that is not cut goes to sdpa or eager attention with unchanged arguments, so a model may keep the registered
-name for good. Per segment there are three ways to compute, all with one interface:
+name for good. Per segment there are two ways to compute, with one interface:
 
-segments  one scaled_dot_product_attention per sequence and head: the way on a CPU, and with softcaps and sinks
-varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding
-flex      flex_attention over the flat tensors with a mask of segments: elsewhere on CUDA
+segments  one scaled_dot_product_attention per sequence and head: works everywhere
+varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding or softcaps
 """
 
 import contextlib
@@ -91,45 +90,12 @@ def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None
     return torch.cat([logits, sinks.float()[..., None]], -1).softmax(-1)[..., :-1]
 
 
-def by_flex(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
-    """The same by flex_attention: the rows of all segments are queries of one sequence, and a mask parts them."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    batch, n_heads, n, d = query.shape
-    group, device = n_heads // layer.n_heads, query.device
-    starts = torch.tensor(layer.starts[:-1], device=device)
-    ends = starts + torch.tensor(layer.lengths, device=device)
-    later = layer.seen - layer.cut_at
-
-    def in_segment(b: Tensor, h: Tensor, row: Tensor, at: Tensor) -> Tensor:
-        s = row // n
-        seen = (at >= starts[s]) & (at < ends[s])
-        if visible is None:
-            return seen
-        behind = at - (ends[s] - later)  # place among the later tokens; below 0: kept from the context
-        return seen & ((behind < 0) | visible[s // layer.n_heads, row % n, behind.clamp(0, max(later - 1, 0))])
-
-    rows = batch * layer.n_heads * n
-    q = query.view(batch, layer.n_heads, group, n, d).permute(2, 0, 1, 3, 4).reshape(1, group, rows, d)
-    mask = create_block_mask(in_segment, None, None, rows, layer.starts[-1], device=device)
-    run = torch.compile(flex_attention, dynamic=True) if query.is_cuda else flex_attention
-    out = run(
-        q,
-        layer.flat_keys.nan_to_num()[None, None],
-        layer.flat_values[None, None],
-        block_mask=mask,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return out.view(group, batch, layer.n_heads, n, -1).permute(1, 3, 2, 0, 4).reshape(batch, n, n_heads, -1)
-
-
 def by_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
     """The same by a varlen kernel: every segment is a sequence with one KV head; new tokens see each other causally."""
     batch, n_heads, n, d = query.shape
     group, device = n_heads // layer.n_heads, query.device
     segments = batch * layer.n_heads
-    q = query.view(segments, group, n, d).transpose(1, 2).reshape(segments * n, group, d)
+    q = query.reshape(segments, group, n, d).transpose(1, 2).reshape(segments * n, group, d)
     assert varlen_attn is not None
     out = varlen_attn(
         q,
@@ -149,16 +115,14 @@ def by_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling
 
 
 def _kernel(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
-    name = layer.kernel
-    if name == "auto" and not query.is_cuda:
-        name = "segments"
-    if name in ("auto", "varlen"):
-        causal = new_tokens_mask(layer, query.shape[2], None)
-        fits = varlen_attn is not None and (visible is None or (causal is not None and torch.equal(visible, causal)))
-        if name == "varlen" and not fits:
-            raise KVBudgetError("kernel varlen needs torch 2.10 or newer and new tokens without padding", "UNSUPPORTED")
-        name = "varlen" if fits and query.dtype in (torch.float16, torch.bfloat16) else "flex"
-    return {"segments": by_segment, "flex": by_flex, "varlen": by_varlen}[name]
+    if layer.kernel == "segments" or (layer.kernel == "auto" and not query.is_cuda):
+        return by_segment
+    causal = new_tokens_mask(layer, query.shape[2], None)
+    fits = varlen_attn is not None and (visible is None or (causal is not None and torch.equal(visible, causal)))
+    if layer.kernel == "varlen" and not fits:
+        raise KVBudgetError("kernel varlen needs torch 2.10 or newer and new tokens without padding", "UNSUPPORTED")
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return by_varlen if fits and (half or layer.kernel == "varlen") else by_segment
 
 
 def ragged_attention(

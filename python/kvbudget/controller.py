@@ -61,7 +61,7 @@ class Controller:
             raise KVBudgetError("buffer: needs an interval, which says when it is full")
         if interval is not None and metric.once:
             raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
-        one_of("kernel", kernel, ("auto", "segments", "flex", "varlen"))
+        one_of("kernel", kernel, ("auto", "segments", "varlen"))
         self.ratio, self.target_size, self.interval, self._options = ratio, target_size, interval, options
         self._hold = 0 if buffer is None or interval is None else buffer - interval
         self._kernel, self._refit, self._track = kernel, refit, interval is not None

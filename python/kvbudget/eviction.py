@@ -66,7 +66,7 @@ class Run(Controller):
     when         "prefill": as described above; "call": caches are cut only by run.cut(cache), as often as you like,
                  for passes of your own in chunks
     slack        free rows per head after a cut: 32, or the interval; more slack means fewer copies and more memory
-    kernel       how attention over a cut cache is computed: "auto", "segments", "flex" or "varlen" (attention.py)
+    kernel       how attention over a cut cache is computed: "auto", "segments" or "varlen" (attention.py)
     refit        at the first cut, change the kept keys and values so that attention over them gives what the full
                  cache gave (refit.py); later cuts take rows away and do not refit again
     options      of :meth:`Table.keep`: rounding, lookup, block, and strict, which keeps sinks and window in every head:

@@ -96,7 +96,7 @@ class RaggedLayer(WatchedLayer):
     keys, values  [B, H, T, d], the full layer
     kept          B x H index tensors, segment s = b * H + h: what it keeps, ascending
     slack         free rows per segment at first
-    kernel        how attention is computed: "auto", "segments", "flex" or "varlen" (attention.py)
+    kernel        how attention is computed: "auto", "segments" or "varlen" (attention.py)
     observed      by sequence: its padding, and what was seen of its queries (metrics.Seen)
 
     Its tensors carry no gradient, and may be written in any mode, also where they were made in inference mode.

@@ -76,7 +76,8 @@ UNIT_TEST(the_sequence_ends_at_the_first_failure)
             kl[r][i] = level[r] * (i % 2 ? 1.5 : 0.5);
             flips[r][i] = r ? 0.5 : 0;
         }
-    promise_criterion criteria[2] = {{0.1, 0.5, kl[0]}, {0.2, 1, flips[0]}};
+    promise_criterion criteria[2] = {{.limit = 0.1, .cap = 0.5, .values = kl[0]},
+                                     {.limit = 0.2, .cap = 1, .values = flips[0]}};
     promise_task task = {criteria, 1, RATIOS, TEXTS, 0.05};
     promise_row rows[2 * RATIOS];
     uint32_t passed;
@@ -111,7 +112,7 @@ UNIT_TEST(promises_are_kept_on_halves)
     uint32_t broken = 0, refused = 0, all_passed = 0;
     for (int draw = 0; draw < RESAMPLES; draw++) {
         double half[RATIOS][HALF], others[RATIOS] = {0};
-        const promise_criterion one = {0.05, 0.25, half[0]};
+        const promise_criterion one = {.limit = 0.05, .cap = 0.25, .values = half[0]};
         const promise_task task = {&one, 1, RATIOS, HALF, 0.1};
         uint32_t passed, chosen = 0;
         kvb_error err = {0};

@@ -37,9 +37,9 @@ UNIT_TEST(texts_are_escaped)
         ck_assert_str_eq(text, cases[i].to);
     }
     FILE *out = begin();
-    html_putf(out, "%s %d", "<", 7);
+    html_fill(out, "<b>%s</b> %s", "<", "7");
     fclose(out);
-    ck_assert_str_eq(text, "&lt; 7");
+    ck_assert_str_eq(text, "<b>&lt;</b> 7");
 }
 
 // ---- Documents of results -------------------------------------------------------------------------------------------

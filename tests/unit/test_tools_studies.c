@@ -179,15 +179,12 @@ UNIT_TEST(of_a_promise)
     static double losses[2 * N];
     static const double ratios[] = {0.25, 0.5};
     for (int i = 0; i < N; i++) losses[N + i] = 0.5;
-    const char *const names[] = {"KL"}, *const measures[] = {"kl"};
-    const promise_criterion limit = {0.1, 1, losses};
+    const promise_criterion limit = {0.1, 1, losses, "KL", "kl"};
     const promise_task task = {&limit, 1, 2, N, 0.1};
     kvb_table *table;
     promise_row rows[2];
     help_ok(kvb_table_open(&table, write_table(), NULL, err));
     promise_report r = {.task = &task,
-                        .names = names,
-                        .measures = measures,
                         .ratios = ratios,
                         .confidence = 0.9,
                         .table = table,

@@ -15,51 +15,14 @@
 
 typedef struct recommend_command {
     eval_command e;
-    double max_kl, max_flips, max_nll, cap, confidence; // NAN: not asked for
+    double limits[PROMISE_LIMITS]; // NAN: not asked for
+    double cap, confidence;
     uint64_t length;
     // Measured:
     promise_criterion criteria[PROMISE_LIMITS];
-    const char *names[PROMISE_LIMITS], *measures[PROMISE_LIMITS];
     double *values; // [PROMISE_LIMITS, n_ratios, n_texts]
     promise_task task;
 } recommend_command;
-
-// ---- Limits ----
-
-static void add_limit(recommend_command *c, const char *name, double limit, double cap, size_t kind)
-{
-    size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
-    if (isnan(limit)) return;
-    static const char *const MEASURES[PROMISE_LIMITS] = {"kl", "flips", "nll"};
-    c->measures[c->task.n_criteria] = MEASURES[kind];
-    c->names[c->task.n_criteria] = name;
-    c->criteria[c->task.n_criteria++] = (promise_criterion){limit, cap, c->values + kind * cells};
-}
-
-// Which limits hold, and whether so few texts can promise anything: known before any work is done.
-static kvb_status open_task(recommend_command *c, kvb_error *err)
-{
-    size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
-    c->values = need(PROMISE_LIMITS * cells, sizeof *c->values, "results");
-    c->task.criteria = c->criteria;
-    c->task.n_ratios = (uint32_t)c->e.with.n_ratios;
-    c->task.n_texts = (uint32_t)c->e.in.n_texts;
-    c->task.error = 1 - c->confidence;
-    add_limit(c, "KL", c->max_kl, c->cap > 0 ? c->cap : 5 * c->max_kl, 0);
-    add_limit(c, "changed tokens", c->max_flips, 1, 1);
-    add_limit(c, "NLL", c->max_nll, c->cap > 0 ? c->cap : 5 * c->max_nll, 2);
-    for (uint32_t i = 0; i < c->task.n_criteria; i++) {
-        double share = c->criteria[i].limit / c->criteria[i].cap;
-        uint32_t least = promise_least_texts(share, c->task.error);
-        if (c->task.n_texts >= least) continue;
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "%u texts promise nothing: with a limit of %g on %s, clipped at %g, %g %% confidence takes at "
-                        "least %u texts even if nothing were lost; give more texts%s, or ask for less --confidence",
-                        c->task.n_texts, c->criteria[i].limit, c->names[i], c->criteria[i].cap, 100 * c->confidence,
-                        least, c->criteria[i].cap < 1 ? ", a smaller --cap" : "");
-    }
-    return KVB_OK;
-}
 
 // ---- Measuring ----
 
@@ -94,9 +57,9 @@ static kvb_status measure_text(recommend_command *c, damage *d, damage_text *tex
     kvb_status status = damage_text_fill(d, text, c->e.in.texts[t].ids, &prefill, err);
     if (status == KVB_OK) status = damage_measure(d, text, keep, n, found, err);
     for (size_t r = 0; r < n && status == KVB_OK; r++) {
-        c->values[r * n_texts + t] = found[r].kl;
-        c->values[cells + r * n_texts + t] = found[r].flips;
-        c->values[2 * cells + r * n_texts + t] = found[r].nll;
+        c->values[PROMISE_KL * cells + r * n_texts + t] = found[r].kl;
+        c->values[PROMISE_FLIPS * cells + r * n_texts + t] = found[r].flips;
+        c->values[PROMISE_NLL * cells + r * n_texts + t] = found[r].nll;
     }
     w->done++;
     if (status == KVB_OK && !show_prefill(w, 0, 1))
@@ -151,8 +114,6 @@ static kvb_status give_recommend_results(const recommend_command *c, const promi
 static kvb_status recommend(recommend_command *c, kvb_error *err)
 {
     promise_report r = {.task = &c->task,
-                        .names = c->names,
-                        .measures = c->measures,
                         .ratios = c->e.with.ratios,
                         .confidence = c->confidence,
                         .table = c->e.with.columns[0].how->table,
@@ -160,7 +121,10 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
                         .n_tokens = (uint32_t)c->e.in.n_tokens,
                         .n_next = (uint32_t)c->e.in.n_next,
                         .length = c->length ? (uint32_t)c->length : (uint32_t)c->e.in.n_tokens};
-    kvb_status status = open_task(c, err);
+    c->task = (promise_task){
+        .n_ratios = (uint32_t)c->e.with.n_ratios, .n_texts = (uint32_t)c->e.in.n_texts, .error = 1 - c->confidence};
+    c->values = need((size_t)PROMISE_LIMITS * c->task.n_ratios * c->task.n_texts, sizeof *c->values, "results");
+    kvb_status status = promise_ask(&c->task, c->criteria, c->limits, c->cap, c->values, err);
     if (status == KVB_OK) status = measure(c, err);
     r.rows = need((size_t)PROMISE_LIMITS * c->task.n_ratios, sizeof *r.rows, "results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
@@ -175,10 +139,11 @@ static int check_recommend_options(recommend_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
-    if (isnan(c->max_kl) && isnan(c->max_flips) && isnan(c->max_nll)) c->max_kl = 0.05;
-    const double limits[] = {c->max_kl, c->max_flips, c->max_nll};
+    double *limits = c->limits;
+    if (isnan(limits[PROMISE_KL]) && isnan(limits[PROMISE_FLIPS]) && isnan(limits[PROMISE_NLL]))
+        limits[PROMISE_KL] = 0.05;
     for (int i = 0; i < PROMISE_LIMITS; i++) {
-        double most = i != 1 && c->cap > 0 ? c->cap : i == 1 ? 1 : INFINITY;
+        double most = i == PROMISE_FLIPS ? 1 : c->cap > 0 ? c->cap : INFINITY;
         if (!isnan(limits[i]) && !(limits[i] > 0 && limits[i] < most))
             return cli_usage_error(self, "a limit of %g: expected above 0 and below the cap (%g)", limits[i], most);
     }
@@ -199,16 +164,15 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
                                  .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                                  .in = EVAL_INPUTS,
                                  .batch = 4},
-                           .max_kl = NAN,
-                           .max_flips = NAN,
-                           .max_nll = NAN,
+                           .limits = {NAN, NAN, NAN},
                            .confidence = 0.95};
     const cli_option options[] = {
-        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS",
+        {"max-kl", 0, CLI_REAL, &c.limits[PROMISE_KL], "NATS",
          "limit of the mean KL to the full cache (0.05 if no limit is given)"},
-        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE",
+        {"max-flips", 0, CLI_REAL, &c.limits[PROMISE_FLIPS], "SHARE",
          "limit of the mean share of tokens whose likeliest successor changes"},
-        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "limit of the mean rise in NLL of the true next tokens"},
+        {"max-nll", 0, CLI_REAL, &c.limits[PROMISE_NLL], "NATS",
+         "limit of the mean rise in NLL of the true next tokens"},
         {"confidence", 0, CLI_REAL, &c.confidence, "P",
          "probability, over the draw of the texts, that the promise holds (0.95)"},
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},

@@ -17,25 +17,11 @@ static bool turns_direction(const unsigned char *p, size_t size)
 
 static void put_byte(FILE *out, unsigned char c)
 {
-    switch (c) {
-    case '&':
-        fputs("&amp;", out);
-        break;
-    case '<':
-        fputs("&lt;", out);
-        break;
-    case '>':
-        fputs("&gt;", out);
-        break;
-    case '"':
-        fputs("&quot;", out);
-        break;
-    case '\'':
-        fputs("&#39;", out);
-        break;
-    default:
-        fputc((c < 0x20 && c != '\n') || c == 0x7f ? '?' : c, out);
-    }
+    static const char *const escapes[] = {
+        ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&quot;", ['\''] = "&#39;"};
+    const char *escape = c < sizeof escapes / sizeof *escapes ? escapes[c] : NULL;
+    if (escape) fputs(escape, out);
+    else fputc((c < 0x20 && c != '\n') || c == 0x7f ? '?' : c, out);
 }
 
 void html_put(FILE *out, const char *text)
@@ -52,15 +38,16 @@ void html_put(FILE *out, const char *text)
     }
 }
 
-void html_putf(FILE *out, const char *format, ...)
+void html_fill(FILE *out, const char *markup, ...)
 {
-    char *text = NULL;
-    va_list args;
-    va_start(args, format);
-    if (vasprintf(&text, format, args) < 0) text = NULL;
-    va_end(args);
-    html_put(out, needed(text, "characters"));
-    free(text);
+    va_list texts;
+    va_start(texts, markup);
+    for (const char *gap; (gap = strstr(markup, "%s")); markup = gap + 2) {
+        fwrite(markup, 1, (size_t)(gap - markup), out);
+        html_put(out, va_arg(texts, const char *));
+    }
+    fputs(markup, out);
+    va_end(texts);
 }
 
 void html_shell_word(FILE *out, const char *word)
@@ -71,11 +58,11 @@ void html_shell_word(FILE *out, const char *word)
         return;
     }
     html_put(out, "'");
-    for (const char *p = word, *quote; *p; p = quote + 1) {
-        quote = strchr(p, '\'');
-        int length = quote ? (int)(quote - p) : (int)strlen(p);
-        html_putf(out, "%.*s%s", length, p, quote ? "'\\''" : "");
-        if (!quote) break;
+    for (size_t n; *word; word += n) {
+        n = *word == '\'' ? 1 : strcspn(word, "'");
+        char *part = *word == '\'' ? need_text("'\\''") : need_text("%.*s", (int)n, word);
+        html_put(out, part);
+        free(part);
     }
     html_put(out, "'");
 }

@@ -7,8 +7,8 @@
 // that are not UTF-8 become the replacement character, and so do characters that change the writing direction, which
 // could make one name look like another.
 void html_put(FILE *out, const char *text);
-// Formats like printf, then writes the result as html_put() does.
-void html_putf(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Writes markup as it is, with a text in the place of every "%s", as html_put() writes it.
+void html_fill(FILE *out, const char *markup, ...) __attribute__((format(printf, 2, 3)));
 
 // Writes one word of a shell command, escaped for HTML and quoted for the shell if it needs that.
 void html_shell_word(FILE *out, const char *word);

@@ -202,7 +202,7 @@ static void put_name(const page_writer *w, const page_table *t)
     for (size_t i = 0; i < w->p->n_tables; i++)
         same += strcmp(kvb_table_info(w->p->tables[i].file)->metric, metric) == 0;
     html_put(w->out, metric);
-    if (same > 1) html_putf(w->out, " (%s)", file_base(t->path));
+    if (same > 1) html_fill(w->out, " (%s)", file_base(t->path));
 }
 
 // A heading of a table's own part.
@@ -367,9 +367,8 @@ static verdict put_verdict(page_writer *w, const page_table *t)
         if (judge(&all[i]) > worst) worst = judge(&all[i]);
         if (fabs(all[i].ratio - HEADLINE) < fabs(all[near].ratio - HEADLINE)) near = i;
     }
-    fprintf(w->out, "<article class=\"card %s\"><h3>", classes[worst]);
-    put_name(w, t);
-    fputs("</h3>\n", w->out);
+    html_fill(w->out, "<article class=\"card %s\">", classes[worst]);
+    put_table_heading(w, t);
     if (n == 0) put_untried(w, t);
     else {
         put_headline(w->out, all, n);
@@ -432,13 +431,9 @@ static bool is_shown(const svg_chart *c, size_t i)
 
 static void put_chart_numbers(FILE *out, const svg_chart *c)
 {
-    fputs("<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>", out);
-    fprintf(out, "%s</th>", c->x_name ? c->x_name : "per cent pruned");
-    for (size_t s = 0; s < c->n_series; s++) {
-        fputs("<th>", out);
-        html_put(out, c->series[s].name);
-        fputs("</th>", out);
-    }
+    html_fill(out, "<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>%s</th>",
+              c->x_name ? c->x_name : "per cent pruned");
+    for (size_t s = 0; s < c->n_series; s++) html_fill(out, "<th>%s</th>", c->series[s].name);
     fputs("</tr></thead><tbody>\n", out);
     for (size_t i = 0; i < c->n; i++) {
         if (!is_shown(c, i)) continue;
@@ -456,9 +451,7 @@ static void put_keys(FILE *out, const svg_chart *c)
     for (size_t s = 0; s < c->n_series && s < SVG_SERIES_MAX; s++) {
         fputs("<span><svg viewBox=\"0 0 28 12\">", out);
         svg_chart_key(out, c, s, 2, 6);
-        fputs("</svg>", out);
-        html_put(out, c->series[s].name);
-        fputs("</span>", out);
+        html_fill(out, "</svg>%s</span>", c->series[s].name);
     }
     if (c->n_series > SVG_SERIES_MAX) fputs("<span>the others: in the table</span>", out);
     fputs("</div>\n", out);
@@ -472,12 +465,9 @@ static void put_chart(page_writer *w, const svg_chart *chart)
     enum { WIDTH = 440, HEIGHT = 260 };
     svg_chart bare = *chart;
     bare.bare = true;
-    fprintf(w->out, "<figure class=\"chart\"><figcaption>");
-    html_put(w->out, chart->title);
-    fputs("</figcaption>\n", w->out);
-    fprintf(w->out, "<div class=\"plot\"><svg viewBox=\"0 0 %d %d\" role=\"img\">\n<title>", WIDTH, HEIGHT);
-    html_put(w->out, chart->title);
-    fputs("</title>\n", w->out);
+    html_fill(w->out, "<figure class=\"chart\"><figcaption>%s</figcaption>\n", chart->title);
+    fprintf(w->out, "<div class=\"plot\"><svg viewBox=\"0 0 %d %d\" role=\"img\">\n", WIDTH, HEIGHT);
+    html_fill(w->out, "<title>%s</title>\n", chart->title);
     svg_chart_put(w->out, &bare, 0, 0, WIDTH, HEIGHT);
     fputs("</svg></div>\n", w->out);
     put_keys(w->out, &bare);
@@ -703,7 +693,8 @@ static void put_unsure(page_writer *w)
         "to question, by more than what the head is given (the standard deviation is larger than the share kept), "
         "the texts do not agree about that head.</p>\n"
         "<p>What to do: profile more texts and more questions of the kind that you serve (<code>profile</code>); "
-        "until then guard such heads with <code>solve --shrink 0.3</code> or <code>--min-keep</code>.</p>\n"
+        "until then guard such heads with <code>solve --shrink 0.3</code> or <code>--min-keep</code>, or look after "
+        "the texts that lose most with <code>solve --aggregate worst</code>.</p>\n"
         "<div class=\"wide\"><table><thead><tr><th>table</th><th>pruned</th><th>not certain</th>"
         "<th class=\"text\">layer.head</th></tr></thead><tbody>\n",
         w->out);
@@ -723,10 +714,7 @@ static void put_unsure(page_writer *w)
 
 static void put_fact(FILE *out, const char *name, const char *value)
 {
-    if (!value || !*value) return;
-    fprintf(out, "<dt>%s</dt><dd>", name);
-    html_put(out, value);
-    fputs("</dd>\n", out);
+    if (value && *value) html_fill(out, "<dt>%s</dt><dd>%s</dd>\n", name, value);
 }
 
 static void put_lengths(FILE *out, const kvb_info *info)
@@ -751,9 +739,8 @@ static void put_texts(FILE *out, const page_record *r)
         const record_context_info *c = record_context(r->file, i);
         uint64_t queries = 0;
         for (uint32_t q = 0; q < c->n_questions; q++) queries += c->questions[q].n_queries;
-        fputs("<tr><th>", out);
-        html_put(out, c->id);
-        fprintf(out, "</th><td>%u</td><td>%u</td><td>%llu</td></tr>\n", c->n_tokens, c->n_questions,
+        html_fill(out, "<tr><th>%s</th>", c->id);
+        fprintf(out, "<td>%u</td><td>%u</td><td>%llu</td></tr>\n", c->n_tokens, c->n_questions,
                 (unsigned long long)queries);
     }
     fputs("</tbody></table></div></details>\n", out);
@@ -799,30 +786,22 @@ static void put_origins(page_writer *w)
 
 static void put_file(FILE *out, const char *kind, const char *path, const char *sha256)
 {
-    fputs("<tr><th>", out);
-    html_put(out, kind);
-    fputs("</th><td class=\"text\">", out);
-    html_put(out, path);
-    fputs("</td><td class=\"text\"><code>", out);
-    html_put(out, *sha256 ? sha256 : "not known");
-    fputs("</code></td></tr>\n", out);
+    html_fill(out, "<tr><th>%s</th><td class=\"text\">%s</td><td class=\"text\"><code>%s</code></td></tr>\n", kind,
+              path, *sha256 ? sha256 : "not known");
 }
 
 // The words of a flat object, with a heading; nested ones stay text of JSON.
 static void put_object(FILE *out, const char *title, const cJSON *object)
 {
     const cJSON *item;
-    fputs("<details><summary>", out);
-    html_put(out, title);
-    fputs("</summary><div class=\"wide\"><table>\n", out);
+    html_fill(out, "<details><summary>%s</summary><div class=\"wide\"><table>\n", title);
     cJSON_ArrayForEach(item, object)
     {
         char *text = cJSON_IsString(item) ? NULL : cJSON_PrintUnformatted(item);
-        fputs("<tr><th>", out);
-        html_put(out, item->string ? item->string : "");
-        fputs("</th><td class=\"text\">", out);
-        html_put(out, cJSON_IsString(item) ? item->valuestring : text ? text : "");
-        fputs("</td></tr>\n", out);
+        html_fill(out, "<tr><th>%s</th><td class=\"text\">%s</td></tr>\n", item->string ? item->string : "",
+                  cJSON_IsString(item) ? item->valuestring
+                  : text               ? text
+                                       : "");
         cJSON_free(text);
     }
     fputs("</table></div></details>\n", out);
@@ -866,9 +845,10 @@ static void put_commands(page_writer *w)
 {
     const page *p = w->p;
     if (p->n_results == 0) return;
-    fputs("<h3>Commands</h3>\n<p>Of kvbudget ", w->out);
-    html_put(w->out, kvb_version());
-    fputs(". The same inputs give the same bytes on the same kind of processor.</p>\n<pre>\n", w->out);
+    html_fill(w->out,
+              "<h3>Commands</h3>\n<p>Of kvbudget %s. The same inputs give the same bytes on the same kind of "
+              "processor.</p>\n<pre>\n",
+              kvb_version());
     for (size_t i = 0; i < p->n_results; i++) {
         const cJSON *word;
         fputs("kvbudget ", w->out);
@@ -878,9 +858,7 @@ static void put_commands(page_writer *w)
             fputs(" ", w->out);
             html_shell_word(w->out, cJSON_IsString(word) ? word->valuestring : "");
         }
-        fputs("   # gave ", w->out);
-        html_put(w->out, p->results[i].name);
-        fputs("\n", w->out);
+        html_fill(w->out, "   # gave %s\n", p->results[i].name);
     }
     fputs("</pre>\n", w->out);
 }
@@ -913,18 +891,16 @@ static const char *model_of(const page *p)
 // Nothing may be loaded, whatever a text inside says: the policy allows only what is in the page.
 static void put_head(page_writer *w)
 {
-    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-          "<meta name=\"color-scheme\" content=\"light dark\">\n"
-          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-          "img-src data:\">\n<title>KV-cache budgets: ",
-          w->out);
-    html_put(w->out, model_of(w->p));
-    fputs("</title>\n<style>\n", w->out);
+    html_fill(w->out,
+              "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+              "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+              "<meta name=\"color-scheme\" content=\"light dark\">\n"
+              "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+              "img-src data:\">\n<title>KV-cache budgets: %s</title>\n<style>\n",
+              model_of(w->p));
     for (const char *const *line = page_css; *line; line++) fputs(*line, w->out);
-    fputs("</style>\n</head>\n<body>\n<header><h1>KV-cache budgets</h1><p>", w->out);
-    html_put(w->out, model_of(w->p));
-    fputs("</p></header>\n<main>\n", w->out);
+    html_fill(w->out, "</style>\n</head>\n<body>\n<header><h1>KV-cache budgets</h1><p>%s</p></header>\n<main>\n",
+              model_of(w->p));
 }
 
 static void put_page(const page *p, FILE *out)
@@ -950,9 +926,11 @@ static void put_page(const page *p, FILE *out)
     put_unsure(&w);
     put_origins(&w);
     put_repeat(&w);
-    fputs("</main>\n<footer><p>Made by kvbudget ", out);
-    html_put(out, kvb_version());
-    fputs(" report. Methods: LU-KV, arXiv 2602.08585.</p></footer>\n</body>\n</html>\n", out);
+    html_fill(
+        out,
+        "</main>\n<footer><p>Made by kvbudget %s report. Methods: LU-KV, arXiv 2602.08585.</p></footer>\n</body>\n"
+        "</html>\n",
+        kvb_version());
 }
 
 kvb_status page_write(const page *p, const char *path, kvb_error *err)

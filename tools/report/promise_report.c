@@ -50,7 +50,7 @@ static void print_rows(const promise_report *r)
 {
     const promise_task *t = r->task;
     printf("%u texts of %u + %u tokens\n\npruned", t->n_texts, r->n_tokens, r->n_next);
-    for (uint32_t c = 0; c < t->n_criteria; c++) printf("  %14s     clipped         p", r->names[c]);
+    for (uint32_t c = 0; c < t->n_criteria; c++) printf("  %14s     clipped         p", t->criteria[c].name);
     printf("\n");
     for (uint32_t i = 0; i < t->n_ratios; i++) {
         printf("%4.3g %%", 100 * r->ratios[i]);
@@ -70,7 +70,7 @@ static kvb_status print_promise(const promise_report *r, kvb_error *err)
         "\nPrune %.4g %%. With probability %.4g over the draw of these texts, on texts drawn like them the mean of\n",
         100 * ratio, r->confidence);
     for (uint32_t c = 0; c < t->n_criteria; c++)
-        printf("  %s is below %g (a text counts as at most %g)\n", r->names[c], t->criteria[c].limit,
+        printf("  %s is below %g (a text counts as at most %g)\n", t->criteria[c].name, t->criteria[c].limit,
                t->criteria[c].cap);
     printf("(Learn then Test with fixed-sequence testing, arXiv 2110.01052; p-values by betting).\n");
     printf("At %u tokens that saves %.1f of %.1f MiB (two bytes an element).\n", r->length, (all - stays) / 0x1p20,
@@ -121,7 +121,7 @@ static void add_row(const promise_report *r, results *to, uint32_t criterion, ui
     const promise_row *found = row_of(r, criterion, ratio);
     cJSON *o = results_row(to), *about = results_detail(to);
     json_put(o, "ratio %g measure %s limit %g cap %g mean %g clipped %g p %g promised %d", r->ratios[ratio],
-             r->measures[criterion], limit->limit, limit->cap, found->mean, found->clipped, found->p,
+             limit->measure, limit->limit, limit->cap, found->mean, found->clipped, found->p,
              ratio < r->n_passed);
     cJSON_AddNumberToObject(about, "row", (double)ratio * t->n_criteria + criterion);
     cJSON_AddItemToObject(about, "texts",

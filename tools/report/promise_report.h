@@ -4,11 +4,8 @@
 #include "study/promise.h"
 #include "tools/report/results.h"
 
-enum { PROMISE_LIMITS = 3 };
-
 typedef struct promise_report {
     const promise_task *task;
-    const char *const *names, *const *measures; // [n_criteria] what is limited, for people and as a column
     const double *ratios;                       // [n_ratios]
     double confidence;
     const kvb_table *table;
