@@ -3,11 +3,13 @@
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include "runtime/rank.h"
 #include "runtime/safetensors.h"
 #include "runtime/sha256.h"
 #include "runtime/table.h"
 #include <endian.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,4 +236,48 @@ table_content table_content_of(const kvb_table *table, const cJSON *metadata, ra
                            .formats = table->formats,
                            .ranking = table->ranking ? ranking : NULL,
                            .metadata = metadata};
+}
+
+// ---- Weights of texts ----
+
+static bool read_row(double *weight, const cJSON *row, uint32_t n_texts, double cap)
+{
+    const cJSON *item;
+    uint32_t n = 0;
+    double sum = 0;
+    if (!cJSON_IsArray(row)) return false;
+    cJSON_ArrayForEach(item, row)
+    {
+        if (n == n_texts || !cJSON_IsNumber(item)) return false;
+        double value = item->valuedouble;
+        if (!(value >= 0 && value <= cap * (1 + 1e-9))) return false;
+        sum += weight[n++] = value;
+    }
+    return n == n_texts && fabs(sum - 1) <= 1e-9;
+}
+
+kvb_status table_weights_parse(double *weight, const char *text, uint32_t n_rows, uint32_t n_texts, double cap,
+                               const char *name, kvb_error *err)
+{
+    cJSON *rows = text ? kvb_json_parse(text, strlen(text), NULL, NULL) : NULL;
+    const cJSON *row = cJSON_IsArray(rows) ? rows->child : NULL;
+    uint32_t r = 0;
+    for (; r < n_rows && row && read_row(weight + (size_t)r * n_texts, row, n_texts, cap); r++) row = row->next;
+    bool whole = r == n_rows && !row;
+    cJSON_Delete(rows);
+    if (whole) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT,
+                    "%.160s: metadata \"text_weights\": row %u: expected %u rows of %u numbers from 0 to %.4g with the "
+                    "sum 1; solve the record again",
+                    name, r, n_rows, n_texts, cap);
+}
+
+char *table_weights_print(const double *weight, uint32_t n_rows, uint32_t n_texts)
+{
+    cJSON *rows = cJSON_CreateArray();
+    for (uint32_t r = 0; r < n_rows; r++)
+        cJSON_AddItemToArray(rows, cJSON_CreateDoubleArray(weight + (size_t)r * n_texts, (int)n_texts));
+    char *text = cJSON_PrintUnformatted(rows);
+    cJSON_Delete(rows);
+    return text;
 }

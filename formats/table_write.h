@@ -58,3 +58,15 @@ kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err);
+
+// ---- Weights of texts ----
+// The metadata "text_weights" of tables made with worst or cvar: JSON text with one weight per row and text. These
+// weights are the multipliers that prove the row's bound (solver/robust.h).
+
+// Parses weights into weight [n_rows, n_texts]. `name` is the file, for messages; `cap` is the largest weight a text
+// may have. Fails with KVB_FORMAT unless the text is n_rows arrays of n_texts numbers from 0 to cap that sum to 1.
+kvb_status table_weights_parse(double *weight, const char *text, uint32_t n_rows, uint32_t n_texts, double cap,
+                               const char *name, kvb_error *err);
+
+// Prints weights as that text; the caller frees it with cJSON_free.
+char *table_weights_print(const double *weight, uint32_t n_rows, uint32_t n_texts);

@@ -13,6 +13,7 @@
 // are equal nothing is interpolated. The floor is the mean of the pairs' floors, as in mean_ratio: the largest would
 // make long contexts keep as large a share as the sinks of a short one. Below its own floor a context's curve is flat,
 // so the average includes what a lower floor costs it.
+// worst and cvar:A are for users who must not fail on any text: robust.h.
 // loss_curves_shrink() protects heads that the calibration texts did not need but other texts do: it mixes the average
 // head's curve into every head's. With a = 1 all heads are equal and the table is uniform; in between the table is
 // still the optimum of one problem, with nested rows and a certificate.

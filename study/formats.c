@@ -27,8 +27,8 @@ bytes_problem formats_problem(const study_options *o, const double *loss, const 
         formats_of(o, j, f);
         for (uint32_t n = 0; n < N; n++) added[(size_t)n * J + j] = formats_loss(loss, n, f);
         for (uint32_t b = 0; b <= T; b++)
-            cost[(size_t)j * (T + 1) + b] = kvb_packed_bytes(f[0], KVB_KEYS, b, head_dim) +
-                                            kvb_packed_bytes(f[1], KVB_VALUES, b, head_dim);
+            cost[(size_t)j * (T + 1) + b] =
+                kvb_packed_bytes(f[0], KVB_KEYS, b, head_dim) + kvb_packed_bytes(f[1], KVB_VALUES, b, head_dim);
     }
     for (int r = 0; r < ROWS; r++) budget[r] = (uint64_t)floor((1 - o->ratios[r]) * full + 1e-6);
     return (bytes_problem){c, J, added, cost};

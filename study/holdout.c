@@ -3,6 +3,7 @@
 #include "study/holdout.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include "study/gather.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -12,9 +13,12 @@ const char *const holdout_methods[N_METHODS] = {"uniform",
                                                 "mean_loss, shrink 0.1",
                                                 "mean_loss, shrink 0.2",
                                                 "mean_loss, shrink 0.3",
+                                                "worst",
+                                                "cvar:0.5",
                                                 "question's optimum"};
 
 static const double SHRINKS[] = {0, 0.1, 0.2, 0.3}; // of METHOD_MEAN_LOSS and those after it
+static const double CVAR_SHARE = 0.5;               // half of the texts: of few texts 0.2 would be the worst one
 
 static uint32_t text_at(const holdout *h, const pair_walk *w)
 {
@@ -48,6 +52,8 @@ static kvb_status fit_without(holdout *h, uint32_t text, kvb_error *err)
     kvb_status status = pair_sums_mean_ratio(h->tables[METHOD_PAPER], parts, n, err);
     for (uint32_t i = 0; i < sizeof SHRINKS / sizeof *SHRINKS && status == KVB_OK; i++)
         status = pair_sums_mean_loss(h->tables[METHOD_MEAN_LOSS + i], parts, n, SHRINKS[i], &options, err);
+    if (status == KVB_OK) status = pair_sums_tail(h->tables[METHOD_WORST], parts, n, 0, &options, err);
+    if (status == KVB_OK) status = pair_sums_tail(h->tables[METHOD_CVAR], parts, n, CVAR_SHARE, &options, err);
     h->fitted = text;
     free(parts);
     return status;

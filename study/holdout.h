@@ -12,6 +12,8 @@ enum {
     METHOD_SHRINK_1,
     METHOD_SHRINK_2,
     METHOD_SHRINK_3,
+    METHOD_WORST,
+    METHOD_CVAR,
     METHOD_OPTIMUM, // each question's own optimum: no table for all questions can be better
     N_METHODS
 };

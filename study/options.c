@@ -5,7 +5,8 @@
 
 study_options study_options_make(void)
 {
-    study_options o = {.aggregate = AGGREGATE_MEAN_LOSS,
+    study_options o = {.aggregate_name = "mean_loss",
+                       .aggregate = AGGREGATE_MEAN_LOSS,
                        .hull = HULL_FEASIBLE,
                        .scope = SCOPE_GLOBAL,
                        .sink = AS_RECORDED,
@@ -32,6 +33,21 @@ kvb_status study_options_packings(study_options *o, const char *names, kvb_error
     }
     if (good) return KVB_OK;
     return kvb_fail(err, KVB_ARGUMENT, "expected bf16, int8, int4 and int2, each once at most, found '%s'", names);
+}
+
+kvb_status study_options_aggregate(study_options *o, const char *name, kvb_error *err)
+{
+    char *end = "";
+    o->aggregate_name = name;
+    o->tail = 0;
+    if (strcmp(name, "mean_ratio") == 0) o->aggregate = AGGREGATE_MEAN_RATIO;
+    else if (strcmp(name, "mean_loss") == 0) o->aggregate = AGGREGATE_MEAN_LOSS;
+    else o->aggregate = AGGREGATE_TAIL;
+    if (o->aggregate != AGGREGATE_TAIL || strcmp(name, "worst") == 0) return KVB_OK;
+    if (strncmp(name, "cvar:", 5) == 0) o->tail = strtod(name + 5, &end);
+    if (!*end && o->tail > 0 && o->tail <= 1) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "expected mean_ratio, mean_loss, worst or cvar:A with 0 < A <= 1, found '%s'",
+                    name);
 }
 
 // A number from 0 to 1 in the metadata; 0 if there is none, as in older tables.
@@ -66,11 +82,9 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
         o->limits = limits;
     }
     o->scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
-    bool merged = strcmp(info->aggregate, aggregation_name(AGGREGATE_MEAN_LOSS)) == 0;
-    o->aggregate = merged ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO;
-    if (strcmp(info->aggregate, aggregation_name(o->aggregate)) != 0)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; another version of kvbudget may know it",
-                        path, info->aggregate);
+    if (study_options_aggregate(o, info->aggregate, NULL) != KVB_OK)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; a newer kvbudget may know it", path,
+                        info->aggregate);
     const char *loss = kvb_table_metadata(table, "loss"), *gains = kvb_table_metadata(table, "gains");
     o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (gains && strcmp(gains, "all") != 0)
@@ -85,8 +99,8 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
     o->window = info->window;
     const char *packings = kvb_table_metadata(table, "packings");
     if (packings && study_options_packings(o, packings, NULL) != KVB_OK)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown packings '%s'; another version of kvbudget may know them", path,
-                        packings);
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown packings '%s'; another version of kvbudget may know them",
+                        path, packings);
     return take_ratios(o, table, err);
 }
 
@@ -98,11 +112,6 @@ solve_options study_solve_options(const study_options *o)
 bool every_per_cent(const study_options *o)
 {
     return !o->own_ratios && o->n_rows == ROWS;
-}
-
-const char *aggregation_name(aggregation aggregate)
-{
-    return aggregate == AGGREGATE_MEAN_LOSS ? "mean_loss" : "mean_ratio";
 }
 
 const char *scope_name(solve_scope scope)

@@ -83,10 +83,11 @@ kvb_status output_packings_read(double *loss, const selection *s, const double *
     free(errors);
     for (size_t i = 0; i < n && found; i++) loss[i] /= (double)found;
     if (status != KVB_OK || found) return status;
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s: does not say of any of these questions what formats do to the output; profile with --curves, or "
-                    "add a text or a metric to it with --curves (kvbudget profile --add)",
-                    s->path);
+    return kvb_fail(
+        err, KVB_MISMATCH,
+        "%s: does not say of any of these questions what formats do to the output; profile with --curves, or "
+        "add a text or a metric to it with --curves (kvbudget profile --add)",
+        s->path);
 }
 
 // One head's gains per token, from its errors at the levels.

@@ -1,6 +1,8 @@
 #include "study/pair_sums.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
 
 void pair_sums_init(pair_sums *p, const cache_shape *longest, uint32_t steps, uint32_t n_rows)
 {
@@ -52,5 +54,26 @@ kvb_status pair_sums_mean_loss(double *table, const pair_sums *const *parts, uin
         table[i] = 1.0 - (double)p.allocation.keep[i] / grid->n_tokens;
     problem_free(&p);
     loss_mean_free(&all);
+    return status;
+}
+
+kvb_status pair_sums_tail(double *table, const pair_sums *const *parts, uint32_t n, double tail,
+                          const solve_options *options, kvb_error *err)
+{
+    loss_mean *texts = need(n, sizeof *texts, "texts");
+    robust_result x = {0};
+    uint32_t used = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        const cache_shape *grid = &parts[k]->mean.curves.shape;
+        if (parts[k]->mean.count == 0) continue;
+        loss_mean_init_coarse(&texts[used], grid, grid->n_tokens);
+        loss_mean_join(&texts[used], &parts[k]->mean);
+        loss_mean_finish(&texts[used++]);
+    }
+    kvb_status status = robust_solve(&x, texts, used, tail, options, err);
+    if (status == KVB_OK) memcpy(table, x.prune_ratio, (size_t)x.n_rows * x.n_heads * sizeof *table);
+    robust_free(&x);
+    for (uint32_t k = 0; k < used; k++) loss_mean_free(&texts[k]);
+    free(texts);
     return status;
 }

@@ -1,8 +1,7 @@
 // Makes tables from any subset of the pairs, to measure losses on the texts that are left out. Curves are held on a
 // coarse grid of the kept share (aggregate.h), so that many texts fit in memory.
 #pragma once
-#include "solver/aggregate.h"
-#include "solver/problem.h"
+#include "solver/robust.h"
 
 // What the aggregations need to know about a set of pairs, of one text or of several.
 typedef struct pair_sums {
@@ -21,3 +20,6 @@ kvb_status pair_sums_add(pair_sums *p, const problem *pair, kvb_error *err);
 kvb_status pair_sums_mean_ratio(double *table, const pair_sums *const *parts, uint32_t n, kvb_error *err);
 kvb_status pair_sums_mean_loss(double *table, const pair_sums *const *parts, uint32_t n, double shrink,
                                const solve_options *options, kvb_error *err);
+// Here each set is one text. tail: share of the texts that lose most, 0 for the worst one.
+kvb_status pair_sums_tail(double *table, const pair_sums *const *parts, uint32_t n, double tail,
+                          const solve_options *options, kvb_error *err);

@@ -1,6 +1,6 @@
 // The part of a record to work on: contexts, questions, metrics.
 // A pair is one question of one context. On its way from the record to a table, an oracle array passes through:
-//     read (pairs.h) -> curves (pairs.h) -> aggregate (solver/aggregate.h) -> allocate (table.h) -> write (table.h)
+//     read (pairs.h) -> curves (pairs.h) -> aggregate (gather.h) -> allocate (table.h) -> write (table.h)
 #pragma once
 #include "formats/record.h"
 

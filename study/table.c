@@ -6,6 +6,7 @@
 #include "runtime/fail.h"
 #include "solver/constrained.h"
 #include "solver/exact.h"
+#include "solver/robust.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,6 +27,7 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
     t->prune_ratio = need(cells, sizeof *t->prune_ratio, "ratios");
     t->std = need(cells, sizeof *t->std, "ratios");
     t->pair_budgets = pair_budgets ? need(1, bytes, "bytes of budgets") : NULL;
+    t->text_weights = need(ROWS * from->n_contexts, sizeof *t->text_weights, "weights of texts");
     if (!o->n_packings) return KVB_OK;
     if (record_get_shape(from->r).head_dim == 0)
         return kvb_fail(err, KVB_MISMATCH, "%s: does not say how large a head is, which bytes depend on", from->path);
@@ -43,6 +45,7 @@ void study_table_free(study_table *t)
     free(t->pair_budgets);
     free(t->formats);
     free(t->packing_loss);
+    free(t->text_weights);
     *t = (study_table){.n_heads = 0};
 }
 
@@ -132,10 +135,13 @@ static kvb_status allocate_merged(study_table *t, const loss_curves *c, kvb_erro
     return status;
 }
 
-// The least mean loss that budgets can have which all pairs share, from averages that are not pulled together yet.
-static kvb_status bound_table(study_table *t, const loss_curves *c, kvb_error *err)
+// The least mean loss that budgets can have which all pairs share, from averages that are not pulled together yet:
+// fills table_bound with AGGREGATE_MEAN_LOSS.
+static kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
 {
+    if (g->how != AGGREGATE_MEAN_LOSS) return KVB_OK;
     problem p;
+    const loss_curves *c = &g->all.curves;
     solve_options solve = study_solve_options(&t->options);
     kvb_status status = require_ratios(&t->options, c, err);
     problem_init(&p, &c->shape, &solve);
@@ -181,6 +187,26 @@ static void judge_formats(study_table *t)
     }
 }
 
+// The table of the texts that lose most.
+static kvb_status allocate_tail(study_table *t, const gathered *g, kvb_error *err)
+{
+    robust_result x;
+    double start = study_seconds();
+    solve_options solve = study_solve_options(&t->options);
+    kvb_status status = robust_solve(&x, g->texts, (uint32_t)g->n_texts, t->options.tail, &solve, err);
+    if (status != KVB_OK) return status;
+    t->solve_seconds += study_seconds() - start;
+    t->n_texts = g->n_texts;
+    memcpy(t->prune_ratio, x.prune_ratio, (size_t)ROWS * x.n_heads * sizeof *x.prune_ratio);
+    memcpy(t->text_weights, x.weight, (size_t)ROWS * x.n_texts * sizeof *x.weight);
+    memcpy(t->loss, x.loss, sizeof t->loss);
+    memcpy(t->bound, x.bound, sizeof t->bound);
+    memcpy(t->lambda, x.lambda, sizeof t->lambda);
+    memcpy(t->saturated, x.saturated, sizeof t->saturated);
+    robust_free(&x);
+    return KVB_OK;
+}
+
 // Brings the average of many tables back to whole pages and few levels.
 static kvb_status project(study_table *t, kvb_error *err)
 {
@@ -191,26 +217,32 @@ static kvb_status project(study_table *t, kvb_error *err)
                                t->saturated, err);
 }
 
+// The table of all pairs together, from what was gathered: prune_ratio, loss, bound, lambda and saturated.
+static kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err)
+{
+    if (g->how == AGGREGATE_MEAN_LOSS) return allocate_merged(t, &g->all.curves, err);
+    if (g->how == AGGREGATE_TAIL) return allocate_tail(t, g, err);
+    return t->options.limits ? project(t, err) : KVB_OK;
+}
+
 // ---- First reading: every pair's own optimum, and what the aggregation needs of it ----------------------------------
 
-static kvb_status take_pair(study_table *t, loss_mean *all, ratio_mean *spread, pair_walk *w, kvb_error *err)
+static kvb_status take_pair(study_table *t, gathered *g, ratio_mean *spread, pair_walk *w, kvb_error *err)
 {
     problem *p = &w->problem;
     double start = study_seconds();
     kvb_status status = t->options.oracle_order ? loss_curves_fill_perfect(&p->curves, w->oracle, err) : KVB_OK;
-    if (status == KVB_OK)
-        status = t->options.aggregate == AGGREGATE_MEAN_LOSS ? loss_mean_add(all, &p->curves, err)
-                                                             : require_ratios(&t->options, &p->curves, err);
+    if (status == KVB_OK && g->how == AGGREGATE_MEAN_RATIO) status = require_ratios(&t->options, &p->curves, err);
+    if (status == KVB_OK) status = gather_add(g, w->context, &p->curves, err);
     if (status == KVB_OK) status = allocate_pair(t, spread, p, err);
     t->solve_seconds += study_seconds() - start;
     return status;
 }
 
-static kvb_status read_pairs(study_table *t, loss_mean *all, ratio_mean *spread, study_progress *progress,
-                             kvb_error *err)
+static kvb_status read_pairs(study_table *t, gathered *g, ratio_mean *spread, study_progress *progress, kvb_error *err)
 {
     pair_walk w = pair_walk_open(&t->pairs, study_solve_options(&t->options), t->options.min_keep, progress);
-    while (pair_walk_next(&w, err)) w.status = take_pair(t, all, spread, &w, err);
+    while (pair_walk_next(&w, err)) w.status = take_pair(t, g, spread, &w, err);
     return pair_walk_close(&w);
 }
 
@@ -248,28 +280,28 @@ kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error
 
 kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error *err)
 {
-    const study_options *o = &t->options;
-    bool merged = o->aggregate == AGGREGATE_MEAN_LOSS;
-    loss_mean all = {0};
+    gathered g;
     ratio_mean spread;
     study_progress_begin(progress, 2.0 * t->pairs.n_pairs); // to solve, and to judge the table
-    if (merged) loss_mean_init(&all, &t->pairs.longest);
+    gather_init(&g, &t->pairs, t->options.aggregate);
     ratio_mean_init(&spread, ROWS, t->n_heads);
-    kvb_status status = read_pairs(t, &all, &spread, progress, err);
-    if (status == KVB_OK) ratio_mean_get(&spread, t->prune_ratio, t->std);
-    if (status == KVB_OK && merged) {
-        loss_mean_finish(&all);
-        if (!t->formats) status = bound_table(t, &all.curves, err);
-        loss_curves_shrink(&all.curves, o->shrink);
-        if (status == KVB_OK)
-            status = t->formats ? allocate_bytes(t, &all.curves, err) : allocate_merged(t, &all.curves, err);
-    } else if (status == KVB_OK) {
-        if (o->limits) status = project(t, err);
-        for (int r = 0; r < ROWS; r++) t->table_bound[r] = o->shrink == 0 ? t->bound[r] : NAN;
+    kvb_status status = read_pairs(t, &g, &spread, progress, err);
+    if (status == KVB_OK) {
+        ratio_mean_get(&spread, t->prune_ratio, t->std);
+        gather_average(&g);
+        if (!t->formats) status = bound_table(t, &g, err);
+    }
+    if (status == KVB_OK) {
+        gather_pull(&g, t->options.shrink);
+        status = t->formats ? allocate_bytes(t, &g.all.curves, err) : allocate_table(t, &g, err);
+    }
+    for (int r = 0; r < ROWS && status == KVB_OK; r++) {
+        bool own = t->options.aggregate == AGGREGATE_MEAN_RATIO && t->options.shrink == 0;
+        if (t->options.aggregate != AGGREGATE_MEAN_LOSS) t->table_bound[r] = own ? t->bound[r] : NAN;
     }
     if (status == KVB_OK) status = study_table_judge(t, progress, err);
     ratio_mean_free(&spread);
-    loss_mean_free(&all);
+    gather_free(&g);
     return status;
 }
 
@@ -360,8 +392,8 @@ static void add_settings(cJSON *m, const study_table *t)
     const study_options *o = &t->options;
     const record_metric *about = &t->pairs.about;
     json_put(m, "metric %s metric_parameters %s sink %u window %u scope %s aggregate %s shrink %g min_keep %g",
-             t->pairs.metric, about->parameters, about->sink, about->window, scope_name(o->scope),
-             aggregation_name(o->aggregate), o->shrink, o->min_keep);
+             t->pairs.metric, about->parameters, about->sink, about->window, scope_name(o->scope), o->aggregate_name,
+             o->shrink, o->min_keep);
     json_put(m, "hull %s max_prune %s", hull_name(o->hull), "0.99");
     if (t->pairs.loss == LOSS_OUTPUT) json_put(m, "loss %s gains %s", "output", "all");
 }
@@ -385,6 +417,8 @@ static void add_special(cJSON *m, const study_table *t)
     if (o->exact) cJSON_AddStringToObject(m, "solver", "exact");
     if (o->oracle_order) cJSON_AddStringToObject(m, "order", order_name(true));
     if (t->formats) add_packings(m, o);
+    if (o->aggregate == AGGREGATE_TAIL)
+        add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));
     if (!every_per_cent(o)) json_put(m, "n_rows %u", o->n_rows);
     if (o->limits) add_made(m, "constraints", limits_text(o->limits));
     if (ranking) cJSON_AddStringToObject(m, "ranking", kvb_ranking_about(ranking)->about);

@@ -1,12 +1,12 @@
 // A table of budgets from the pairs of a record.
 #pragma once
 #include "study/formats.h"
+#include "study/gather.h"
 #include "study/layer_map.h"
-#include "study/pairs.h"
 #include <cjson/cJSON.h>
 
 // R = ROWS ratios, of which options.n_rows count; N heads. Losses are shares of what a pair can lose, means over the
-// pairs.
+// pairs or, with AGGREGATE_TAIL, over the texts that lose most.
 typedef struct study_table {
     study_options options;
     pair_set pairs;
@@ -16,7 +16,7 @@ typedef struct study_table {
     double loss[ROWS], bound[ROWS], lambda[ROWS];
     double table_loss[ROWS], uniform_loss[ROWS]; // in whole tokens: of the table, and of uniform budgets
     double table_bound[ROWS]; // no budgets shared by the pairs lose less on average; NaN if not known: with
-                              // AGGREGATE_MEAN_RATIO if curves were shrunk
+                              // AGGREGATE_TAIL, and with AGGREGATE_MEAN_RATIO if curves were shrunk
     double effective[ROWS];   // the prune ratio actually reached
     uint8_t saturated[ROWS];  // 1: the floor was reached
     // With `exact`: greedy's loss, the optimum, and rows where the solver gave up on a problem.
@@ -26,7 +26,9 @@ typedef struct study_table {
     uint8_t *formats;      // [R, N, 2] kvb_packing of keys and values; NULL: tokens alone. `ratio` is then the share of
                            // a bfloat16 cache's bytes that is saved
     double *packing_loss;  // [N, RECORD_PACKINGS] of output_packings_read(); NULL likewise
-    double solve_seconds;  // hulls, sweep and certificate of all pairs
+    double *text_weights;  // [R, n_texts] with AGGREGATE_TAIL: the multipliers of robust.h
+    size_t n_texts;
+    double solve_seconds; // hulls, sweep and certificate of all pairs
 } study_table;
 
 // Finds the pairs and allocates the table; the options' limits, the selection and the metric must outlive it. Errors:

@@ -1,5 +1,6 @@
 #include "study/table_check.h"
 #include "formats/need.h"
+#include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "runtime/table.h"
 #include "solver/checker.h"
@@ -127,38 +128,67 @@ static void bound_formats(table_check *k, const loss_curves *c)
     formats_problem_free(&p);
 }
 
+// The texts' curves, weighted.
+static void weigh_texts(loss_curves *c, const gathered *g, const double *weights)
+{
+    size_t cells = (size_t)shape_heads(&c->shape) * shape_middle(&c->shape);
+    memset(c->gain, 0, cells * sizeof *c->gain);
+    c->floor = 0;
+    for (size_t t = 0; t < g->n_texts; t++) {
+        const loss_curves *one = &g->texts[t].curves;
+        for (size_t i = 0; i < cells; i++) c->gain[i] += weights[t] * one->gain[i];
+        if (one->floor > c->floor) c->floor = one->floor;
+    }
+    loss_curves_sum(c);
+}
+
+// Bounds of worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
+static kvb_status bound_tail(table_check *k, const gathered *g, kvb_error *err)
+{
+    const study_options *o = &k->options;
+    size_t n = g->n_texts;
+    double cap = o->tail * (double)n > 1 ? 1 / (o->tail * (double)n) : 1,
+           *weights = need(o->n_rows * n, sizeof *weights, "weights of texts");
+    loss_curves c = loss_curves_make(&g->texts[0].curves.shape);
+    kvb_status status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), o->n_rows,
+                                            (uint32_t)n, cap, k->path, err);
+    for (uint32_t r = 0; r < o->n_rows && status == KVB_OK; r++) {
+        weigh_texts(&c, g, weights + r * n);
+        checker_rows(&c, o->scope == SCOPE_LAYER, 1, &o->ratios[r], &k->lambda[r], &k->bound[r]);
+    }
+    loss_curves_free(&c);
+    free(weights);
+    return status;
+}
+
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-static kvb_status take_pair(table_check *k, loss_mean *all, pair_walk *w, kvb_error *err)
+static kvb_status take_pair(table_check *k, gathered *g, pair_walk *w, kvb_error *err)
 {
     const study_options *o = &k->options;
     loss_curves *c = &w->problem.curves;
     kvb_status status = judge_table(k->table_loss, c, o->limits, o->n_rows, kvb_table_budgeted_ratios(k->table), err);
     if (status == KVB_OK && o->oracle_order) status = loss_curves_fill_perfect(c, w->oracle, err);
     if (status != KVB_OK) return status;
-    if (o->aggregate == AGGREGATE_MEAN_LOSS) return loss_mean_add(all, c, err);
+    if (g->how != AGGREGATE_MEAN_RATIO) return gather_add(g, w->context, c, err);
     loss_curves_shrink(c, o->shrink);
     return add_bounds(k, c, 1 / (c->total * k->pairs.n_pairs), err);
 }
 
 kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *err)
 {
-    const study_options *o = &k->options;
-    bool merged = o->aggregate == AGGREGATE_MEAN_LOSS;
-    loss_mean all = {0};
+    gathered g;
     study_progress_begin(progress, k->pairs.n_pairs);
-    if (merged) loss_mean_init(&all, &k->pairs.longest);
-    pair_walk w = pair_walk_open(&k->pairs, study_solve_options(o), o->min_keep, progress);
-    while (pair_walk_next(&w, err)) w.status = take_pair(k, &all, &w, err);
+    gather_init(&g, &k->pairs, k->options.aggregate);
+    pair_walk w = pair_walk_open(&k->pairs, study_solve_options(&k->options), k->options.min_keep, progress);
+    while (pair_walk_next(&w, err)) w.status = take_pair(k, &g, &w, err);
     kvb_status status = pair_walk_close(&w);
-    if (status == KVB_OK && merged) {
-        loss_mean_finish(&all);
-        loss_curves_shrink(&all.curves, o->shrink);
-        if (o->n_packings) bound_formats(k, &all.curves);
-        else status = add_bounds(k, &all.curves, 1, err);
-    }
+    if (status == KVB_OK) gather_finish(&g, k->options.shrink);
+    if (status == KVB_OK && k->options.n_packings) bound_formats(k, &g.all.curves);
+    else if (status == KVB_OK && g.how == AGGREGATE_MEAN_LOSS) status = add_bounds(k, &g.all.curves, 1, err);
+    if (status == KVB_OK && g.how == AGGREGATE_TAIL) status = bound_tail(k, &g, err);
     for (int r = 0; r < ROWS; r++) k->table_loss[r] /= k->pairs.n_pairs;
-    loss_mean_free(&all);
+    gather_free(&g);
     return status;
 }
 

@@ -2,7 +2,7 @@
 // solver: solver/checker.h.
 #pragma once
 #include "study/formats.h"
-#include "study/pairs.h"
+#include "study/gather.h"
 
 typedef struct table_check {
     const char *path; // of the table; the caller's

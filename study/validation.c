@@ -47,41 +47,39 @@ static kvb_status validate_curves(validation *v, problem *p, const loss_curves *
 
 // ---- All pairs ------------------------------------------------------------------------------------------------------
 
-static kvb_status take_pair(validation *v, loss_mean *all, pair_walk *w, kvb_error *err)
+static kvb_status take_pair(validation *v, gathered *g, pair_walk *w, kvb_error *err)
 {
     loss_curves *c = &w->problem.curves;
     const study_options *o = &v->options;
     kvb_status status = v->table ? judge_table(v->table_loss, c, o->limits, o->n_rows, v->table, err) : KVB_OK;
     if (status == KVB_OK) status = require_ratios(o, c, err);
     if (status != KVB_OK) return status;
-    if (o->aggregate == AGGREGATE_MEAN_LOSS) return loss_mean_add(all, c, err);
+    if (g->how == AGGREGATE_MEAN_LOSS) return gather_add(g, w->context, c, err);
     loss_curves_shrink(c, o->shrink);
     return validate_curves(v, &w->problem, c, c->total > 0 ? 1 / (c->total * v->pairs.n_pairs) : 0, err);
 }
 
-static kvb_status validate_merged(validation *v, loss_mean *all, const solve_options *solve, kvb_error *err)
+static kvb_status validate_merged(validation *v, gathered *g, const solve_options *solve, kvb_error *err)
 {
     problem p;
-    loss_mean_finish(all);
-    loss_curves_shrink(&all->curves, v->options.shrink);
-    problem_init(&p, &all->curves.shape, solve);
-    kvb_status status = validate_curves(v, &p, &all->curves, 1, err);
+    gather_finish(g, v->options.shrink);
+    problem_init(&p, &g->all.curves.shape, solve);
+    kvb_status status = validate_curves(v, &p, &g->all.curves, 1, err);
     problem_free(&p);
     return status;
 }
 
 kvb_status validation_run(validation *v, study_progress *progress, kvb_error *err)
 {
-    bool merged = v->options.aggregate == AGGREGATE_MEAN_LOSS;
-    loss_mean all = {0};
+    gathered g;
     solve_options solve = study_solve_options(&v->options);
     study_progress_begin(progress, v->pairs.n_pairs);
-    if (merged) loss_mean_init(&all, &v->pairs.longest);
+    gather_init(&g, &v->pairs, v->options.aggregate);
     pair_walk w = pair_walk_open(&v->pairs, solve, v->options.min_keep, progress);
-    while (pair_walk_next(&w, err)) w.status = take_pair(v, &all, &w, err);
+    while (pair_walk_next(&w, err)) w.status = take_pair(v, &g, &w, err);
     kvb_status status = pair_walk_close(&w);
-    if (status == KVB_OK && merged) status = validate_merged(v, &all, &solve, err);
+    if (status == KVB_OK && g.how == AGGREGATE_MEAN_LOSS) status = validate_merged(v, &g, &solve, err);
     for (int r = 0; r < ROWS; r++) v->table_loss[r] /= v->pairs.n_pairs;
-    loss_mean_free(&all);
+    gather_free(&g);
     return status;
 }

@@ -1,6 +1,6 @@
 // How far greedy, and a table, are from the true optimum.
 #pragma once
-#include "study/pairs.h"
+#include "study/gather.h"
 
 // For one metric. Losses are shares of each problem's mass, means over the problems. Rows are those of the options.
 typedef struct validation {

@@ -51,9 +51,12 @@ while read -r name options; do # every way to solve knows this loss
     # shellcheck disable=SC2016
     json "losses in nats: $name, predicted KL that grows with the ratio" out \
         '(lambda x: x == sorted(x) and x[-1] > 0 and all(v >= 0 for v in x))([r.get("table_loss", r.get("loss"))
-        for r in j["rows"] if r.get("allocator", r.get("aggregate", "")) in ("", "mean_loss", "mean_ratio")][-3:])'
+        for r in j["rows"] if r.get("allocator", r.get("aggregate", "")) in ("", "mean_loss", "mean_ratio", "worst",
+        "cvar:0.5")][-3:])'
 done <<'WAYS'
 the_average --alone
+worst --aggregate worst --alone
+cvar --aggregate cvar:0.5 --alone
 exact --exact --ratios 0.3,0.5,0.8
 floors --floor 0.2@0 --ratios 0.3,0.5,0.8
 pages --block 16 --ratios 0.3,0.5,0.8

@@ -72,7 +72,7 @@ for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' \
     expect 0 'the runtime serves the last row beyond' budgets t.safetensors --ratio 0.95 --tokens 1000
     says 'and warns' "outside the table's rows, 1 to $rows %" err
 done
-misused 'full hulls with constraints' 'knows no constraints' solve run.h5 --metric keydiff --block 16 --hull full \
+misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst \
     -o no.safetensors
 absent 'nothing was written' no.safetensors
 

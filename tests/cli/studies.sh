@@ -7,7 +7,7 @@ tiny_record --metric snapkv:kvpress
 expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout --json --quiet
 cp out text.json
 json 'every method at every ratio' text.json \
-    'len(j["details"]) == 1 and len(j["rows"]) == 7 * 99 and len({r["allocator"] for r in j["rows"]}) == 7'
+    'len(j["details"]) == 1 and len(j["rows"]) == 9 * 99 and len({r["allocator"] for r in j["rows"]}) == 9'
 json 'two texts are too few for intervals' text.json 'all(r["loss_low"] is None and r["loss"] >= 0 for r in j["rows"])'
 json 'no table passes the optimum of each question by more than its greedy gap' text.json 'all(
     o["loss"] <= r["loss"] * 1.02 + 0.002 for o in rows(allocator="question'"'"'s optimum")
@@ -65,7 +65,7 @@ json 'a perfect metric would lose less, and this one more than it' oracle.json '
 misused 'tables and results' 'cannot share one picture' plot oracle.safetensors text.json -o x.svg
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
-for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--block 8 --ratios 0.3,0.5'; do
+for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do
     # shellcheck disable=SC2086
     expect 0 "solve --order oracle $how" solve run.h5 --metric snapkv:kvpress --order oracle $how -o t.safetensors \
         --quiet

@@ -37,14 +37,35 @@ misused '--exact with full hulls' 'no hulls' solve run.h5 --metric keydiff --exa
 # ---- certificates
 for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_loss --shrink 0' '--paper --hull full' \
     '--questions 1' \
-    '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' \
-    '--contexts short'; do
+    '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' '--aggregate worst' \
+    '--aggregate cvar:0.6 --scope layer --min-keep 0.15' '--contexts short'; do
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric snapkv:kvpress $o -o t.safetensors
     case $o in --questions* | --contexts*) same_pairs=$o ;; *) same_pairs= ;; esac
     # shellcheck disable=SC2086
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet $same_pairs
 done
+if kvb solve run.h5 --metric keydiff --aggregate worst -o worst.safetensors --quiet &&
+    "$PYTHON" - worst.safetensors <<'EOF'; then ok 'a table of the worst text'; else not_ok \
+        'a table of the worst text'; fi
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+n = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:8 + n])
+del header["__metadata__"]["content_sha256"]  # it is changed on purpose
+w = json.loads(header["__metadata__"]["text_weights"])
+assert len(w) == 99 and all(len(row) == 2 and abs(sum(row) - 1) < 1e-9 for row in w), w[0]
+# Other weights are refused when they are none, and prove less when they are.
+for name, row in (("none.safetensors", "[2,-1]"), ("other.safetensors", "[1,0]")):
+    header["__metadata__"]["text_weights"] = "[" + ",".join([row] * 99) + "]"
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    open(name, "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n:])
+EOF
+fails 'weights that are none' 'numbers from 0 to 1 with the sum 1' validate --certificate none.safetensors run.h5 \
+    --quiet
+expect 1 'weights of another kind prove less' validate --certificate other.safetensors run.h5 --quiet
+says 'and it says so' 'no multiplier proves the bound'
 expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
 says 'says what is proved, and of what' 'Proved: no budgets that all questions share lose less than the bound'
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --loss importance --json --quiet
@@ -52,10 +73,10 @@ json 'is uniform, but for single tokens' out 'all(abs(r["table_loss"] - r["unifo
 expect 0 'a high floor' solve run.h5 --metric keydiff --min-keep 0.25 --json --quiet
 json 'caps what is pruned' out 'abs(j["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j["rows"][90]["saturated"]'
 misused '--paper with --shrink' 'the paper has none' solve run.h5 --metric keydiff --paper --shrink 0.1
-misused '--paper with --aggregate' 'give one of them' solve run.h5 --metric keydiff --paper --aggregate mean_loss
+misused '--paper with --aggregate' 'give one of them' solve run.h5 --metric keydiff --paper --aggregate worst
 misused '--shrink 2' 'expected 0 to 1' solve run.h5 --metric keydiff --shrink 2
 misused '--min-keep 1' 'less than 1' solve run.h5 --metric keydiff --min-keep 1
-misused 'an unknown aggregation' 'mean_loss.mean_ratio' solve run.h5 --metric keydiff --aggregate worst
+misused 'the worst text exactly' 'found by solving many' solve run.h5 --metric keydiff --aggregate worst --exact
 fails 'other questions than it was solved with' 'give the --contexts' validate --certificate t.safetensors run.h5 \
     --quiet
 expect 0 'solve' solve run.h5 --metric keydiff -o good.safetensors
@@ -72,7 +93,7 @@ expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --ne
     --metric keydiff --seed 9
 fails 'a table of another record' 'another record' validate --certificate good.safetensors other.h5 --quiet
 # ---- a table against the best one
-for o in '' --paper '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' \
+for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' \
     '--block 8 --ranks 2'; do
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric keydiff --loss importance $o -o t.safetensors --quiet

@@ -55,6 +55,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             abort(); // it opened
         limits = &own;
     }
+    double weight[99 * 2];
+    table_weights_parse(weight, kvb_table_metadata(table, "text_weights"), info->n_rows, 2, 1, "fuzz", &err);
     for (size_t i = 0; keep && i < sizeof ratios / sizeof ratios[0]; ++i) {
         try_formats(table, ratios[i], n);
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; ++j) {

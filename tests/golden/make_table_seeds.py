@@ -62,6 +62,9 @@ if __name__ == "__main__":
                                  constraints=json.dumps({"block": 1, "ranks": 2, "by_layer": True}))),
                           ("levels_and_pin",
                            table(1, 3, 0, 4, lambda r, h: r * (h > 0), rows=(20, 60),
-                                 constraints=json.dumps({"levels": 2, "least": [1, 0, 0]})))]:
+                                 constraints=json.dumps({"levels": 2, "least": [1, 0, 0]}))),
+                          ("weights",
+                           table(1, 2, 4, 1, lambda r, h: r, rows=(50, 80), aggregate="worst",
+                                 text_weights="[[0.25,0.75],[1,0]]"))]:
         with open(os.path.join(folder, name), "wb") as file:
             file.write(content)

@@ -91,10 +91,10 @@ static inline void case_select(selection *s, const char *path)
     help_ok(selection_open(s, path, &all, err));
 }
 
-static inline study_options case_options(aggregation aggregate)
+static inline study_options case_options(const char *aggregate)
 {
     study_options o = study_options_make();
-    o.aggregate = aggregate;
+    help_ok(study_options_aggregate(&o, aggregate, err));
     return o;
 }
 
@@ -119,7 +119,7 @@ static inline void case_teardown(void)
 static inline void case_solve_to(const selection *of, const char *to)
 {
     study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     help_ok(study_table_open(&t, of, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
     case_save(&t, to);

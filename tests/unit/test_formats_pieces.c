@@ -65,6 +65,19 @@ UNIT_TEST(element_types)
     for (npy_type t = NPY_F32; t <= NPY_I64; t++) ck_assert_uint_eq(npy_type_size(t), sizes[t]);
 }
 
+UNIT_TEST(weights_as_text)
+{
+    const double weight[2][3] = {{0.25, 0.75, 0}, {1.0 / 3, 1.0 / 3, 1.0 / 3}};
+    double again[2][3];
+    char *text = table_weights_print(*weight, 2, 3);
+    ck_assert_ptr_nonnull(text);
+    help_ok(table_weights_parse(*again, text, 2, 3, 0.75, "t", err));
+    ck_assert_mem_eq(again, weight, sizeof weight); // every bit of a double comes back
+    help_fails(table_weights_parse(*again, text, 2, 3, 0.7, "t", err), KVB_FORMAT, "t");
+    help_fails(table_weights_parse(*again, text, 3, 2, 1, "t", err), KVB_FORMAT, "t");
+    cJSON_free(text);
+}
+
 UNIT_TEST(hash_of_an_open_file)
 {
     char hex[65];

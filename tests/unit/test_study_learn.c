@@ -266,7 +266,7 @@ UNIT_TEST(tables_of_a_ranking)
     ck_assert_uint_eq(from.n_metrics, 2);
     ck_assert_str_eq(from.metrics[0], kvb_ranking_about(r)->name);
     ck_assert(selection_ranking(&from, from.metrics[0]) && !selection_ranking(&from, from.metrics[1]));
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     help_ok(study_table_open(t, &from, from.metrics[0], &o, false, err));
     help_ok(study_table_solve(t, NULL, err));
     case_save(t, strcpy(table, help_path("table.safetensors")));

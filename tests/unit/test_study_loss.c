@@ -61,7 +61,7 @@ UNIT_TEST(test_gains_are_geometric_means)
     case_select(&s, make("half.h5", STEEP, NULL, 0));
     ck_assert(!output_loss_is_there(&s, "keydiff"));
     study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err)); // importance, then
     ck_assert_int_eq(t.pairs.loss, LOSS_IMPORTANCE);
     study_table_free(&t);
@@ -117,7 +117,7 @@ UNIT_TEST(test_budgets_follow_the_output)
 {
     selection s;
     study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     o.loss = LOSS_OUTPUT;
     case_select(&s, make("solve.h5", STEEP, STEEP, 0));
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
@@ -146,7 +146,7 @@ UNIT_TEST(test_rivals_are_taken)
     selection s;
     study_table t;
     versus v;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     o.loss = LOSS_OUTPUT;
     case_select(&s, make("rivals.h5", STEEP, OPPOSITE, 0));
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
@@ -169,7 +169,7 @@ UNIT_TEST(test_a_curve_may_rise)
 {
     selection s;
     study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     o.exact = true;
     case_select(&s, make("rise.h5", STEEP, STEEP, 2));
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));

@@ -1,6 +1,7 @@
-// Walking the pairs of a record: which ones, in which order, with which curves; stopping; and judging a table by them.
+// Walking the pairs of a record: which ones, in which order, with which curves; stopping; judging a
+// table by them; and the averages that are made of them.
 #include "runtime/fail.h"
-#include "study/pairs.h"
+#include "study/gather.h"
 #include "study_help.h"
 
 // Tokens 1 .. T - 2 can be chosen; the metric keeps early ones.
@@ -21,7 +22,7 @@ static void setup(void)
 {
     help_setup();
     case_select(&from, case_record("run.h5", CONTEXTS, 3));
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     help_ok(pairs_open(&pairs, &from, "keydiff", &o, err));
 }
 
@@ -33,7 +34,7 @@ static void teardown(void)
 static pair_walk begin(study_progress *p, double min_keep)
 {
     static study_options o;
-    o = case_options(AGGREGATE_MEAN_LOSS);
+    o = case_options("mean_loss");
     return pair_walk_open(&pairs, study_solve_options(&o), min_keep, p);
 }
 
@@ -48,7 +49,7 @@ UNIT_TEST(pairs_are_counted)
 UNIT_TEST(protection_comes_from_the_options_before_the_record)
 {
     pair_set other;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     o.sink = 3;
     help_ok(pairs_open(&other, &from, "keydiff", &o, err));
     unit_numbers(other.about.sink, 3, other.about.window, 1);
@@ -64,7 +65,7 @@ UNIT_TEST(nothing_to_solve)
     pair_set other;
     selection skipped;
     const selection_request wanted = {CASE_METRIC, 1, "skipped", UINT64_MAX, NULL};
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     help_ok(selection_open(&skipped, from.path, &wanted, err));
     help_fails(pairs_open(&other, &skipped, "keydiff", &o, err), KVB_ARGUMENT, "nothing to solve");
     pairs_close(&other), selection_close(&skipped);
@@ -120,6 +121,44 @@ UNIT_TEST(whoever_is_told_may_stop_it)
     ck_assert(!pair_walk_next(&w, &found));
     ck_assert_int_eq(pair_walk_close(&w), KVB_INTERRUPTED);
     ck_assert_ptr_nonnull(strstr(found.message, "stopped"));
+}
+
+static void gather_all(gathered *g, aggregation how, double shrink)
+{
+    pair_walk w = begin(NULL, 0);
+    gather_init(g, &pairs, how);
+    while (pair_walk_next(&w, &found)) w.status = gather_add(g, w.context, &w.problem.curves, &found);
+    ck_assert_int_eq(pair_walk_close(&w), KVB_OK);
+    gather_finish(g, shrink);
+}
+
+UNIT_TEST(the_average_of_all_pairs)
+{
+    gathered g;
+    gather_all(&g, AGGREGATE_MEAN_LOSS, 0);
+    const loss_curves *c = &g.all.curves;
+    // Shares of what each pair can lose: head 0 has 10/14, all, and nothing; head 1 the rest.
+    ck_near(c->total, 1);
+    ck_near(loss_at(c, 0, 2), (10.0 / 14 + 1 + 0) / 3);
+    ck_near(loss_at(c, 1, 2), (4.0 / 14 + 0 + 1) / 3);
+    gather_free(&g);
+    gather_all(&g, AGGREGATE_MEAN_LOSS, 1); // pulled together until all heads are alike
+    ck_near(loss_at(&g.all.curves, 0, 2), 0.5);
+    gather_free(&g);
+}
+
+UNIT_TEST(one_average_for_each_text_that_has_pairs)
+{
+    gathered g;
+    gather_all(&g, AGGREGATE_TAIL, 0);
+    ck_assert_uint_eq(g.n_texts, 2); // without the skipped one
+    ck_assert_uint_eq(g.texts[0].count, 2);
+    ck_near(loss_at(&g.texts[0].curves, 0, 0), (10.0 / 14 + 1) / 2);
+    ck_near(loss_at(&g.texts[1].curves, 1, 0), 1);
+    gather_free(&g);
+    gather_all(&g, AGGREGATE_MEAN_RATIO, 0);
+    ck_assert_uint_eq(g.n_texts, 0);
+    gather_free(&g);
 }
 
 UNIT_TEST(a_table_is_judged_as_the_runtime_rounds_it)

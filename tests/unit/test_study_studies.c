@@ -17,7 +17,7 @@ static void setup(void)
 {
     help_setup();
     case_select(&from, case_record("run.h5", TEXTS, 3));
-    o = case_options(AGGREGATE_MEAN_LOSS);
+    o = case_options("mean_loss");
 }
 
 // ---- Holdout --------------------------------------------------------------------------------------------------------
@@ -32,6 +32,7 @@ UNIT_TEST(texts_held_out)
     ck_near(h->mean[r][METHOD_UNIFORM].value, 0.3); // 9 of 12 stay
     ck_near(h->mean[r][METHOD_PAPER].value, 0.6);   // made from the other text alone
     ck_near(h->mean[r][METHOD_MEAN_LOSS].value, 0.6);
+    ck_near(h->mean[r][METHOD_WORST].value, 0.6);
     ck_near(h->mean[r][METHOD_OPTIMUM].value, 0);
     ck_near(h->ratio[r][METHOD_UNIFORM].value, -0.5);
     int at = 0;

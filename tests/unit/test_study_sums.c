@@ -46,6 +46,8 @@ UNIT_TEST(tables_of_one_part)
     must(pair_sums_mean_loss(table, parts, 1, 0, &OPTIONS, &err), &err);
     ck_assert_double_eq_tol(table[0], 0, 1e-12); // head 0 is twice as important
     ck_assert_double_eq_tol(table[1], 0.5, 1e-12);
+    must(pair_sums_tail(table, parts, 1, 0, &OPTIONS, &err), &err);
+    ck_assert_double_eq_tol(table[1], 0.5, 1e-12); // the only text is the worst one
     pair_sums_free(&sums);
 }
 
@@ -60,6 +62,8 @@ UNIT_TEST(parts_count_by_their_pairs)
     must(pair_sums_mean_ratio(table, parts, PARTS, &err), &err);
     ck_assert_double_eq_tol(table[0], 0.5 * 3 / 4, 1e-12);
     ck_assert_double_eq_tol(table[1], 0.5 / 4, 1e-12);
+    must(pair_sums_tail(table, parts, PARTS, 0, &OPTIONS, &err), &err);
+    ck_assert_double_eq_tol(table[0], 0.25, 1e-3); // texts count alike there
     ck_assert(pair_sums_mean_ratio(table, parts + 2, 1, &err) == KVB_ARGUMENT);
     ck_assert(pair_sums_mean_loss(table, parts, 0, 0, &OPTIONS, &err) == KVB_ARGUMENT);
     for (int i = 0; i < PARTS; i++) pair_sums_free(&sums[i]);
@@ -88,8 +92,6 @@ UNIT_TEST(names_and_progress)
 {
     study_options o = study_options_make();
     study_progress p = {.done = 7};
-    unit_strings(aggregation_name(AGGREGATE_MEAN_LOSS), "mean_loss", aggregation_name(AGGREGATE_MEAN_RATIO),
-                 "mean_ratio");
     unit_strings(scope_name(SCOPE_LAYER), "layer", scope_name(SCOPE_GLOBAL), "global", hull_name(HULL_FULL), "full",
                  hull_name(HULL_FEASIBLE), "feasible", order_name(true), "oracle", order_name(false), "metric");
     ck_assert(every_per_cent(&o));

@@ -19,7 +19,7 @@ static void solve(study_table *t, const study_options *o)
 UNIT_TEST(one_pair_with_a_useless_head)
 {
     study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_RATIO);
+    study_options o = case_options("mean_ratio");
     open_record("one.h5", &HEAD_0, 1);
     solve(&t, &o);
     // 25 %: 6 of 24 go, all from head 1. 50 %: 10 from head 1, 2 from head 0, a share of 2/10.
@@ -45,7 +45,7 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     study_table t;
     const case_context both[] = {HEAD_0, HEAD_1};
     open_record("two.h5", both, 2);
-    study_options o = case_options(AGGREGATE_MEAN_RATIO);
+    study_options o = case_options("mean_ratio");
     solve(&t, &o);
     ck_near(t.prune_ratio[2 * 24], 0.25); // of 0 and 0.5
     ck_near(t.std[2 * 24], 0.25);
@@ -53,7 +53,7 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.table_loss[24], 0.3); // 9 of 12 stay
     ck_near(t.table_bound[24], 0);  // each pair's own
     study_table_free(&t);
-    o = case_options(AGGREGATE_MEAN_LOSS);
+    o = case_options("mean_loss");
     solve(&t, &o);
     ck_near(t.loss[24], 0.3); // 6 tokens of 20, half of the mass each
     ck_near(t.bound[24], 0.3);
@@ -66,6 +66,14 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     for (int r = 0; r < ROWS; r++) ck_assert_double_le(t.table_bound[r], t.table_loss[r] + 1e-9);
     ck_near(t.table_bound[24], 0.3);
     study_table_free(&t);
+    o = case_options("worst");
+    solve(&t, &o);
+    ck_near(t.prune_ratio[2 * 24], 0.25); // whatever else, a text loses more than 0.3
+    ck_near(t.loss[24], 0.3);
+    ck_assert_uint_eq(t.n_texts, 2);
+    ck_assert(isnan(t.table_bound[24])); // a mean says nothing of the worst text's problem
+    ck_near(t.text_weights[2 * 24] + t.text_weights[2 * 24 + 1], 1);
+    study_table_free(&t);
 }
 
 UNIT_TEST(pairs_that_cannot_lose_anything_count)
@@ -75,7 +83,7 @@ UNIT_TEST(pairs_that_cannot_lose_anything_count)
     open_record("none.h5", both, 2);
     for (int i = 0; i < 2; i++) {
         study_table t;
-        study_options o = case_options(i % 2 ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO);
+        study_options o = case_options(i % 2 ? "mean_loss" : "mean_ratio");
         solve(&t, &o);
         ck_near(t.loss[49], 0.1); // 0.2 of one of two
         ck_assert_double_le(t.bound[49], 0.1 + 1e-12);
@@ -91,7 +99,7 @@ static const case_context STEPS = {.id = "s", .n_tokens = 12, .n_questions = 1, 
 UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
 {
     study_table greedy, exact, perfect;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     open_record("step.h5", &STEPS, 1);
     solve(&greedy, &o);
     o.exact = true;
@@ -115,7 +123,7 @@ UNIT_TEST(ratios_of_ones_own_must_be_allowed)
 {
     study_table t;
     kvb_limits limits;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     open_record("one.h5", &HEAD_0, 1);
     help_ok(kvb_limits_init(&limits, 1, 2, err));
     limits.least[0] = 0.9;
@@ -140,21 +148,21 @@ UNIT_TEST(the_file_says_how_it_was_made)
     kvb_table *table;
     const case_context both[] = {HEAD_0, HEAD_1};
     open_record("two.h5", both, 2);
-    study_options o = case_options(AGGREGATE_MEAN_RATIO), again;
+    study_options o = case_options("cvar:0.5"), again;
     kvb_limits limits = {0};
     o.scope = SCOPE_LAYER, o.shrink = 0.25, o.min_keep = 0.2;
     solve(&t, &o);
     case_save(&t, help_path("t.safetensors"));
     help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
     const kvb_info *info = kvb_table_info(table);
-    unit_strings(info->metric, "keydiff", info->aggregate, "mean_ratio", info->scope, "layer");
+    unit_strings(info->metric, "keydiff", info->aggregate, "cvar:0.5", info->scope, "layer");
     unit_numbers(info->n_questions, 2, info->sink, 1);
     unit_strings(kvb_table_metadata(table, "calibration_tokens"), "12,12", kvb_table_metadata(table, "n_queries"),
                  "9,9");
     ck_assert_ptr_null(kvb_table_metadata(table, "n_rows"));
     help_ok(study_options_from_table(&again, &limits, table, "t", err));
-    ck_assert(again.aggregate == AGGREGATE_MEAN_RATIO && again.scope == SCOPE_LAYER && !again.limits);
-    ck_assert(!again.own_ratios && again.shrink == 0.25 && again.min_keep == 0.2 && again.sink == 1);
+    ck_assert(again.aggregate == AGGREGATE_TAIL && again.scope == SCOPE_LAYER && !again.limits && !again.own_ratios);
+    ck_assert(again.tail == 0.5 && again.shrink == 0.25 && again.min_keep == 0.2 && again.sink == 1);
     ck_assert_uint_eq(again.n_rows, ROWS);
     kvb_table_close(table);
     help_ok(study_table_write_budgets(&t, help_path("b.npy"), err));
@@ -162,25 +170,14 @@ UNIT_TEST(the_file_says_how_it_was_made)
     study_table_free(&t);
 }
 
-// One of earlier versions, for the text that loses most.
-UNIT_TEST(a_table_of_an_unknown_aggregation)
+UNIT_TEST(aggregations_by_name)
 {
-    study_table t;
-    study_options o = case_options(AGGREGATE_MEAN_LOSS), again;
-    kvb_limits limits = {0};
-    kvb_table *table;
-    cJSON *about;
-    open_record("one.h5", &HEAD_0, 1);
-    solve(&t, &o);
-    help_ok(study_table_describe(&t, &about, err));
-    cJSON_ReplaceItemInObject(about, "aggregate", cJSON_CreateString("worst"));
-    help_ok(study_table_write(&t, about, help_path("t.safetensors"), err));
-    help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
-    help_fails(study_options_from_table(&again, &limits, table, "t", err), KVB_UNSUPPORTED,
-               "unknown aggregation 'worst'");
-    cJSON_Delete(about);
-    kvb_table_close(table);
-    study_table_free(&t);
+    static const char *const wrong[] = {"",         "mean",      "cvar",     "cvar:", "cvar:0",
+                                        "cvar:1.1", "cvar:0.5x", "cvar:nan", "Worst"};
+    study_options o = case_options("cvar:1");
+    ck_assert(o.aggregate == AGGREGATE_TAIL && o.tail == 1);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        help_fails(study_options_aggregate(&o, wrong[i], err), KVB_ARGUMENT, "cvar:A with 0 < A <= 1");
 }
 
 // ---- Checking -------------------------------------------------------------------------------------------------------
@@ -207,11 +204,12 @@ static uint32_t count_faults(const char *path, const char *fault)
 
 UNIT_TEST(bounds_hold_and_wrong_ones_are_found)
 {
+    static const char *const how[] = {"mean_ratio", "mean_loss", "worst", "cvar:0.6"};
     const case_context all[] = {HEAD_0, STEPS, HEAD_1};
     open_record("three.h5", all, 3);
     for (int i = 0; i < 4; i++) {
         study_table t;
-        study_options o = case_options(i % 2 ? AGGREGATE_MEAN_LOSS : AGGREGATE_MEAN_RATIO);
+        study_options o = case_options(how[i]);
         o.shrink = i * 0.1, o.oracle_order = i == 1;
         solve(&t, &o);
         case_save(&t, help_path("t.safetensors"));
@@ -234,7 +232,7 @@ UNIT_TEST(a_table_of_another_record_is_refused)
     table_check *k = calloc(1, sizeof *k);
     const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL}, one = {NULL, 0, "b", UINT64_MAX, NULL};
     const case_context both[] = {HEAD_0, HEAD_1};
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     open_record("two.h5", both, 2);
     solve(&t, &o);
     case_save(&t, help_path("t.safetensors"));
@@ -251,7 +249,7 @@ UNIT_TEST(a_table_opens_with_its_record)
 {
     study_table t;
     kvb_table *table = NULL;
-    study_options o = case_options(AGGREGATE_MEAN_RATIO), again;
+    study_options o = case_options("worst"), again;
     kvb_limits limits = {0};
     selection opened = {0};
     const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};

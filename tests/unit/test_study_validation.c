@@ -43,7 +43,7 @@ static double mean_best(double ratio)
 UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
 {
     validation *v = calloc(1, sizeof *v);
-    study_options o = case_options(AGGREGATE_MEAN_RATIO);
+    study_options o = case_options("mean_ratio");
     double gained = 0;
     help_ok(validation_open(v, &from, "keydiff", &o, NULL, err));
     help_ok(validation_run(v, NULL, err));
@@ -63,7 +63,7 @@ UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
 UNIT_TEST(the_average_is_one_problem)
 {
     validation *v = calloc(1, sizeof *v);
-    study_options o = case_options(AGGREGATE_MEAN_LOSS);
+    study_options o = case_options("mean_loss");
     const double table[ROWS * 2] = {0}; // keeps everything
     help_ok(validation_open(v, &from, "keydiff", &o, table, err));
     help_ok(validation_run(v, NULL, err));
@@ -79,7 +79,7 @@ UNIT_TEST(the_average_is_one_problem)
 UNIT_TEST(under_constraints_rows_of_the_options_count)
 {
     validation *v = calloc(1, sizeof *v);
-    study_options o = case_options(AGGREGATE_MEAN_RATIO);
+    study_options o = case_options("mean_ratio");
     kvb_limits limits;
     help_ok(kvb_limits_init(&limits, 1, 2, err));
     limits.block = 2;

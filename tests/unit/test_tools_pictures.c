@@ -125,8 +125,7 @@ UNIT_TEST(lines_have_styles)
     static const char *const names[][SVG_SERIES_MAX] = {
         {"kvbudget", "uniform", "pyramid", "ada", "lukv", "lava", "cake", "oracle"},
         {"a", "b", "c", "d", "e", "uniform", "kvbudget-exact", "f"},
-        {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "mean_ratio", "question's optimum", "oracle",
-         "uniform", "mine"}};
+        {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "worst", "cvar", "oracle", "uniform", "mine"}};
     char keys[SVG_SERIES_MAX][1000];
     for (size_t k = 0; k < 3; k++) {
         svg_series series[SVG_SERIES_MAX];
@@ -175,7 +174,7 @@ UNIT_TEST(results_become_charts)
                     "{\"metric\":\"bare\",\"allocator\":\"ada\",\"ratio\":0.5,\"kl\":3,\"sink\":0,\"window\":0},"
                     "{\"task\":\"t\",\"metric\":\"full\",\"allocator\":\"\",\"ratio\":0,\"score\":0.75},"
                     "{\"task\":\"t\",\"metric\":\"m\",\"allocator\":\"ada\",\"ratio\":0.5,\"score\":0.5},"
-                    "{\"metric\":\"held\",\"allocator\":\"mean_loss\",\"ratio\":0.5,\"loss\":0.1,\"change\":0}]");
+                    "{\"metric\":\"held\",\"allocator\":\"worst\",\"ratio\":0.5,\"loss\":0.1,\"change\":0}]");
     static const char *const titles[] = {"m: KL ", "m: likeliest", "t, m: share solved", "held: loss",
                                          "bare, nothing protected: KL "};
     chart_list all = {.n = 0};

@@ -19,7 +19,7 @@ static void setup(void)
 {
     help_setup();
     case_select(&from, case_record("run.h5", TEXTS, 3));
-    o = case_options(AGGREGATE_MEAN_LOSS);
+    o = case_options("mean_loss");
     found = results_begin("test");
 }
 

@@ -226,9 +226,10 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "does to the model's output, in nats (of a record with --curves)"},
         {"alone", 0, CLI_FLAG, &line->words.alone, NULL,
          "do not compare with uniform and published budgets on left-out texts, ratio by ratio"},
-        {"aggregate", 'a', CLI_CHOICE, &line->words.aggregate, "mean_loss|mean_ratio",
+        {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",
          "mean_loss (default): budgets with the least average loss; mean_ratio: the average of\neach question's best "
-         "budgets"},
+         "budgets; worst: least loss of the text that loses most; cvar:0.2:\nleast loss of the fifth of the texts that "
+         "lose most"},
         {"paper", 0, CLI_FLAG, &line->words.paper, NULL, "as the paper does: --aggregate mean_ratio --shrink 0"},
         {"shrink", 0, CLI_REAL, &line->options.shrink, "A",
          "pull budgets towards uniform: each head's curve becomes 1 - A of its own plus A of the\naverage head's (0 to "
@@ -271,7 +272,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first != 1)
         code =
             cli_usage_error(self, "expected one record, found %d operands: kvbudget %s", argc - first, self->synopsis);
-    if (code == EXIT_DONE) code = solve_line_check(&l, AGGREGATE_MEAN_LOSS);
+    if (code == EXIT_DONE) code = solve_line_check(&l, "mean_loss");
     if (code == EXIT_DONE) code = study_check(&l, &study);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
@@ -297,7 +298,7 @@ const cli_command cmd_solve = {
     "  gap         the largest share of the table's loss that better budgets could save\n"
     "  uniform     the loss when all heads keep equally many\n"
     "  solved for  what was minimised: the mean loss, after --shrink; that of every question's own best budgets\n"
-    "              (mean_ratio)\n"
+    "              (mean_ratio); the mean of the texts that lose most (worst, cvar)\n"
     "Rows in which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than their ratio.\n"
     "\n"

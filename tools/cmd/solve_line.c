@@ -132,11 +132,10 @@ static kvb_status wishes_to_limits(const constraint_wishes *w, const layer_map *
     } counts[] = {{"block", w->block, 1 << 20, &out->block},
                   {"levels", w->levels, KVB_MAX_KV_HEADS, &out->levels},
                   {"ranks", w->ranks, KVB_MAX_KV_HEADS, &out->ranks}};
-    for (int i = 0; i < 3 && status == KVB_OK; i++) {
+    for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (counts[i].value > counts[i].most)
             status = kvb_fail(err, KVB_ARGUMENT, "--%s: expected at most %u", counts[i].option, counts[i].most);
         else if (counts[i].value > 0) *counts[i].out = (uint32_t)counts[i].value;
-    }
     out->by_layer = scope == SCOPE_LAYER;
     if (status == KVB_OK) status = apply_caps(&w->caps, &to, err);
     if (status == KVB_OK) status = apply_shares("floor", &w->floors, &to, out->least, err);
@@ -338,16 +337,16 @@ static int check_words(solve_line *l)
 }
 
 // What --aggregate, --paper, --shrink and --min-keep make together. An exit code.
-static int check_aggregation(solve_line *l, aggregation otherwise)
+static int check_aggregation(solve_line *l, const char *otherwise)
 {
+    kvb_error err = {0};
     study_options *o = &l->options;
     const char *given = l->words.aggregate;
     if (l->words.paper && given) return cli_usage_error(l->self, "--paper is --aggregate mean_ratio; give one of them");
     if (l->words.paper && (!isnan(o->shrink) || !isnan(o->min_keep)))
         return cli_usage_error(l->self, "--paper takes neither --shrink nor --min-keep: the paper has none");
-    o->aggregate = l->words.paper || is(given, "mean_ratio") ? AGGREGATE_MEAN_RATIO
-                   : given                                   ? AGGREGATE_MEAN_LOSS
-                                                             : otherwise;
+    if (study_options_aggregate(o, given ? given : l->words.paper ? "mean_ratio" : otherwise, &err) != KVB_OK)
+        return cli_usage_error(l->self, "--aggregate: %s", err.message);
     l->words.shrink = !isnan(o->shrink);
     if (isnan(o->shrink)) o->shrink = o->aggregate == AGGREGATE_MEAN_LOSS ? DEFAULT_SHRINK : 0;
     if (isnan(o->min_keep)) o->min_keep = 0;
@@ -385,22 +384,27 @@ static int check_together(const solve_line *l)
     const solve_outputs *out = &l->outputs;
     constraint_wishes but_size = l->wishes;
     but_size.bytes = NULL;
-    bool full = o->hull == HULL_FULL, limited = wishes_limit(o->n_packings ? &but_size : &l->wishes);
+    bool tail = o->aggregate == AGGREGATE_TAIL, full = o->hull == HULL_FULL,
+         limited = wishes_limit(o->n_packings ? &but_size : &l->wishes);
     const refusal refusals[] = {
+        {tail && o->exact, "--exact solves one problem; worst and cvar are found by solving many greedily"},
         {o->exact && full, "--hull full is a form of greedy; the exact solution uses no hulls"},
         {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
         {o->n_packings && (o->loss != LOSS_OUTPUT || o->aggregate != AGGREGATE_MEAN_LOSS),
          "--formats weighs eviction and formats in nats: give --loss output, with --aggregate mean_loss"},
-        {o->n_packings && (limited || o->exact || full || o->scope != SCOPE_GLOBAL || l->words.shrink || o->oracle_order),
+        {o->n_packings &&
+             (limited || o->exact || full || o->scope != SCOPE_GLOBAL || l->words.shrink || o->oracle_order),
          "--formats goes together neither with constraints nor with --exact, --hull, --scope, --shrink or --order"},
         {o->n_packings && l->wishes.dtype, "--dtype is for caches of one type; --formats chooses them"},
         {o->n_packings && out->budgets, "--budgets are of tokens alone; leave out --formats"},
+        {limited && tail,
+         "worst and cvar mix the budgets of several problems, which breaks constraints; use mean_loss or mean_ratio"},
         {limited && full, "--hull full is the published form of greedy, which knows no constraints"}};
     return refuse_first(l->self, refusals, sizeof refusals / sizeof *refusals);
 }
 
-int solve_line_check(solve_line *l, aggregation aggregate)
+int solve_line_check(solve_line *l, const char *aggregate)
 {
     int code = check_words(l);
     if (code == EXIT_DONE) code = check_aggregation(l, aggregate);

@@ -51,12 +51,11 @@ static kvb_status open_for_comparison(solve_line *l, kvb_table **table, selectio
     kvb_status status = open_table_and_record(table, o, &l->limits, from, table_path, path, &l->wanted, err);
     o->shrink = 0;
     o->oracle_order = false;
-    o->aggregate = AGGREGATE_MEAN_LOSS;
     if (status == KVB_OK && o->n_packings)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%s: has formats, and the comparison is of tokens alone; --certificate checks its bounds",
                         table_path);
-    return status;
+    return status == KVB_OK ? study_options_aggregate(o, "mean_loss", err) : status;
 }
 
 // table_path: NULL, or the table that was compared.
@@ -125,9 +124,12 @@ static int check_settings(solve_line *l, bool from_table)
     const char *any = "all";
     cli_list given = l->metrics;
     if (from_table) l->metrics = (cli_list){&any, 1};
-    int code = solve_line_check(l, AGGREGATE_MEAN_RATIO);
+    int code = solve_line_check(l, "mean_ratio");
     l->metrics = given;
     if (from_table) l->wanted.metrics = NULL;
+    if (code == EXIT_DONE && l->options.aggregate == AGGREGATE_TAIL)
+        code = cli_usage_error(l->self, "--aggregate: expected mean_ratio or mean_loss, found '%s'",
+                               l->options.aggregate_name);
     return code;
 }
 
@@ -138,7 +140,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
         {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "instead, check the lower bounds of this table"},
-        {"aggregate", 'a', CLI_CHOICE, &l.words.aggregate, "mean_ratio|mean_loss",
+        {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
          "mean_ratio (default): one problem for each question; mean_loss: one for their average"},
         {"shrink", 0, CLI_REAL, &l.options.shrink, "A", "as for solve"},
         {"min-keep", 0, CLI_REAL, &l.options.min_keep, "F", "as for solve"},

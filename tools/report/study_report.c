@@ -88,12 +88,14 @@ static void print_what_is_proved(const study_options *o)
     if (o->aggregate == AGGREGATE_MEAN_LOSS)
         printf("  Proved: no budgets that all questions share lose less than the bound. Solved for: the mean loss%s.\n",
                o->shrink > 0 ? ", each head's curve pulled towards the average head's (--shrink)" : "");
-    else if (o->shrink == 0)
+    else if (o->aggregate == AGGREGATE_MEAN_RATIO && o->shrink == 0)
         printf("  Proved: every question by itself loses at least the bound; a bound for a shared table is not "
                "known.\n  Solved for: every question's own best budgets.\n");
     else
-        printf("  Solved for: every question's own best budgets, curves pulled together; a bound on the table's mean "
-               "loss is not known, that of what was solved is in --json.\n");
+        printf("  Solved for: %s%s; a bound on the table's mean loss is not known, that of what was solved is in "
+               "--json.\n",
+               o->aggregate == AGGREGATE_TAIL ? "the texts that lose most" : "every question's own best budgets",
+               o->shrink > 0 ? ", curves pulled together" : "");
 }
 
 void print_versus(const versus *v, const study_table *t)
@@ -142,7 +144,7 @@ void print_table(const study_table *t)
     char pairs[WORDS_SIZE];
     printf("%s: %s, sink %u, window %u, %s, %s", t->pairs.metric,
            questions_on(pairs, t->pairs.n_pairs, t->pairs.n_contexts, "context"), t->pairs.about.sink,
-           t->pairs.about.window, scope_words(o->scope), aggregation_name(o->aggregate));
+           t->pairs.about.window, scope_words(o->scope), o->aggregate_name);
     printf("%s\n", o->oracle_order ? "; solved and bound as if the metric ranked perfectly" : "");
     if (t->pairs.loss == LOSS_OUTPUT)
         printf("  pruned     table     bound     gap %%   uniform   solved for   in 0.01 nats: the predicted KL\n");
@@ -179,8 +181,8 @@ void add_table(results *to, const study_table *t)
     const study_options *o = &t->options;
     cJSON *about = results_detail(to);
     json_put(about, "metric %s sink %u window %u scope %s aggregate %s shrink %g min_keep %g", t->pairs.metric,
-             t->pairs.about.sink, t->pairs.about.window, scope_name(o->scope), aggregation_name(o->aggregate),
-             o->shrink, o->min_keep);
+             t->pairs.about.sink, t->pairs.about.window, scope_name(o->scope), o->aggregate_name, o->shrink,
+             o->min_keep);
     json_put(about, "hull %s order %s", hull_name(o->hull), order_name(o->oracle_order));
     if (o->exact) cJSON_AddStringToObject(about, "solver", "exact");
     json_put(about, "n_contexts %u n_questions %u n_skipped %u solve_seconds %g", t->pairs.n_contexts, t->pairs.n_pairs,
@@ -297,7 +299,7 @@ void print_validation(const validation *v)
     char pairs[WORDS_SIZE];
     printf("%s: %s, sink %u, window %u, %s, %s%s\n", v->pairs.metric,
            questions_on(pairs, v->pairs.n_pairs, v->pairs.n_contexts, "context"), v->pairs.about.sink,
-           v->pairs.about.window, scope_words(v->options.scope), aggregation_name(v->options.aggregate),
+           v->pairs.about.window, scope_words(v->options.scope), v->options.aggregate_name,
            v->options.limits ? ", under constraints" : "");
     printf("   pruned   greedy %%  optimum %%    bound %%  greedy-optimum  optimum-bound%s\n",
            v->table ? "    table %  table-optimum" : "");
@@ -334,8 +336,8 @@ void add_validation(results *to, const validation *v)
 {
     cJSON *about = results_detail(to);
     json_put(about, "metric %s sink %u window %u scope %s aggregate %s n_contexts %u", v->pairs.metric,
-             v->pairs.about.sink, v->pairs.about.window, scope_name(v->options.scope),
-             aggregation_name(v->options.aggregate), v->pairs.n_contexts);
+             v->pairs.about.sink, v->pairs.about.window, scope_name(v->options.scope), v->options.aggregate_name,
+             v->pairs.n_contexts);
     json_put(about, "n_questions %u n_problems %u greedy_seconds %g exact_seconds %g relaxations %g", v->pairs.n_pairs,
              v->n_problems, v->greedy_seconds, v->exact_seconds, (double)v->work);
     cJSON_AddBoolToObject(about, "constrained", v->options.limits != NULL);

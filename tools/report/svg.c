@@ -105,6 +105,8 @@ static const struct {
     // Ways to make one table of many questions; the first is the default.
     {"mean_loss, shrink 0.1", {BLUE, MARK_DOT, 0}},
     {"mean_loss", {BLUE, MARK_UP, 2}},
+    {"worst", {WINE, MARK_DOWN, 4}},
+    {"cvar", {ORANGE, MARK_DIAMOND, 4}},
     {"question's optimum", {GREEN, MARK_CROSS, 2}},
     {"oracle", {GREY, MARK_CROSS, 2}},
     {"full cache", {GREY, MARK_RING, 2}},

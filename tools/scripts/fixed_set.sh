@@ -36,7 +36,7 @@ from_record() {
     find "$work/steps" -type f ! -name '*.npy' -delete # arrays alone: attributes name versions and parameters
     hash_folder "$work/steps" "$name record"
     rm -r "$work/steps"
-    for how in '' --paper '--scope layer' '--order oracle' '--block 16 --pin 0' \
+    for how in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--block 16 --pin 0' \
         '--ratios 0.3,0.8 --exact' "--block 8 --ranks $ranks" '--layer-cap 0.6' '--levels 1 --floor 0.05' \
         '--ratios 0.3,0.8 --layer-cap 0.6 --block 4 --exact' '--ratios 0.3,0.8 --levels 1 --block 4 --exact'; do
         mkdir -p "$work/tables"
