@@ -42,7 +42,7 @@ static kvb_status write_table(const char *path, const rank_content *ranking, cJS
     static double prune[R * L * G], row[R];
     static uint8_t saturated[R];
     for (int i = 0; i < R; i++) row[i] = prune[i * L * G] = prune[i * L * G + 1] = (i + 1) / 100.0;
-    const table_content t = {R, L, G, prune, row, prune, row, row, row, row, row, saturated, ranking, metadata};
+    const table_content t = {R, L, G, prune, row, prune, row, row, row, row, row, saturated, NULL, ranking, metadata};
     kvb_status status = table_write(path, &t, err);
     cJSON_Delete(metadata);
     return status;

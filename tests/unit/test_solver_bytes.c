@@ -98,7 +98,7 @@ static void judge_row(const bytes_case *c, const bytes_rows *x, uint32_t r)
 
 UNIT_TEST(test_greedy_is_between_bound_and_optimum)
 {
-    case_seed("bytes");
+    case_seed();
     double worst = 0, sum = 0, all = 0;
     for (int i = 0; i < 140; i++) {
         bytes_case c;
@@ -126,7 +126,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
 
 UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
 {
-    case_seed("one format");
+    case_seed();
     for (int i = 0; i < 60; i++) {
         bytes_case c;
         bytes_rows x;
@@ -158,7 +158,7 @@ UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
 
 UNIT_TEST(test_wrong_problems_are_refused)
 {
-    case_seed("wrong");
+    case_seed();
     bytes_case c;
     bytes_rows x;
     kvb_error e;
