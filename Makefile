@@ -119,6 +119,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
 ##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write what it is worth to docs/models.csv
+##: make bench-board  kvbudget beside every press of kvpress, on four models (hours; goes on where it was stopped)
 ##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel

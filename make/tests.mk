@@ -52,7 +52,8 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-quality
+.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench \
+    bench-quality bench-board
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
@@ -107,3 +108,7 @@ bench-quality: deps
 	@$(MAKE) $(PARALLEL) $(BUILD)/kvbudget
 	@BUILD=$(BUILD) tools/scripts/bench_quality.sh >$(BUILD)/models.csv && mv $(BUILD)/models.csv docs/models.csv
 
+# BOARD: words of tests/peer/board.py, such as --budget 30. What was measured before stays, so it can be stopped.
+bench-board: deps
+	@$(MAKE) $(PARALLEL) all
+	@BUILD=$(BUILD) PYTHON='$(PYTHON)' tests/peer/board.sh $(BOARD)

@@ -1,0 +1,285 @@
+"""A context that is prefilled once with the full cache, cut in many ways, and asked what follows.
+
+A press of kvpress looks at one layer's input, keys and values at the end of a prefill. These are kept here, so that one
+prefill serves all presses and ratios. A cut is which positions of every KV head are hidden, and, where a method changes
+keys or values, what they become; cuts that change nothing share the full keys and values and are decoded together.
+"""
+import copy
+import dataclasses
+import os
+import pathlib
+import subprocess
+import time
+
+import hf_model
+import kvbudget
+import numpy as np
+import torch
+from kvbudget.models import attention_layers, has_window
+from kvbudget.ready import find
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+BATCH = 32  # cuts that are decoded together
+
+
+@dataclasses.dataclass
+class Layer:
+    """One layer whose cache is cut, as its prefill left it."""
+
+    index: int
+    module: torch.nn.Module
+    hidden: torch.Tensor  # [1, T, D], what went into the attention module
+    rope: tuple  # cosines and sines [1, T, d]
+    rotary: torch.nn.Module
+    keys: torch.Tensor  # [1, G, T, d]
+    values: torch.Tensor
+
+
+@dataclasses.dataclass
+class Cut:
+    """What a method leaves of a context."""
+
+    hidden: list  # by layer that is cut: bool [G, T], the positions that are gone
+    keys: list | None = None  # by layer: [G, T, d], where they are not the full cache's
+    values: list | None = None
+    next: int = 0  # position of the next token
+    held: int | None = None  # bytes that the method's own cache takes; None: nothing was freed
+    seconds: float = 0.0  # of the processor, beyond the prefill
+
+    @property
+    def kept(self):
+        return 1 - sum(int(h.sum()) for h in self.hidden) / sum(h.numel() for h in self.hidden)
+
+
+class Behind:
+    """What a layer's new tokens find behind them: keys [1 or B, G, T, d], hidden [B, G, T]."""
+
+    def __init__(self, keys, values, hidden):
+        self.keys, self.values, self.hidden = keys, values, hidden
+
+    def attend(self, query, key, value, scaling):
+        """Softmax over what is not hidden of the context and, causally, over the new tokens: [B, n, H, d]."""
+        (batch, heads, n, d), groups = query.shape, key.shape[1]
+        rows, total = heads // groups * n, key.shape[2]
+        q = query.reshape(batch, groups, rows, d) * scaling
+        shared = len(self.keys) == 1 and batch > 1  # one product for all cuts
+        fold = lambda x: x.transpose(0, 1).reshape(1, groups, batch * rows, -1) if shared else x
+        unfold = lambda x: x.reshape(groups, batch, rows, -1).transpose(0, 1) if shared else x
+        old = unfold(fold(q) @ self.keys.transpose(2, 3))
+        old = old.masked_fill(self.hidden[:, :, None], float("-inf"))
+        new = (q @ key.transpose(2, 3)).view(batch, groups, -1, n, total)
+        ahead = torch.ones(n, total, dtype=torch.bool).triu(total - n + 1)
+        new = new.masked_fill(ahead, float("-inf")).reshape(batch, groups, rows, total)
+        weights = torch.cat([old, new], -1).softmax(-1)
+        of_old, of_new = weights.split([old.shape[-1], total], -1)
+        out = unfold(fold(of_old) @ self.values) + of_new @ value
+        return out.reshape(batch, heads, n, -1).transpose(1, 2)
+
+
+def _attention(base):
+    def attend(module, query, key, value, mask, dropout=0.0, scaling=None, **more):
+        behind = module.__dict__.get("behind")
+        if behind is None:
+            return base(module, query, key, value, mask, dropout=dropout, scaling=scaling, **more)
+        return behind.attend(query, key, value, scaling or query.shape[-1] ** -0.5).contiguous(), None
+    return attend
+
+
+ALL_ATTENTION_FUNCTIONS["sdpa"] = _attention(ALL_ATTENTION_FUNCTIONS["sdpa"])
+
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = os.environ.get("KVBUDGET_PROGRAM", str(ROOT / "build/kvbudget"))
+
+
+class Subject:
+    """A model, and what rows of the board need of it beside contexts."""
+
+    def __init__(self, name, work):
+        found = subprocess.check_output([ROOT / "tools/scripts/get-model.sh", name], text=True)
+        self.name, self.path, self.work = name, found.strip(), work
+        self.model, self.tokenizer = hf_model.load(self.path)
+        self.tokenizer.chat_template = None  # texts and tasks stand by themselves, for KVzip too
+        self.table = find(self.model)
+        self.texts = [p.read_text() for p in sorted((ROOT / "calib-data/plain").glob("*.txt"))]
+
+    def ids(self, path):
+        """[1, n] of a text, as the program reads it."""
+        out = self.work / "ids.npy"
+        subprocess.run([PROGRAM, "tokenize", self.path, path, "--npy", out, "--force"], check=True)
+        return torch.from_numpy(np.load(out).astype("int64"))[None]
+
+    def curves(self, metric):
+        """What LUKVPress reads for a scorer [99, L, G], sinks and window: `kvbudget solve --paper` of calib-data."""
+        base = self.work / self.name
+        base.mkdir(exist_ok=True)
+        npy = base / f"{metric.split(':')[0]}.npy"
+        if not npy.exists():
+            record = base / "run.h5"
+            if not record.exists():
+                texts = sorted((ROOT / "calib-data").glob("*.jsonl"))
+                self._run("profile", self.path, *texts, "-o", record, "--ignore-answers", "-q", "8", "--max-tokens",
+                          "2048", "--resume")
+            solved = npy.with_suffix(".safetensors")
+            self._run("solve", record, "--metric", metric, "--paper", "-o", solved, "--force")
+            self._run("export", solved, "-o", npy, "--force")
+        table = kvbudget.Table(npy.with_suffix(".safetensors"))
+        return np.load(npy), table.info.sink, table.info.window
+
+    def _run(self, *words):
+        subprocess.run([PROGRAM, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class Context:
+    """ids [1, T] behind a subject's model, prefilled."""
+
+    def __init__(self, subject, ids):
+        model, table = subject.model, subject.table
+        self.subject, self.model, self.ids = subject, model, ids
+        self.scores, self.metric = {}, None  # filled by board_presses.py
+        found = [layer for layer in attention_layers(model) if not has_window(layer)]
+        self.run = kvbudget.compress(model, table, 0.5, when="call", refit=True)
+        self.cache, seen = DynamicCache(config=model.config), {}
+
+        def look(module, _, given, output):
+            seen[module.layer_idx] = given["hidden_states"], given["position_embeddings"]
+
+        hooks = [layer.module.register_forward_hook(look, with_kwargs=True) for layer in found]
+        with self.run:
+            start = time.process_time()
+            model.model(ids, past_key_values=self.cache)
+            self.seconds = time.process_time() - start
+            scratch, first = copy.copy(self.cache), found[0].index  # a block must cut something
+            scratch.layers, scratch.kvb_state = list(self.cache.layers), copy.deepcopy(self.cache.kvb_state)
+            scratch.layers[first] = copy.deepcopy(self.cache.layers[first])
+            self.run.cut_layer(scratch, self.run.layers[first])
+        for hook in hooks:
+            hook.remove()
+        self.layers = [Layer(x.index, x.module, *seen[x.index], x.rotary, self.cache.layers[x.index].keys,
+                             self.cache.layers[x.index].values) for x in found]
+
+    @property
+    def tokens(self):
+        return self.ids.shape[1]
+
+    @property
+    def bytes(self):
+        """Of the cache that can be cut."""
+        return sum(x.nbytes for layer in self.layers for x in (layer.keys, layer.values))
+
+    def whole(self):
+        return Cut([torch.zeros(x.keys.shape[1:3], dtype=torch.bool) for x in self.layers], next=self.tokens)
+
+    @property
+    def has_windows(self):
+        return len(self.layers) < len(self.cache.layers)
+
+    def plain_cache(self):
+        """The full cache as transformers fills it, which may grow without changing this one."""
+        cache = DynamicCache()
+        for layer in self.layers:
+            cache.update(layer.keys, layer.values, layer.index)
+        return cache
+
+    def _fresh(self, batch):
+        """A cache for new tokens alone, with the windows of layers that are not cut."""
+        cache, cut = DynamicCache(config=self.model.config), {x.index for x in self.layers}
+        for index in set(range(len(self.cache.layers))) - cut:
+            cache.layers[index] = copy.copy(self.cache.layers[index])
+            cache.layers[index].batch_repeat_interleave(batch)
+        return cache
+
+    def _behind(self, cuts):
+        for i, layer in enumerate(self.layers):
+            hidden = torch.stack([cut.hidden[i] for cut in cuts])
+            keys, values = layer.keys, layer.values
+            if any(cut.keys or cut.values for cut in cuts):
+                keys = torch.stack([cut.keys[i] if cut.keys else layer.keys[0] for cut in cuts])
+                values = torch.stack([cut.values[i] if cut.values else layer.values[0] for cut in cuts])
+            layer.module.__dict__["behind"] = Behind(keys, values, hidden)
+
+    def _leave(self):
+        for layer in self.layers:
+            layer.module.__dict__.pop("behind", None)
+
+    @torch.no_grad()
+    def _forward(self, cache, ids, positions, at):
+        """Logits [B, n, V] of tokens ids [B, n] at positions [B] and following ones; at: tokens seen before."""
+        n = ids.shape[1]
+        return self.model(ids, past_key_values=cache, position_ids=positions[:, None] + torch.arange(n),
+                          cache_position=torch.arange(at, at + n)).logits
+
+    def logits(self, cuts, following):
+        """Logits [n, V] of the tokens following [1, n] behind each cut."""
+        self._behind(cuts)
+        try:
+            return self._forward(self._fresh(len(cuts)), following.expand(len(cuts), -1),
+                                 torch.tensor([cut.next for cut in cuts]), self.tokens)
+        finally:
+            self._leave()
+
+    def answers(self, cuts, question, most, enough):
+        """Greedy answers to the ids question [1, n]: those of cuts that share the full keys and values together. An
+        answer ends at an end token, after `most` tokens, or when enough(text) says that no score can rise any more."""
+        found = [None] * len(cuts)
+        plain = [i for i, cut in enumerate(cuts) if not (cut.keys or cut.values)]
+        own = [i for i in range(len(cuts)) if i not in set(plain)]
+        for order, size in ((plain, BATCH), (own, 5)):
+            for at in range(0, len(order), size):
+                batch = order[at : at + size]
+                for i, text in zip(batch, self._answer([cuts[i] for i in batch], question, most, enough)):
+                    found[i] = text
+        return found
+
+    @torch.no_grad()
+    def _answer(self, cuts, question, most, enough):
+        ends = self.model.generation_config.eos_token_id
+        ends = set(ends if isinstance(ends, list) else [ends]) | {self.subject.tokenizer.eos_token_id}
+        said, left = [[] for _ in cuts], list(range(len(cuts)))
+        self._behind(cuts)
+        try:
+            cache = self._fresh(len(cuts))
+            positions = torch.tensor([cut.next for cut in cuts])
+            ids, at = question.expand(len(cuts), -1), self.tokens
+            for _ in range(most):
+                new = self._forward(cache, ids, positions, at)[:, -1].argmax(-1)
+                at, positions = at + ids.shape[1], positions + ids.shape[1]
+                stay = []
+                for row, token in enumerate(new.tolist()):
+                    said[left[row]].append(token)
+                    if token not in ends and not enough(self.text(said[left[row]])):
+                        stay.append(row)
+                if not stay:
+                    break
+                if len(stay) < len(left):
+                    left = [left[row] for row in stay]
+                    cache.batch_select_indices(torch.tensor(stay))
+                    new, positions = new[stay], positions[stay]
+                    self._behind([cuts[i] for i in left])
+                ids = new[:, None]
+        finally:
+            self._leave()
+        return [self.text(tokens) for tokens in said]
+
+    def text(self, tokens):
+        return self.subject.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def divergence(full, other):
+    """KL [n] of two rows of logits, nats."""
+    p = full.double().log_softmax(-1)
+    return (p.exp() * (p - other.double().log_softmax(-1))).sum(-1)
+
+
+_ODD = torch.from_numpy(np.random.default_rng(1).integers(1 << 62, size=1024) * 2 + 1)
+
+
+def places_of(keys, full):
+    """Which positions [G, n] rows of keys [G, n, d] have in full [G, T, d], by their bits; None: they were changed.
+    Keys are rotated by their position, so no two rows of a head are alike."""
+    marks = [(x.contiguous().view(torch.int32).long() * _ODD[: x.shape[-1]]).sum(-1) for x in (keys, full)]
+    order = marks[1].sort(-1)
+    at = torch.searchsorted(order.values, marks[0]).clamp(max=full.shape[1] - 1)
+    found = order.indices.gather(1, at)
+    return found if bool((marks[1].gather(1, found) == marks[0]).all()) else None
