@@ -153,6 +153,9 @@ class Measuring:
         if not self.left(where):
             return True
         ids = self.subject.ids(ROOT / f"calib-data/eval/{text}.txt")
+        if ids.shape[1] < TOKENS + NEXT:
+            print(f"{self.subject.name}: {text} has {ids.shape[1]} tokens, {TOKENS + NEXT} are needed; left out")
+            return True
         context, following = Context(self.subject, ids[:, :TOKENS]), ids[:, TOKENS : TOKENS + NEXT]
         full = context.logits([context.whole()], following)[0]
         return self.cells(where, context, lambda cuts: [
@@ -162,10 +165,12 @@ class Measuring:
         where = dict(model=self.subject.name, measure=task, text=str(sample["number"]))
         if not self.left(where):
             return True
-        context, most = Context(self.subject, self.encode(sample["context"])), ANSWER[task.split("_")[0]]
-        if self.log.done.get(key_of({**where, "press": "full", "ratio": "0.0"})) is None:
+        text, most = self.subject.work / "context.txt", ANSWER[task.split("_")[0]]
+        text.write_text(sample["context"], encoding="utf-8")
+        context = Context(self.subject, self.subject.ids(text))
+        if self.log.done.get(key_of({**where, "press": "full", "ratio": "0"})) is None:
             value = self.scores(context, sample, most, [context.whole()])[0]
-            self.log.add(**where, press="full", prefills=1, ratio=0.0, value=value, kept=1.0, held=context.bytes,
+            self.log.add(**where, press="full", prefills=1, ratio=0, value=value, kept=1.0, held=context.bytes,
                          full=context.bytes, seconds=0.0, prefill=context.seconds, of="model")
         return self.cells(where, context, lambda cuts: self.scores(context, sample, most, cuts))
 
