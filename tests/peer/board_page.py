@@ -139,11 +139,12 @@ def behind(board):
             if not mine:
                 continue
             best = min(mine, key=lambda p: board.mean(model, "kl", p, ratio, texts))
-            found = 0
+            found = compared = 0
             for row in ROWS:
                 if row.ours or not fair(board, model, "kl", row.name, ratio, texts):
                     continue
                 middle, low, high = board.quotient(model, "kl", ratio, row.name, best, texts)
+                compared += 1
                 if middle >= 1:
                     continue
                 found += 1
@@ -153,7 +154,7 @@ def behind(board):
                 name = f"**{name}**" if sure else name
                 yield f"| {NAMES[model]} | {share(ratio)} | {name} | {middle:.2f}, {interval} | {len(texts)} |"
             if not found:
-                yield f"| {NAMES[model]} | {share(ratio)} | nobody | | {len(texts)} |"
+                yield f"| {NAMES[model]} | {share(ratio)} | none of {compared} presses | | {len(texts)} |"
 
 
 def nearest(board):
