@@ -2,6 +2,7 @@
 import collections
 import html
 import math
+import textwrap
 
 from board_presses import LEFT_OUT, ROWS
 
@@ -186,9 +187,13 @@ def absent(board):
     for (press, note), where in sorted(found.items()):
         names = ", ".join(sorted({m for m, _ in where}))
         at = sorted({r for _, r in where})
-        yield f"- {press} ({names}{'' if len(at) == len(RATIOS) else ', ' + ', '.join(map(share, at))}): {note}."
+        yield _item(f"{press} ({names}{'' if len(at) == len(RATIOS) else ', ' + ', '.join(map(share, at))}): {note}.")
     for names, why in LEFT_OUT.items():
-        yield f"- {names}: {why}."
+        yield _item(f"{names}: {why}.")
+
+
+def _item(text):
+    return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ")
 
 
 # ---- The picture -----------------------------------------------------------------------------------------------------
