@@ -204,8 +204,9 @@ static void allocate_packed(const allocator *a, const allocate_shape *s, double 
     kvb_packing k = packing_of(a->keys), v = packing_of(a->values);
     double most = (1 - ratio) * s->n_tokens * 4 * head_dim;
     uint32_t n = s->n_tokens;
-    while (n > 1 && (double)kvb_packed_bytes(k, KVB_KEYS, n, head_dim) +
-                            (double)kvb_packed_bytes(v, KVB_VALUES, n, head_dim) > most)
+    while (n > 1 &&
+           (double)kvb_packed_bytes(k, KVB_KEYS, n, head_dim) + (double)kvb_packed_bytes(v, KVB_VALUES, n, head_dim) >
+               most)
         n--;
     for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++) keep[h] = n;
 }

@@ -24,12 +24,12 @@ typedef struct allocator {
     char label[64];     // shown in results: "uniform", "ada", "lukv"
     char identity[160]; // identifies it exactly: kind, parameters, hash of the file
     double beta, alpha;
-    double tau1, tau2; // CAKE's: its exponents are 1 / tau1 and 1 / tau2
-    uint32_t window;   // PyramidKV's
+    double tau1, tau2;     // CAKE's: its exponents are 1 / tau1 and 1 / tau2
+    uint32_t window;       // PyramidKV's
     uint32_t keys, values; // bits of a number, of ALLOCATOR_PACKED
-    kvb_table *table;  // ALLOCATOR_TABLE; owned
-    char *path;        // of the table; owned
-    bool strict;       // of a table: no head keeps less than sinks and window (kvb_budget_options)
+    kvb_table *table;      // ALLOCATOR_TABLE; owned
+    char *path;            // of the table; owned
+    bool strict;           // of a table: no head keeps less than sinks and window (kvb_budget_options)
 } allocator;
 
 typedef struct allocator_shape {
@@ -39,8 +39,8 @@ typedef struct allocator_shape {
 } allocator_shape;
 
 // Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
-// lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), packed (keys 4, values 4 bits), oracle. Errors
-// list the known names. The caller frees with allocator_free, also after a failure.
+// lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), packed (keys 4, values 4 bits), oracle.
+// Errors list the known names. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err);
 // Opens a table, `FILE` or `LABEL=FILE` (if a file of that whole name exists, there is no label). With `:strict`
 // appended its budgets never cut into sinks and window; without it they are kvpress's. Without a label it is named
@@ -59,7 +59,8 @@ bool allocator_needs_attention(const allocator *a);
 // Computes the budgets keep [L*G] for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] are the
 // metric's (AdaKV, LAVa, CAKE) or the oracle importance (ALLOCATOR_ORACLE); `attention` is for LAVa and CAKE, NULL for
 // others. Totals are rint((1 - ratio) L G T), except for tables (which round per layer, as kvpress does). Ratio 0 keeps
-// everything. With formats the ratio is the share of a bfloat16 cache's bytes that is saved. If a model has bounded layers, L counts the other layers, and only these are pruned.
+// everything. With formats the ratio is the share of a bfloat16 cache's bytes that is saved. If a model has bounded
+// layers, L counts the other layers, and only these are pruned.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                              const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
                              uint32_t *keep, kvb_error *err);

@@ -57,8 +57,8 @@ kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_
 void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                      uint32_t extra);
 
-// Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, looked at
-// by kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
+// Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, looked
+// at by kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
 kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err);
 // One head of a packed cache as floats, in `rows` [2, count, d].
 kv_span kv_cache_unpack(const kv_cache *c, uint32_t layer, uint32_t kv_head, float *rows);

@@ -139,7 +139,8 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
     const decode_hooks *hooks = hooks_of(batch, view->sequence);
     uint32_t group = view->group, per_tile = ATTEND_LINES / group, n = view->n_rows;
     attend_scratch *scratch = &d->scratch[omp_get_thread_num()];
-    kv_span span = kv_cache_span(view->cache, view->layer, g), before = attend_before(scratch, view->cache, view->layer, g);
+    kv_span span = kv_cache_span(view->cache, view->layer, g),
+            before = attend_before(scratch, view->cache, view->layer, g);
     size_t step = (size_t)c->n_heads * c->head_dim;
     const uint32_t *chosen = NULL;
     uint32_t n_chosen = 0;

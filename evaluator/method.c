@@ -26,8 +26,7 @@ bool method_needs_attention(const method_list *list)
 
 static allocator_shape shape_of(const model *m)
 {
-    return (allocator_shape){m->config.n_layers, m->config.n_kv_heads, &m->config.bounded,
-                             m->config.head_dim};
+    return (allocator_shape){m->config.n_layers, m->config.n_kv_heads, &m->config.bounded, m->config.head_dim};
 }
 
 static size_t heads_of(const allocator_shape *s)

@@ -44,7 +44,7 @@ typedef struct table_content {
     const uint8_t *saturated;      // [R] 1: the floor was reached, the row evicts less than asked
     const uint8_t *formats;        // [R,L,G,2] kvb_packing of keys and values, in version 2; NULL: version 1
     const rank_content *ranking;   // NULL: the metric is a plain one
-    const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1" or "2"
+    const cJSON *metadata; // flat object of strings; must hold format = "kvbudget-table", format_version = "1" or "2"
 } table_content;
 
 // Returns the content of an open table, to be written again; the arrays still belong to the table. If its metric is

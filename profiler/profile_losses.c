@@ -211,7 +211,8 @@ double profile_losses_flops(const model *m, const profile_job *job, const profil
     double B = model_budgeted(c, c->n_layers), H = (double)c->n_heads * c->head_dim, w = H / c->n_kv_heads, flops = 0;
     for (size_t i = 0; i < job->n_contexts && o->loss_queries; i++) {
         const profile_context *one = &job->contexts[i];
-        double each = 2 * H * one->n_tokens * (1 + o->n_metrics + 2 * RECORD_PACKINGS) + 2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
+        double each = 2 * H * one->n_tokens * (1 + o->n_metrics + 2 * RECORD_PACKINGS) +
+                      2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
                question = one->n_questions > one->n_recorded ? profile_work(m, one, &one->questions[0]) : 0,
                row = question > 0 ? question / (2 * one->questions[0].tail) : 0; // decoded rows count twice there
         flops += (one->n_questions - one->n_recorded) * o->loss_queries * B * each;
@@ -226,6 +227,6 @@ double profile_losses_bytes(const model *m, const profile_job *job, const profil
     if (!o->loss_queries) return 0;
     for (size_t i = 0; i < job->n_contexts; i++)
         questions += job->contexts[i].n_questions - job->contexts[i].n_recorded;
-    return sizeof(float) *
-           (questions * budgeted_heads(m) * (o->n_metrics * OUTPUT_LEVELS + RECORD_PACKINGS) + job->n_contexts * layers * GAIN_KINDS * 2);
+    return sizeof(float) * (questions * budgeted_heads(m) * (o->n_metrics * OUTPUT_LEVELS + RECORD_PACKINGS) +
+                            job->n_contexts * layers * GAIN_KINDS * 2);
 }

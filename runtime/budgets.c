@@ -229,7 +229,8 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
         sum.weight = at.weight;
         sum.warnings = table_warnings(table, ratio, n_tokens, kind, &at);
     }
-    if (!table->formats && fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01) sum.warnings |= KVB_WARN_EFFECTIVE;
+    if (!table->formats && fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01)
+        sum.warnings |= KVB_WARN_EFFECTIVE;
     sum.warnings |= sum.heads_below_protected ? (unsigned)KVB_WARN_PROTECTED : 0u;
     *out = sum;
     return KVB_OK;

@@ -520,9 +520,9 @@ KVB_API kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_by
 
 // ---- Formats ------------------------------------------------------------------------------------
 
-// How a KV head's keys, or its values, are stored; the numbers are those in tables of version 2. The integers are KIVI's
-// (arXiv 2402.02750): KVB_PACK_GROUP numbers share a least number and a step. In keys these are neighbouring tokens of
-// one channel, in values neighbouring channels of one token.
+// How a KV head's keys, or its values, are stored; the numbers are those in tables of version 2. The integers are
+// KIVI's (arXiv 2402.02750): KVB_PACK_GROUP numbers share a least number and a step. In keys these are neighbouring
+// tokens of one channel, in values neighbouring channels of one token.
 typedef enum kvb_packing { KVB_PACK_BF16 = 0, KVB_PACK_INT8 = 1, KVB_PACK_INT4 = 2, KVB_PACK_INT2 = 3 } kvb_packing;
 typedef enum kvb_side { KVB_KEYS = 0, KVB_VALUES = 1 } kvb_side;
 
@@ -547,8 +547,8 @@ KVB_API int kvb_table_has_formats(const kvb_table *table);
 // result fits if n_tokens * head_dim * 8 does.
 KVB_API size_t kvb_packed_bytes(kvb_packing packing, kvb_side side, uint32_t n_tokens, uint32_t head_dim);
 
-// Packs rows [n_tokens, head_dim] into kvb_packed_bytes() bytes, and unpacks them. An integer's error is at most half its
-// group's step. bf16 rounds to nearest. A group takes its least number and its step as bfloat16, the least number
+// Packs rows [n_tokens, head_dim] into kvb_packed_bytes() bytes, and unpacks them. An integer's error is at most half
+// its group's step. bf16 rounds to nearest. A group takes its least number and its step as bfloat16, the least number
 // rounded down and the step up, then its codes from the lowest bits of the first byte on; all little-endian. Groups of
 // keys follow each other by tokens and then channels, those of values likewise. Nothing is allocated. kvb_pack() fails
 // with KVB_NUMERIC if a number that becomes an integer is not finite; `packed` is then undefined. Both fail with

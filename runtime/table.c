@@ -477,9 +477,9 @@ static kvb_status read_formats(kvb_table *t, const kvb_safetensors *file, kvb_er
     for (size_t i = 0; i < x->size; i++) {
         size_t layer = i / 2 / t->info.n_kv_heads % t->info.n_layers;
         if (x->data[i] >= (t->bounded && t->bounded[layer] ? 1 : KVB_PACKINGS)) {
-            return kvb_fail(err, KVB_FORMAT, "%s: tensor \"formats\": element %zu: expected a format below %d%s, found %u",
-                            t->name, i, KVB_PACKINGS, t->bounded ? ", and 0 in bounded layers" : "",
-                            (unsigned)x->data[i]);
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: tensor \"formats\": element %zu: expected a format below %d%s, found %u", t->name, i,
+                            KVB_PACKINGS, t->bounded ? ", and 0 in bounded layers" : "", (unsigned)x->data[i]);
         }
     }
     t->formats = malloc(x->size);

@@ -11,9 +11,9 @@ struct kvb_table {
     const double *prune_ratio, *std;                                            // [R, L, G], inside `numbers`
     const double *ratio, *loss, *lower_bound, *lambda, *table_loss, *effective; // [R], inside `numbers`
     unsigned char saturated[KVB_TABLE_ROWS];                                    // 0 or 1
-    uint8_t *formats; // [R, L, G, 2] kvb_packing of keys and values; NULL in version 1
-    double *numbers;                                                            // all f64 tensors, one allocation
-    uint32_t *calibration_tokens;                                               // info.calibration_tokens
+    uint8_t *formats;             // [R, L, G, 2] kvb_packing of keys and values; NULL in version 1
+    double *numbers;              // all f64 tensors, one allocation
+    uint32_t *calibration_tokens; // info.calibration_tokens
     const double *budgeted;  // [R, B, G] prune ratios of the layers that are budgeted; prune_ratio itself if all are
     double *budgeted_memory; // of it; NULL if all are
     uint8_t *bounded;        // info.bounded

@@ -109,8 +109,7 @@ static piece *list_pieces(size_t *count, const hull_set *h, uint32_t N)
     *count = 0;
     for (uint32_t n = 0; n < N; n++)
         for (size_t i = h->first[n] + 1; i < h->first[n + 1]; i++)
-            list[(*count)++] =
-                (piece){slope_between(&h->corner[i - 1], &h->corner[i]), n, (uint32_t)(i - h->first[n])};
+            list[(*count)++] = (piece){slope_between(&h->corner[i - 1], &h->corner[i]), n, (uint32_t)(i - h->first[n])};
     qsort(list, *count, sizeof *list, compare_pieces);
     return list;
 }

@@ -1,6 +1,6 @@
 // Tokens and formats together, under one budget of bytes. Head n keeps b tokens in one of J formats; that costs
-// cost[j][b] bytes and loses L_n(b) + added[n][j]. The least sum of losses within B bytes is a multiple-choice knapsack:
-// one class per head, an item for every pair (j, b).
+// cost[j][b] bytes and loses L_n(b) + added[n][j]. The least sum of losses within B bytes is a multiple-choice
+// knapsack: one class per head, an item for every pair (j, b).
 //
 //     loss |8 8               Each format has a curve of its own: fewer bits begin further left and end higher up. The
 //          | 8  4 4           lower convex hull of all points is solved as in greedy.h: its pieces, in bytes, are taken

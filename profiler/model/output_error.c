@@ -270,7 +270,7 @@ enum { PACKING_QUERIES = 4 };
 typedef struct packing_work {
     attention exact, other;
     unsigned char *packed;
-    float *k, *v;                            // [T, d] unpacked
+    float *k, *v;                              // [T, d] unpacked
     float *output, *sums, *difference, *moved; // [lines, d]; the differences of keys, then of values
 } packing_work;
 

@@ -67,7 +67,7 @@ done
 expect 2 'importance knows no formats' solve nats.h5 -m keydiff --formats int4
 expect 0 'a size in bytes' "${SOLVE[@]}" --formats bf16,int8,int4 --bytes 6000 --tokens 60 -o size.safetensors
 
-expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text0.txt text1.txt "${SIZE[@]}" \
+expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text?.txt "${SIZE[@]}" \
     -r 0.5,0.8 -a packed -a packed:keys=8:values=2 -a packed:keys=16:values=16 -q --json
 mv out worth.json
 holds 'no row takes more than its bytes' <<'PYTHON_END'
@@ -76,7 +76,7 @@ full = 200 * 2 * 2 * 2 * 2 * 16
 for row in json.load(open("worth.json"))["rows"]:
     assert 0 < row["cache_bytes"] <= (1 - row["ratio"]) * full * 1.05, row
 PYTHON_END
-expect 0 'everything kept' eval tiny.gguf text0.txt text1.txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
+expect 0 'everything kept' eval tiny.gguf text?.txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
 holds 'in int4, at the bytes of int4' <<'PYTHON_END'
 import json
 rows = {r["allocator"]: r for r in json.load(open("out"))["rows"]}
@@ -85,10 +85,12 @@ assert rows["uniform"]["kl"] == 0 or rows["uniform"]["kl"] < 1e-9, rows["uniform
 assert 0 < rows["packed"]["kl"] < 1, rows["packed"]
 PYTHON_END
 expect 0 'refitted, then packed' eval tiny.gguf bits.safetensors text0.txt "${SIZE[@]}" -r 0.5 -a none -q --refit
-fails 'policies change the cache' 'packs the cache' eval tiny.gguf text0.txt -p tova -a packed -m none "${SIZE[@]}" -r 0.5
+fails 'policies change the cache' 'packs the cache' eval tiny.gguf text0.txt -p tova -a packed -m none \
+    "${SIZE[@]}" -r 0.5
 fails 'refine knows tokens alone' 'has formats' refine tiny.gguf bits.safetensors text0.txt text1.txt "${SIZE[@]}" -o r
 fails 'so do other programs' 'has formats' export bits.safetensors -o x.npy
 expect 0 'budgets tell formats' budgets bits.safetensors --ratio 50% --tokens 60 --json
-json 'two for each head' out 'len(j["details"][0]["formats"]) == 2 and all(f in ("bf16", "int8", "int4", "int2") for l in j["details"][0]["formats"]
+json 'two for each head' out 'len(j["details"][0]["formats"]) == 2 and all(f in ("bf16", "int8", "int4", "int2")
+    for l in j["details"][0]["formats"]
     for h in l for f in h.split(","))'
 end

@@ -4,8 +4,8 @@ between the certified bound and greedy's loss, whose own choice keeps to the bud
 
   make build/tests/bytes_rows && bytes_milp.py [--rounds N] [--seed S]
 
-Needs numpy and scipy (its milp is HiGHS). Exit status 1 at the first difference. Prints how often greedy is optimal, and
-what it loses beyond the optimum.
+Needs numpy and scipy (its milp is HiGHS). Exit status 1 at the first difference. Prints how often greedy is optimal,
+and what it loses beyond the optimum.
 """
 import argparse
 import pathlib
@@ -40,7 +40,8 @@ def make(rng):
 def ours(loss, added, cost, floor, budgets):
     """Rows (bytes, loss, bound, saturated, [(keep, format)])."""
     heads, tokens = loss.shape[0], loss.shape[1] - 1
-    numbers = [heads, added.shape[1], tokens, floor, len(budgets), *loss.ravel(), *added.ravel(), *cost.ravel(), *budgets]
+    numbers = [heads, added.shape[1], tokens, floor, len(budgets), *loss.ravel(), *added.ravel(), *cost.ravel(),
+               *budgets]
     out = subprocess.run([PROGRAM], input="\n".join(repr(float(x)) for x in numbers), text=True, check=True,
                          capture_output=True).stdout
     for line in out.splitlines():
@@ -88,9 +89,9 @@ def main():
                 sys.exit(f"{say}: takes {used} bytes, and HiGHS finds {best:.12g}")
             optimal += lost <= best + near
             excess, slack, total = excess + lost - best, slack + best - bound, total + best
-    print(f"{a.rounds} problems, {rows} budgets, {saturated} of them too small: every optimum of HiGHS is between bound and "
-          f"loss. Greedy is optimal at {optimal}; beyond the optima it loses {100 * excess / total:.2f} %, the bounds are "
-          f"{100 * slack / total:.2f} % below them")
+    print(f"{a.rounds} problems, {rows} budgets, {saturated} of them too small: every optimum of HiGHS is between "
+          f"bound and loss. Greedy is optimal at {optimal}; beyond the optima it loses {100 * excess / total:.2f} %, and the "
+          f"bounds are {100 * slack / total:.2f} % below them")
 
 
 if __name__ == "__main__":

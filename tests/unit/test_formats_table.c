@@ -32,8 +32,8 @@ static table_content content(const cJSON *m)
         for (int k = 1; k < 6; k++) rows[k][i] = 0.001 * i * k;
         saturated[i] = i > 95;
     }
-    return (table_content){R,       L,       G,       prune,   rows[0],   deviation, rows[1],
-                           rows[2], rows[3], rows[4], rows[5], saturated, NULL,      NULL,    m};
+    return (table_content){R,       L,       G,       prune,     rows[0], deviation, rows[1], rows[2],
+                           rows[3], rows[4], rows[5], saturated, NULL,    NULL,      m};
 }
 
 UNIT_TEST(written_tables_open)
@@ -212,7 +212,8 @@ UNIT_TEST(formats_of_heads)
     help_fails(kvb_formats(NULL, 0.5, got, sizeof got, err), KVB_ARGUMENT, "NULL");
     kvb_table_close(table);
     codes[5] = KVB_PACKINGS;
-    help_fails(table_write(path, &c, err), KVB_FORMAT, "tensor \"formats\": element 5: expected a format below 4, found 4");
+    help_fails(table_write(path, &c, err), KVB_FORMAT,
+               "tensor \"formats\": element 5: expected a format below 4, found 4");
     codes[5] = 1;
     cJSON_AddStringToObject(m, "bounded_layers", "0");
     for (int i = 0; i < R; i++) memset(prune + i * L * G, 0, G * sizeof *prune);

@@ -88,8 +88,8 @@ static float *packed_and_unpacked(const float *rows, kvb_packing p, kvb_side sid
 }
 
 // Errors of packed keys and values: the plain output over them against the plain output over the exact ones.
-static void judge_packings(const output_head *head, const output_queries *sets, const plain_head *exact, const float *wo,
-                           uint32_t width)
+static void judge_packings(const output_head *head, const output_queries *sets, const plain_head *exact,
+                           const float *wo, uint32_t width)
 {
     float errors[3 * RECORD_PACKINGS];
     uint32_t d = head->head_dim, w = head->group * d;

@@ -32,7 +32,8 @@ static void make_case(bytes_case *c, case_kind kind, bool rises)
     c->cost = calloc((size_t)J * (T + 1), sizeof *c->cost);
     for (uint32_t j = 0; j < J; j++) {
         uint32_t each = 1 + case_below(6), group = 3 + case_below(6), shared = case_below(4);
-        for (uint32_t b = 0; b <= T; b++) c->cost[j * (T + 1) + b] = (uint64_t)(each * b / 2 + shared * ((b + group - 1) / group));
+        for (uint32_t b = 0; b <= T; b++)
+            c->cost[j * (T + 1) + b] = (uint64_t)(each * b / 2 + shared * ((b + group - 1) / group));
         for (uint32_t n = 0; n < N; n++) c->added[n * J + j] = case_below(3) ? case_uniform() * 3 / each : 0;
     }
     uint64_t most = 0;
@@ -89,8 +90,8 @@ static void judge_row(const bytes_case *c, const bytes_rows *x, uint32_t r)
     ck_assert_int_eq(x->saturated[r], isinf(want));
     if (isinf(want)) return;
     ck_assert_uint_le(bytes, c->budget[r]);
-    ck_assert_msg(x->bound[r] <= want + slack && want <= x->loss[r] + slack, "row %u: bound %g, optimum %g, greedy %g", r,
-                  x->bound[r], want, x->loss[r]);
+    ck_assert_msg(x->bound[r] <= want + slack && want <= x->loss[r] + slack, "row %u: bound %g, optimum %g, greedy %g",
+                  r, x->bound[r], want, x->loss[r]);
     ck_assert_double_eq_tol(x->bound[r], fmax(0, bytes_bound(&c->p, c->budget[r], x->lambda[r])), slack);
     for (double lambda = 0; lambda < 1; lambda += 0.13)
         ck_assert(bytes_bound(&c->p, c->budget[r], lambda) <= want + slack);
@@ -114,7 +115,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
             // The bound is the best one: the hulls' optimum, which one head alone can miss.
             for (double f = 0.5; f < 2; f *= 1.1)
                 ck_assert(bytes_bound(&c.p, c.budget[r], f * x.lambda[r]) <=
-                          bytes_bound(&c.p, c.budget[r], x.lambda[r]) + 1e-9 * (1 + c.curves.total) ||
+                              bytes_bound(&c.p, c.budget[r], x.lambda[r]) + 1e-9 * (1 + c.curves.total) ||
                           x.saturated[r]);
         }
         bytes_rows_free(&x);
@@ -139,7 +140,8 @@ UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
         for (uint32_t b = 0; b <= T; b++) c.cost[b] = b;
         for (int r = 0; r < ROWS; r++) {
             ratios[r] = (r + 1.0) / (ROWS + 1);
-            c.budget[r] = (uint64_t)N * T - prune_target(ratios[r], c.curves.shape.n_layers, c.curves.shape.n_kv_heads, T);
+            c.budget[r] =
+                (uint64_t)N * T - prune_target(ratios[r], c.curves.shape.n_layers, c.curves.shape.n_kv_heads, T);
         }
         const solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, ROWS, NULL};
         problem_init(&p, &c.curves.shape, &options);

@@ -20,7 +20,8 @@ static void put_losses(record_writer *w, const char *id, const float top[2], flo
     const char *const metric = "keydiff";
     const float *const put = curves;
     const record_losses l = {&metric, &put, 1, gain > 0 ? gains : NULL, packed ? packings : NULL};
-    for (int i = 0; i < 2 * RECORD_PACKINGS; i++) packings[i] = top[i / RECORD_PACKINGS] / (float)(2 << 2 * (2 - i % 3));
+    for (int i = 0; i < 2 * RECORD_PACKINGS; i++)
+        packings[i] = top[i / RECORD_PACKINGS] / (float)(2 << 2 * (2 - i % 3));
     for (int h = 0; h < 2; h++)
         for (uint32_t i = 0; i < N; i++)
             curves[h * N + (int)i] =
@@ -201,8 +202,7 @@ UNIT_TEST(test_formats_follow_the_output)
     double gain, sum[2 * RECORD_PACKINGS];
     help_ok(output_gains_read(&gain, &s, err));
     help_ok(output_packings_read(sum, &s, &gain, err));
-    for (int i = 0; i < 2 * RECORD_PACKINGS; i++)
-        ck_near(sum[i], gain * (i < 6 ? 8.0 : 1.0) / (2 << 2 * (2 - i % 3)));
+    for (int i = 0; i < 2 * RECORD_PACKINGS; i++) ck_near(sum[i], gain * (i < 6 ? 8.0 : 1.0) / (2 << 2 * (2 - i % 3)));
     ck_near(formats_loss(sum, 1, f), sum[RECORD_PACKINGS + 3]);
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
@@ -230,7 +230,8 @@ UNIT_TEST(test_formats_follow_the_output)
     packed = false;
     case_select(&s, make("bare.h5", STEEP, STEEP, 0));
     packed = true;
-    help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH, "does not say of any of these questions what");
+    help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH,
+               "does not say of any of these questions what");
     study_table_free(&t);
     selection_close(&s);
 }

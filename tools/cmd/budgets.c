@@ -24,10 +24,10 @@ typedef struct budgets_command {
     kvb_budget_options options;
     const char *path;
     kvb_table *table;
-    uint32_t page;  // tokens that are granted together: the table's pages, else --block, else 1
-    uint32_t *keep; // [n_layers, n_kv_heads]
+    uint32_t page;    // tokens that are granted together: the table's pages, else --block, else 1
+    uint32_t *keep;   // [n_layers, n_kv_heads]
     uint8_t *formats; // [n_layers, n_kv_heads, 2] of a table that has them; else NULL
-    size_t n_heads; // all KV heads of the model
+    size_t n_heads;   // all KV heads of the model
     kvb_budget_summary sum;
     char warnings[MAX_WARNINGS][WARNING_SIZE];
     size_t n_warnings;

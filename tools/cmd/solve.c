@@ -89,7 +89,8 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
                     "--loss output cannot minimise the change of the output\n");
     }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
-    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !o->n_packings && !l->words.alone)
+    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !o->n_packings &&
+        !l->words.alone)
         status = take_best(t, out, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
     if (status == KVB_OK) warn_of_table(t);
