@@ -90,8 +90,8 @@ def main():
             optimal += lost <= best + near
             excess, slack, total = excess + lost - best, slack + best - bound, total + best
     print(f"{a.rounds} problems, {rows} budgets, {saturated} of them too small: every optimum of HiGHS is between "
-          f"bound and loss. Greedy is optimal at {optimal}; beyond the optima it loses {100 * excess / total:.2f} %, and "
-          f"the bounds are {100 * slack / total:.2f} % below them")
+          f"bound and loss. Greedy is optimal at {optimal}; beyond the optima it loses {100 * excess / total:.2f} %, "
+          f"and the bounds are {100 * slack / total:.2f} % below them")
 
 
 if __name__ == "__main__":
