@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// How far to go towards a start, and towards balanced layers, where all of the way is too far more often than not.
-enum { PART_COUNT = 3 };
-static const double START_PARTS[PART_COUNT] = {0.5, 0.75, 1}, BALANCE_PARTS[PART_COUNT] = {0.25, 0.5, 0.75};
+static const double PARTS[] = {0.25, 0.5, 0.75, 1}; // of the way to a start, or to balanced layers
+enum { PART_COUNT = sizeof PARTS / sizeof *PARTS };
 static const double MOST_UNBALANCED = 10; // a layer's q is at most this, and at least its inverse
 static const double MOST_MOVE = 3;        // a head's shift to another table at most
 
@@ -81,14 +80,13 @@ static kvb_status measure_candidate(refine_job *j, kvb_error *err)
 }
 
 // Goes from one set of shifts towards another and takes over, knot by knot, what the selection set finds better.
-static kvb_status try_towards(refine_job *j, const double *from, const double *to, const double *parts, bool *better,
-                              kvb_error *err)
+static kvb_status try_towards(refine_job *j, const double *from, const double *to, bool *better, kvb_error *err)
 {
     const refine_task *t = j->task;
     size_t n = heads_of(t);
     kvb_status status = KVB_OK;
     for (int p = 0; p < PART_COUNT && status == KVB_OK; p++) {
-        for (size_t i = 0; i < t->n_knots * n; i++) j->shift[i] = from[i] + parts[p] * (to[i] - from[i]);
+        for (size_t i = 0; i < t->n_knots * n; i++) j->shift[i] = from[i] + PARTS[p] * (to[i] - from[i]);
         status = measure_candidate(j, err);
         if (status != KVB_OK) return status;
         for (uint32_t k = 0; k < t->n_knots; k++) {
@@ -157,7 +155,7 @@ static kvb_status run_rounds(refine_job *j, kvb_error *err)
         memcpy(from, j->best->shift, n * sizeof *from);
         status = find_balance(j, to, err);
         j->best->rounds++;
-        if (status == KVB_OK) status = try_towards(j, from, to, BALANCE_PARTS, &better, err);
+        if (status == KVB_OK) status = try_towards(j, from, to, &better, err);
     }
     free(from);
     return status;
@@ -180,7 +178,7 @@ static kvb_status run_search(refine_job *j, kvb_error *err)
         report_candidate(j);
     }
     for (uint32_t i = 0; i < t->n_starts && status == KVB_OK; i++)
-        status = try_towards(j, table, t->starts + i * n, START_PARTS, &(bool){false}, err);
+        status = try_towards(j, table, t->starts + i * n, &(bool){false}, err);
     free(table);
     return status == KVB_OK ? run_rounds(j, err) : status;
 }

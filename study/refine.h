@@ -2,8 +2,7 @@
 //
 // A candidate is a shift for every head (shift.h). Each refined ratio, a knot, takes what is best for it, but all knots
 // of a candidate are one table, so rows between them stay nested. The caller's starts, such as the budgets of another
-// table, are tried first, half of the way, three quarters and all of it. Then come rounds that balance layers around
-// the best so far:
+// table, are tried first, in quarters of the way. Then come rounds that balance layers around the best so far:
 //
 //     D_l   how much smaller the loss gets when layer l alone keeps everything and all others stay cut
 //     q_l   = (D_l / n_l) / (sum of D / sum of n), n_l the tokens that the layer keeps

@@ -261,11 +261,11 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// How often refine may balance layers: not at all without --time, else as often as the time that is left pays for, at
-// the speed of the profile.
+// How often refine may balance layers. Without --time once, where the model is small enough for all texts; else as
+// often as the time that is left pays for, at the speed of the profile.
 static uint64_t rounds_of_balance(const tune_command *c)
 {
-    if (!(c->seconds > 0)) return 0;
+    if (!(c->seconds > 0)) return tune_texts_count(&c->texts, PART_CALIBRATE) > USUAL_TEXTS;
     double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
                   (double)tune_texts_count(&c->texts, PART_CALIBRATE),
            others = (2 * (double)tune_texts_count(&c->texts, PART_JUDGE) + SEARCH_TEXTS) * each,
@@ -302,7 +302,8 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     add_word(&w, "--rounds=%" PRIu64, rounds);
     if (c->refit) add_words(&w, c, "--refit");
     add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
-    return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
+    return run_step(c, chosen(c),
+                    "both, what lies between, and balanced layers are measured: each ratio takes the best", &w, err);
 }
 
 // ---- Judging ----
@@ -395,7 +396,7 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
                "%.0f s, %zu texts. ",
                c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->output, c->folder, judged(c),
                c->spent, c->texts.count);
-        if (c->seconds > 0) printf("With a longer --time more texts are read and layers are balanced.\n");
+        if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
                    "kvbudget tune MODEL TEXT...");
