@@ -60,7 +60,7 @@ json 'what was tried, and hashes of table and texts' out \
 
 expect 0 'with progress' "${REFINE[@]}" table.safetensors text?.txt -o shown.safetensors
 says 'and the rate' '[0-9]+ cuts measured, [0-9.]+ a second' err
-says 'it shows the KL of both sets' '4 tried, 1 rounds; KL on calibration [0-9.]+ .* on selection [0-9.]' err
+says 'it shows the KL of both sets as they fall' '4 tried, 1 rounds; KL on calibration [0-9.]+ .* on selection [0-9.]' err
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
