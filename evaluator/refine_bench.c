@@ -265,7 +265,8 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
     refine_bench *b = context;
     uint32_t cuts = n * b->n_knots, *keep = need(cuts * heads_of(b), sizeof *keep, "budgets");
     kvb_status status = list_budgets(b, shift, n, keep, err);
-    if (status == KVB_OK) status = measure_set(b, selecting ? SET_SELECTION : SET_CALIBRATION, keep, cuts, loss, err);
+    if (status == KVB_OK)
+        status = measure_set(b, selecting ? SET_SELECTION : SET_CALIBRATION, keep, cuts, loss, err);
     free(keep);
     return status;
 }

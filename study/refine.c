@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const double PARTS[] = {0.25, 0.5, 0.75, 1}; // of the way to a start, or to balanced layers
+static const double PARTS[] = {0.5, 0.75, 1}; // of the way to a start, or to balanced layers
 enum { PART_COUNT = sizeof PARTS / sizeof *PARTS };
 static const double MOST_UNBALANCED = 10; // a layer's q is at most this, and at least its inverse
 static const double MOST_MOVE = 3;        // a head's shift to another table at most
@@ -104,8 +104,8 @@ static kvb_status try_towards(refine_job *j, const double *from, const double *t
 
 // ---- Balanced layers ----
 
-// How many tokens each layer should have for one that it has now, factor [L], from loss [1 + L] (refine_restore).
-// Layers that keep everything stay as they are.
+// How many tokens each layer should have for one that it has now, factor [L], from loss [1 + L] (refine_restore). Layers
+// that keep everything stay as they are.
 static void balance_layers(const refine_task *t, const double *loss, const double *kept, double *factor)
 {
     uint32_t L = t->base->n_layers, G = t->base->n_kv_heads;

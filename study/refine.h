@@ -2,15 +2,16 @@
 //
 // A candidate is a shift for every head (shift.h). Each refined ratio, a knot, takes what is best for it, but all knots
 // of a candidate are one table, so rows between them stay nested. The caller's starts, such as the budgets of another
-// table, are tried first, in quarters of the way. Then come rounds that balance layers around the best so far:
+// table, are tried first, half of the way, three quarters and all of it. Then come rounds that balance layers around
+// the best so far:
 //
 //     D_l   how much smaller the loss gets when layer l alone keeps everything and all others stay cut
 //     q_l   = (D_l / n_l) / (sum of D / sum of n), n_l the tokens that the layer keeps
 //     n_l'  = n_l sqrt(q_l), then a common shift restores the total
 //
 // If a layer's loss fell as 1 / n_l, this would be the optimum at once: there no layer gains by taking a token from
-// another. Unlike gains that are measured with the rest of the cache intact, D_l knows what the other layers' cuts do
-// to a layer's errors, which differs by a factor of ten between layers (docs/refine.md).
+// another. Unlike gains that are measured with the rest of the cache intact, D_l knows what the other layers' cuts do to
+// a layer's errors, which differs by a factor of ten between layers (docs/objective.md).
 //
 // After every candidate a second set of texts decides what is kept, and a round that gains nothing there is the last.
 #pragma once
@@ -25,8 +26,8 @@ typedef kvb_status refine_measure(void *context, bool selection, const double *s
 typedef kvb_status refine_restore(void *context, const double *shift, double *loss, double *kept, kvb_error *err);
 
 typedef struct refine_progress {
-    uint32_t tried, rounds;                              // candidates and rounds of balancing so far
-    const double *calibration, *selection;               // [n_knots] loss of the last candidate
+    uint32_t tried, rounds;                // candidates and rounds of balancing so far
+    const double *calibration, *selection; // [n_knots] loss of the last candidate
     const double *calibration_before, *selection_before; // [n_knots] loss of the table
 } refine_progress;
 

@@ -18,8 +18,8 @@ refine 'refine' one.safetensors
 cp out one.json
 json 'texts are dealt: two to search on, two to choose, three to judge' one.json \
     '[len(j["settings"]["refined"][s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
-json 'layers were balanced, at four steps a round' one.json \
-    '(lambda r: r["rounds"] >= 1 and r["tried"] == 4 * r["rounds"])(j["settings"]["refined"])'
+json 'layers were balanced, at three steps a round' one.json \
+    '(lambda r: r["rounds"] >= 1 and r["tried"] == 3 * r["rounds"])(j["settings"]["refined"])'
 json 'no ratio is worse on the texts that choose' one.json \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 json 'and something is gained' one.json \
@@ -60,7 +60,7 @@ json 'what was tried, and hashes of table and texts' out \
 
 expect 0 'with progress' "${REFINE[@]}" table.safetensors text?.txt -o shown.safetensors
 says 'and the rate' '[0-9]+ cuts measured, [0-9.]+ a second' err
-says 'it shows the KL of both sets as they fall' '4 tried, 1 rounds; KL on calibration [0-9.]+ .* on selection [0-9.]' err
+says 'it shows the KL of both sets as they fall' '3 tried, 1 rounds; KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
@@ -97,7 +97,7 @@ assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layer
 PYTHON_END
 expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
 refine 'with a candidate' tried.safetensors --candidate paper.safetensors --rounds 0
-json 'its budgets and those between are all that is measured' out 'j["settings"]["refined"]["tried"] == 4'
+json 'its budgets and those between are all that is measured' out 'j["settings"]["refined"]["tried"] == 3'
 json 'and no ratio is worse on the texts that choose' out \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 "$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&

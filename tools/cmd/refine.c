@@ -1,11 +1,11 @@
 // kvbudget refine: budgets improved on measured damage.
-#include "study/refine.h"
 #include "evaluator/refine_bench.h"
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
+#include "study/refine.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
@@ -145,16 +145,16 @@ static kvb_status search(refine_command *c, kvb_error *err)
     for (size_t i = 0; i < c->candidates.count && status == KVB_OK; i++)
         status = start_from_table(c, c->candidates.items[i], c->starts + i * n, err);
     const refine_task wanted = {.base = base,
-                                .knots = b->knots,
-                                .n_knots = b->n_knots,
-                                .n_tokens = b->plan.n_tokens,
-                                .rounds = (uint32_t)c->rounds,
-                                .n_starts = (uint32_t)c->candidates.count,
-                                .starts = c->starts,
-                                .measure = refine_bench_losses,
-                                .restore = refine_bench_restore,
-                                .report = c->e.out.quiet ? NULL : show_candidate,
-                                .context = &c->bench};
+                              .knots = b->knots,
+                              .n_knots = b->n_knots,
+                              .n_tokens = b->plan.n_tokens,
+                              .rounds = (uint32_t)c->rounds,
+                              .n_starts = (uint32_t)c->candidates.count,
+                              .starts = c->starts,
+                              .measure = refine_bench_losses,
+                              .restore = refine_bench_restore,
+                              .report = c->e.out.quiet ? NULL : show_candidate,
+                              .context = &c->bench};
     return status == KVB_OK ? refine_run(&c->best, &wanted, err) : status;
 }
 
@@ -405,8 +405,8 @@ const cli_command cmd_refine = {
     "costs one continuation over cut caches, many in a batch.\n"
     "\n"
     "Each round balances the layers: it measures how much of the loss goes when one layer alone keeps everything,\nand "
-    "gives tokens to the layers that lose most for each token that they keep. A quarter of the\nway there, half, "
-    "three quarters and all of it are tried. The last round is the first that gains nothing.\n"
+    "gives tokens to the layers that lose most for each token that they keep. Half of the way there, three\nquarters "
+    "and the whole are tried. The last round is the first that gains nothing.\n"
     "\n"
     "There are three sets of texts: layers are measured on the first, the second decides what is kept, and the\n"
     "third only judges. Each line of progress shows the loss at each ratio on the first two, and its share of the\n"

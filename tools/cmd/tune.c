@@ -261,8 +261,8 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// How often refine may balance layers. Without --time once, where the model is small enough for all texts; else as
-// often as the time that is left pays for, at the speed of the profile.
+// How often refine may balance layers. Without --time once, where the model is small enough for all texts; else as often
+// as the time that is left pays for, at the speed of the profile.
 static uint64_t rounds_of_balance(const tune_command *c)
 {
     if (!(c->seconds > 0)) return tune_texts_count(&c->texts, PART_CALIBRATE) > USUAL_TEXTS;
@@ -271,7 +271,7 @@ static uint64_t rounds_of_balance(const tune_command *c)
            others = (2 * (double)tune_texts_count(&c->texts, PART_JUDGE) + SEARCH_TEXTS) * each,
            left = 0.9 * c->seconds - c->spent - others,
            cut = each * 2 * NEXT / (double)c->n_tokens, // one ratio of one text
-        rounds = left / (REFINED_RATIOS * SEARCH_TEXTS * c->n_layers * cut);
+           rounds = left / (REFINED_RATIOS * SEARCH_TEXTS * c->n_layers * cut);
     return rounds > 0 ? (uint64_t)fmin(rounds, MOST_ROUNDS) : 0;
 }
 
@@ -302,8 +302,7 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     add_word(&w, "--rounds=%" PRIu64, rounds);
     if (c->refit) add_words(&w, c, "--refit");
     add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
-    return run_step(c, chosen(c),
-                    "both, what lies between, and balanced layers are measured: each ratio takes the best", &w, err);
+    return run_step(c, chosen(c), "both, what lies between, and balanced layers are measured: each ratio takes the best", &w, err);
 }
 
 // ---- Judging ----
