@@ -66,8 +66,8 @@ refine 'again, with one thread and other batches' two.safetensors --threads 1 --
 same 'gives the same table' one.safetensors two.safetensors
 # refine_stopped OUT: a search over many ratios gets a signal when the table itself has been measured.
 refine_stopped() {
-    interrupt TERM "grep '0 tried,' err" "$KVB" "${REFINE[@]/50%,80%/$(seq -s , 0.2 0.01 0.89)}" table.safetensors \
-        text?.txt --rounds 1000 -o "$1"
+    interrupt TERM "grep '0 tried,' err" "$KVB" "${REFINE[@]}" table.safetensors text?.txt -r "$(seq -s , 0.2 0.01 0.89)" \
+        --rounds 1000 -o "$1"
 }
 refine_stopped four.safetensors
 ended 143 'a signal ends it'

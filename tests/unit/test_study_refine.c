@@ -107,7 +107,7 @@ UNIT_TEST(balanced_layers_are_the_optimum_of_a_power_law)
 {
     kvb_error err = {0};
     refine_result r, again;
-    case_seed();
+    case_seed("refine");
     for (int draw = 0; draw < 5; draw++) {
         power_law b;
         law_make(&b, 0.8);
@@ -133,7 +133,7 @@ UNIT_TEST(the_selection_set_decides)
     kvb_error err = {0};
     power_law b;
     refine_result r;
-    case_seed();
+    case_seed("refine, selection");
     law_make(&b, 0.8);
     for (int l = 0; l < LAYERS; l++) b.weight[1][l] = 1 / b.weight[0][l]; // wants the contrary
     refine_task task = task_of(&b, 9);
@@ -147,7 +147,7 @@ UNIT_TEST(the_selection_set_decides)
 UNIT_TEST(a_stop_leaves_nothing)
 {
     kvb_error err = {0};
-    case_seed();
+    case_seed("refine, stops");
     for (uint32_t stop = 1; stop < 10; stop++) {
         power_law b;
         refine_result r;
@@ -165,7 +165,7 @@ UNIT_TEST(a_stop_leaves_nothing)
 UNIT_TEST(a_start_is_tried_and_judged)
 {
     kvb_error err = {0};
-    case_seed();
+    case_seed("refine, start");
     for (int part = 2; part <= 4; part++) {
         power_law b;
         refine_result r;
