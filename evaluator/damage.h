@@ -55,3 +55,9 @@ typedef struct damage_cut {
 kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_error *err);
 // The same for n cuts of one text: head h of cut i keeps keep[i * L*G + h] tokens. out [n].
 kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);
+
+// Cuts one head at a time: out[i * L*G + h] is the damage when head h alone is cut to keep[i * L*G + h] tokens and all
+// other heads keep everything. (KL roughly adds up over heads.) A head that keeps everything is not run, and only
+// layers from the cut one on are computed. `progress` (NULL: none) is called after every layer and may stop the run.
+kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
+                                const forward_progress *progress, kvb_error *err);

@@ -294,11 +294,16 @@ static kvb_status begin_batch(decoder *d, decode_batch *batch, decode_logits whi
     return KVB_OK;
 }
 
-static kvb_status run_layers(decoder *d, const decode_batch *batch, decode_logits which, float *logits, kvb_error *err)
+// The layers from `first` on, over d->x. `streams` [L, rows, D], or NULL, receives what goes into each.
+static kvb_status run_layers(decoder *d, const decode_batch *batch, uint32_t first, float *streams, decode_logits which,
+                             float *logits, kvb_error *err)
 {
+    size_t floats = (size_t)batch->total_rows * d->m->config.width;
     kvb_status status = KVB_OK;
-    for (uint32_t layer = 0; status == KVB_OK && layer < d->m->config.n_layers; layer++)
+    for (uint32_t layer = first; status == KVB_OK && layer < d->m->config.n_layers; layer++) {
+        if (streams) d->b->download(d->pass.on, streams + layer * floats, d->x, floats);
         status = run_layer(d, batch, layer, err);
+    }
     if (status != KVB_OK) return status;
     if (logits) write_logits(d, batch, which, logits);
     status = layer_end(&d->pass, err);
@@ -307,14 +312,39 @@ static kvb_status run_layers(decoder *d, const decode_batch *batch, decode_logit
     return status;
 }
 
+static kvb_status run_tokens(decoder *d, decode_batch *batch, const int32_t *ids, float *streams, decode_logits which,
+                             float *logits, kvb_error *err)
+{
+    kvb_status status = begin_batch(d, batch, which, err);
+    if (status == KVB_OK) status = layer_check_ids(&d->pass, ids, batch->total_rows, err);
+    if (status != KVB_OK) return status;
+    layer_embed(&d->pass, d->x, ids, batch->total_rows);
+    return run_layers(d, batch, 0, streams, which, logits, err);
+}
+
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                        const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
                        kvb_error *err)
 {
     decode_batch batch = {caches, n_sequences, n_rows, 0, hooks};
-    kvb_status status = begin_batch(d, &batch, which, err);
-    if (status == KVB_OK) status = layer_check_ids(&d->pass, ids, batch.total_rows, err);
+    return run_tokens(d, &batch, ids, NULL, which, logits, err);
+}
+
+kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
+                               const int32_t *ids, float *streams, kvb_error *err)
+{
+    decode_batch batch = {caches, n_sequences, n_rows, 0, NULL};
+    return run_tokens(d, &batch, ids, streams, LOGITS_ALL, NULL, err);
+}
+
+kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,
+                            uint32_t n_sequences, const uint32_t *n_rows, float *logits, kvb_error *err)
+{
+    decode_batch batch = {caches, n_sequences, n_rows, 0, NULL};
+    if (layer >= d->m->config.n_layers)
+        return kvb_fail(err, KVB_ARGUMENT, "decoder: layer %u, expected 0 to %u", layer, d->m->config.n_layers - 1);
+    kvb_status status = begin_batch(d, &batch, LOGITS_ALL, err);
     if (status != KVB_OK) return status;
-    layer_embed(&d->pass, d->x, ids, batch.total_rows);
-    return run_layers(d, &batch, which, logits, err);
+    d->b->upload(d->pass.on, d->x, stream, (size_t)batch.total_rows * d->m->config.width);
+    return run_layers(d, &batch, layer, NULL, LOGITS_ALL, logits, err);
 }

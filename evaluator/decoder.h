@@ -49,3 +49,11 @@ void decoder_begin_context(decoder *d, uint32_t n_tokens);
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                        const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
                        kvb_error *err);
+
+// The same in two halves, for sequences that only differ in their upper layers. decoder_run_streams writes the residual
+// stream in front of every layer, streams [L, rows, D], and makes no logits. decoder_run_from begins at `layer` with
+// the rows of `stream` [rows, D], the rows in front of it; the caches' lower layers are neither read nor written.
+kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
+                               const int32_t *ids, float *streams, kvb_error *err);
+kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,
+                            uint32_t n_sequences, const uint32_t *n_rows, float *logits, kvb_error *err);

@@ -3,6 +3,7 @@
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
+#include "study/measured.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,49 +194,44 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
 }
 
 // n cuts of every listed text, keep [n, heads], out [n, n_texts].
-static kvb_status measure_texts(refine_bench *b, const uint32_t *texts, uint32_t n_texts, const uint32_t *keep,
-                                uint32_t n, damage_value *out, kvb_error *err)
+static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
+                                const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
 {
     size_t most = (size_t)n * n_texts;
     new_cuts w = {need(most, sizeof *w.cuts, "cuts"), need(most + 1, sizeof *w.keys, "cuts"),
                   need(most, sizeof *w.found, "cuts"), 0};
-    double start = meter_now();
     kvb_status status = KVB_OK;
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) status = find_new(b, texts[t], keep, n, &w, err);
-    if (status == KVB_OK) status = measure_new(b, &w, err);
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
-        status = take_known(b, texts[t], keep, n, out + t, n_texts, err);
-    close_new(&w);
-    b->seconds += meter_now() - start;
-    return status == KVB_OK ? check_stop(b, err) : status;
-}
-
-// The mean KL of each of n cuts over all texts of a set.
-static kvb_status measure_set(refine_bench *b, refine_set set, const uint32_t *keep, uint32_t n, double *loss,
-                              kvb_error *err)
-{
-    uint32_t n_texts = b->n_members[set];
-    damage_value *out = need((size_t)n * n_texts, sizeof *out, "results");
-    kvb_status status = measure_texts(b, b->members[set], n_texts, keep, n, out, err);
-    for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        loss[i] = 0;
-        for (uint32_t t = 0; t < n_texts; t++) loss[i] += out[i * n_texts + t].kl / n_texts;
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        status = find_new(b, members[texts[t]], keep, n, &w, err);
     }
-    free(out);
-    return status;
+    if (status == KVB_OK) status = measure_new(b, &w, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        status = take_known(b, members[texts[t]], keep, n, out + t, n_texts, err);
+    }
+    close_new(&w);
+    return status == KVB_OK ? check_stop(b, err) : status;
 }
 
 // ---- Candidates ----
 
-// The budgets of one candidate at the knots, [n_knots, heads]: those that an engine would get.
-static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
+// A table's budgets at n ratios, [n, heads]: those that an engine would get.
+static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
+                               uint32_t *keep, kvb_error *err)
 {
     size_t heads = heads_of(b);
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++)
+        status = kvb_budgets(table, ratios[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
+                             keep + i * heads, heads, err);
+    return status;
+}
+
+// Of one candidate at the knots, [n_knots, heads].
+static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
+{
     kvb_table *table;
     kvb_status status = refine_table_apply(b->table, b->knots, b->n_knots, shift, &table, err);
-    for (uint32_t k = 0; k < b->n_knots && status == KVB_OK; k++)
-        status = kvb_budgets(table, b->knots[k], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
-                             keep + k * heads, heads, err);
+    if (status == KVB_OK) status = read_budgets(b, table, b->knots, b->n_knots, keep, err);
     kvb_table_close(table);
     return status;
 }
@@ -259,35 +255,31 @@ static kvb_status list_budgets(const refine_bench *b, const double *shift, uint3
     return status;
 }
 
-kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, double *loss,
-                               kvb_error *err)
+// All damage of candidates, shift [n, n_knots, heads], on texts of a set by their number in it: out [n, n_knots,
+// n_texts].
+static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *shift, uint32_t n,
+                                 const uint32_t *texts, uint32_t n_texts, damage_value *out, kvb_error *err)
 {
-    refine_bench *b = context;
-    uint32_t cuts = n * b->n_knots, *keep = need(cuts * heads_of(b), sizeof *keep, "budgets");
+    uint32_t cuts = n * b->n_knots;
+    double start = meter_now();
+    uint32_t *keep = need(cuts * heads_of(b), sizeof *keep, "budgets");
     kvb_status status = list_budgets(b, shift, n, keep, err);
-    if (status == KVB_OK)
-        status = measure_set(b, selecting ? SET_SELECTION : SET_CALIBRATION, keep, cuts, loss, err);
+    if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
+    b->seconds += meter_now() - start;
     free(keep);
     return status;
 }
 
-kvb_status refine_bench_restore(void *context, const double *shift, double *loss, double *kept, kvb_error *err)
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
+                               uint32_t n_texts, double *loss, kvb_error *err)
 {
     refine_bench *b = context;
-    uint32_t L = b->m->config.n_layers, G = b->m->config.n_kv_heads, K = b->n_knots;
-    size_t heads = heads_of(b);
-    uint32_t *budgets = need(K * heads, sizeof *budgets, "budgets"),
-             *keep = need(K * (1 + L) * heads, sizeof *keep, "budgets");
-    kvb_status status = find_budgets(b, shift, budgets, err);
-    for (size_t i = 0; i < K * heads && status == KVB_OK; i++) kept[i] = budgets[i];
-    for (size_t c = 0; c < (size_t)K * (1 + L) && status == KVB_OK; c++) { // cut c % (1 + L) restores a layer, 0 none
-        uint32_t *cut = memcpy(keep + c * heads, budgets + c / (1 + L) * heads, heads * sizeof *cut),
-                 layer = (uint32_t)(c % (1 + L));
-        for (uint32_t g = 0; g < G && layer > 0; g++) cut[(layer - 1) * G + g] = b->plan.n_tokens;
-    }
-    if (status == KVB_OK) status = measure_set(b, SET_CALIBRATION, keep, K * (1 + L), loss, err);
-    free(budgets);
-    free(keep);
+    size_t cells = (size_t)n * b->n_knots * n_texts;
+    damage_value *out = need(cells, sizeof *out, "results");
+    kvb_status status =
+        measure_shifts(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
+    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = out[i].kl;
+    free(out);
     return status;
 }
 
@@ -295,12 +287,11 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 {
     size_t K = b->n_knots, heads = heads_of(b), n = b->n_members[set];
     double *both = need(2 * K * heads, sizeof *both, "shifts"), *kl = need(2 * K * (n + 1), sizeof *kl, "losses");
-    uint32_t *keep = need(2 * K * heads, sizeof *keep, "budgets");
     damage_value *found = need(2 * K, sizeof *found, "results");
+    kvb_status status = KVB_OK;
     memcpy(both + K * heads, shift, K * heads * sizeof *shift);
-    kvb_status status = list_budgets(b, both, 2, keep, err);
     for (uint32_t t = 0; t < n && status == KVB_OK; t++) {
-        status = measure_texts(b, &b->members[set][t], 1, keep, (uint32_t)(2 * K), found, err);
+        status = measure_shifts(b, set, both, 2, &t, 1, found, err);
         for (size_t i = 0; i < 2 * K && status == KVB_OK; i++) {
             kl[i] += found[i].kl / (double)n;
             kl[2 * K + i * n + t] = found[i].kl;
@@ -308,9 +299,91 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
         if (set == SET_TEST) close_text(&b->open[b->members[set][t]]); // each is asked once
     }
     free(both);
-    free(keep);
     free(found);
     *out = status == KVB_OK ? kl : NULL;
     if (status != KVB_OK) free(kl);
+    return status;
+}
+
+// ---- Heads alone ----
+
+// Budgets of the cut in which head h alone is cut, to keep[h].
+static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uint32_t *out)
+{
+    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
+}
+
+static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
+{
+    size_t heads = heads_of(b);
+    uint32_t *cut = need(heads, sizeof *cut, "heads");
+    for (size_t i = 0; i < n * heads; i++) {
+        cut_alone(b, keep + i / heads * heads, i % heads, cut);
+        name_cut(b, text, cut, keys[i]);
+    }
+    free(cut);
+}
+
+// All n cuts of every head on one text, [n, heads], from the log where it has them all.
+static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
+                                kvb_error *err)
+{
+    size_t cuts = n * heads_of(b), known = 0;
+    char(*keys)[LOG_KEY] = need(cuts, sizeof *keys, "cuts");
+    kvb_status status = KVB_OK;
+    name_heads(b, text, keep, n, keys);
+    for (; status == KVB_OK && known < cuts && log_find(b->log, keys[known]); known++)
+        status = damage_value_read(&out[known], b->log, keys[known], err);
+    if (status == KVB_OK && known < cuts) {
+        double begin = meter_now();
+        status = fill_text(b, text, err);
+        double filled = meter_now();
+        if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, b->stop, err);
+        if (status == KVB_OK) status = add_damage(b, keys, out, (uint32_t)cuts, err);
+        b->seconds += filled - begin;
+        b->alone_seconds += meter_now() - filled;
+        b->n_alone += cuts;
+    }
+    free(keys);
+    return status;
+}
+
+// What the table loses when one head alone is cut: loss [n_levels, heads], the mean over the first n_texts texts of the
+// search, in KL.
+static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts,
+                                double *loss, kvb_error *err)
+{
+    size_t heads = heads_of(b), cuts = n_levels * heads;
+    uint32_t *keep = need(cuts, sizeof *keep, "budgets");
+    damage_value *found = need(cuts, sizeof *found, "results");
+    double *none = need(heads, sizeof *none, "shifts"), begin = meter_now();
+    kvb_table *table = NULL;
+    kvb_status status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
+    if (status == KVB_OK) status = read_budgets(b, table, levels, n_levels, keep, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
+        for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
+        if (status == KVB_OK && b->heads_told) b->heads_told(b, n_levels, t + 1, n_texts, meter_now() - begin);
+    }
+    kvb_table_close(table);
+    free(none);
+    free(keep);
+    free(found);
+    return status;
+}
+
+kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err)
+{
+    double levels[MEASURED_LEVELS_MAX];
+    uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
+    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
+    *n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
+    if (*n_texts == 0) return KVB_OK;
+    double *loss = need((size_t)n_levels * t->n_heads, sizeof *loss, "losses");
+    kvb_status status = measure_alone(b, levels, n_levels, *n_texts, loss, err);
+    if (status == KVB_OK)
+        status = measured_shifts(&b->table->base, levels, n_levels, loss, t->heads, b->knots, b->n_knots, shift, err);
+    free(loss);
+    t->start_cost += one * *n_texts;
     return status;
 }

@@ -20,6 +20,9 @@ typedef struct refine_bench {
     uint32_t n_texts;
     damage_plan plan;
     const forward_progress *stop; // called now and then; may stop the run; NULL: none
+    // Called after every text whose heads were cut one at a time; NULL: none.
+    void (*heads_told)(const struct refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts,
+                       double seconds);
     // Opened:
     uint32_t *members[SET_COUNT], n_members[SET_COUNT]; // texts of each set, by number
     damage *d;
@@ -30,6 +33,8 @@ typedef struct refine_bench {
     double seconds;               // spent in measuring, from shifts to damage, prefills included
     double prefill_seconds;       // of these
     uint32_t n_prefills;
+    uint64_t n_alone; // cuts of heads alone
+    double alone_seconds;
 } refine_bench;
 
 // Divides the texts into sets. asked [n_texts] gives the set of each; if it is NULL they are dealt in turn:
@@ -45,10 +50,15 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
 // Reads the result under a key that the log has. Fails with KVB_FORMAT if a number is missing.
 kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err);
 
-// Measure what candidates lose, for a search (refine_measure, refine_restore); `context` is the bench. KVB_INTERRUPTED.
-kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, double *loss,
-                               kvb_error *err);
-kvb_status refine_bench_restore(void *context, const double *shift, double *loss, double *kept, kvb_error *err);
+// Finds where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many
+// calibration texts as three quarters of the task's evaluations pay for. A head's cuts cost half a continuation each,
+// since only the layers from its own on are run. Writes shift [n_knots, heads] and adds the cost to the task's
+// start_cost. *n_texts is the number of texts measured; if it is 0, not even one could be paid for and nothing is
+// written. KVB_INTERRUPTED.
+kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err);
+// Measures what candidates lose, for a search (refine_measure); `context` is the bench. KVB_INTERRUPTED.
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
+                               uint32_t n_texts, double *loss, kvb_error *err);
 // Measures the KL on a set of texts, under the table itself and under the table with the shifts [n_knots, heads]. *kl,
 // which the caller frees, receives the means [2, n_knots] and then each text's [2, n_knots, n]. The memory of test
 // texts is released. KVB_INTERRUPTED.

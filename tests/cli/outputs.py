@@ -18,7 +18,7 @@ LINES = {
     "solve": "run.h5 --metric keydiff -o OUT --quiet",
     "validate": "run.h5 --metric keydiff --quiet",
     "eval": f"tiny.gguf table.safetensors text0.txt -r 0.5 -a none {SIZE}",
-    "refine": f"tiny.gguf table.safetensors text0.txt text1.txt text2.txt text3.txt -o OUT --rounds 1 {SIZE}",
+    "refine": f"tiny.gguf table.safetensors text0.txt text1.txt text2.txt text3.txt -o OUT --evaluations 2 {SIZE}",
     "recommend": f"tiny.gguf table.safetensors text0.txt text1.txt -r 50% --max-kl 1e6 --confidence 0.1 {SIZE}",
     "report": "table.safetensors -o OUT --quiet",
     "budgets": "table.safetensors --ratio 0.5 --tokens 100",

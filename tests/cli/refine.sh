@@ -6,7 +6,7 @@ expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
 expect 0 'solve with pages, levels and a floor' solve run.h5 --metric keydiff --block 8 --levels 1 --floor 0.05 \
     -o paged.safetensors --quiet
 tiny_texts 7 50
-REFINE=(refine tiny.gguf --tokens 150 --next 12 -r '50%,80%')
+REFINE=(refine tiny.gguf --tokens 150 --next 12 --evaluations 40 -r '50%,80%')
 # refine NAME OUT ARGUMENT...: on the seven texts.
 refine() {
     local name=$1 to=$2
@@ -18,8 +18,7 @@ refine 'refine' one.safetensors
 cp out one.json
 json 'texts are dealt: two to search on, two to choose, three to judge' one.json \
     '[len(j["settings"]["refined"][s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
-json 'layers were balanced, at three steps a round' one.json \
-    '(lambda r: r["rounds"] >= 1 and r["tried"] == 3 * r["rounds"])(j["settings"]["refined"])'
+json 'the search began at budgets by each head alone' one.json 'j["settings"]["refined"]["start_texts"] == 2'
 json 'no ratio is worse on the texts that choose' one.json \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 json 'and something is gained' one.json \
@@ -49,27 +48,27 @@ refine 'refine of refitted cuts, with the log of bare ones' refitted.safetensors
 cp out refitted.json
 told_by_eval refitted --refit
 json 'other budgets are worth most then' refitted.json \
-    'j["settings"]["refined"]["refit"] > 0 and
+    'j["settings"]["refined"]["refit"] > 0 and j["settings"]["refined"]["start_texts"] == 2 and
     all(a["kl_before"] != b["kl_before"] for a, b in zip(j["rows"], json.load(open("one.json"))["rows"]))'
 expect 0 'the table says how it was found' inspect one.safetensors --json
-says 'with the sets' 'refined.*selection.*kl_before' out
-json 'what was tried, and hashes of table and texts' out \
-    '(lambda r: r["tried"] > 0 and len(r["from"]) == 64 and all(len(r[s]["kl"]) == 2 and
+says 'with the sets and the seed' 'refined.*selection.*kl_before' out
+json 'evaluations, seed, and hashes of table and texts' out \
+    '(lambda r: r["evaluations"] > 0 and r["seed"] == 1 and len(r["from"]) == 64 and all(len(r[s]["kl"]) == 2 and
     all(len(t) == 64 for t in r[s]["texts"]) for s in ("calibration", "selection", "test")))(
     json.loads(j["metadata"]["refined"]) if isinstance(j["metadata"]["refined"], str) else j["metadata"]["refined"])'
 
 expect 0 'with progress' "${REFINE[@]}" table.safetensors text?.txt -o shown.safetensors
-says 'and the rate' '[0-9]+ cuts measured, [0-9.]+ a second' err
-says 'it shows the KL of both sets as they fall' '3 tried, 1 rounds; KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
+says 'it shows the heads alone' 'heads alone at 6 budgets each, text 2 of 2, 0 s left' err
+says 'and their rate' '48 cuts of heads alone, [0-9.]+ a second' err
+says 'it shows the KL of both sets as they fall' 'round 1, .* KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
-# refine_stopped OUT: a search over many ratios gets a signal when the table itself has been measured.
+# refine_stopped OUT PATTERN: a search that would go on for long gets a signal when the pattern stands in what it says.
 refine_stopped() {
-    interrupt TERM "grep '0 tried,' err" "$KVB" "${REFINE[@]}" table.safetensors text?.txt -r "$(seq -s , 0.2 0.01 0.89)" \
-        --rounds 1000 -o "$1"
+    interrupt TERM "grep -E '$2' err" "$KVB" "${REFINE[@]}" table.safetensors text?.txt --evaluations 100000 -o "$1"
 }
-refine_stopped four.safetensors
+refine_stopped four.safetensors 'round 4,'
 ended 143 'a signal ends it'
 says 'and says what is left' 'nothing is written, and the same command continues' err
 absent 'no table' four.safetensors
@@ -77,8 +76,8 @@ exists 'but what was measured' four.safetensors.cells
 # A finished table stays as it is, however late a search for another is stopped.
 refine 'a finished search' six.safetensors
 cp six.safetensors kept.safetensors
-refine_stopped six.safetensors
-ended 143 'a signal ends another search to the same name'
+refine_stopped six.safetensors 'round 0,' # resumed from its log, with the table's own losses known at once
+ended 143 'a signal ends the resumed run'
 same 'the finished table is not replaced' six.safetensors kept.safetensors
 
 expect 0 'a table with limits' "${REFINE[@]}" paged.safetensors text?.txt --quiet -o p.safetensors
@@ -96,8 +95,8 @@ layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isi
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
 expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
-refine 'with a candidate' tried.safetensors --candidate paper.safetensors --rounds 0
-json 'its budgets and those between are all that is measured' out 'j["settings"]["refined"]["tried"] == 3'
+refine 'with a candidate' tried.safetensors --candidate paper.safetensors --evaluations 1
+json 'its budgets and those between are all that is measured' out 'j["settings"]["refined"]["rounds"] == 3'
 json 'and no ratio is worse on the texts that choose' out \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 "$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&

@@ -74,7 +74,7 @@ CASES = [
     case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old_rank.safetensors:rank.safetensors"),
     case("recommend", "recommend IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --max-kl 9 --confidence 0.5 "
          f"--csv rows.csv {DAMAGE}", before="old.csv:rows.csv"),
-    case("refine", "refine IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --rounds 1 -o r.safetensors "
+    case("refine", "refine IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --evaluations 6 -o r.safetensors "
          f"--csv rows.csv {DAMAGE}", before="old.safetensors:r.safetensors"),
     case("report", "report IN/keydiff.safetensors --record IN/run.h5 --results IN/worth.json -o page.html --quiet",
          before="old.html:page.html"),

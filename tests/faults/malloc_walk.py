@@ -39,7 +39,7 @@ COMMANDS = {
     "learn": ("learn run.h5 -o rank.safetensors --json", 20),
     "recommend": ("recommend tiny.gguf table.safetensors texts.jsonl --max-kl 9 --confidence 0.5 -r 0.5 -n 3 --json "
                   "--csv rows.csv " + SHORT, 20),
-    "refine": ("refine tiny.gguf table.safetensors texts.jsonl -r 0.5 -n 2 --rounds 1 --json -o r.safetensors "
+    "refine": ("refine tiny.gguf table.safetensors texts.jsonl -r 0.5 -n 2 --evaluations 1 --json -o r.safetensors "
                + SHORT, 30),
     "report": ("report table.safetensors --record run.h5 -r worth.json -o page.html", 20),
     "budgets": ("budgets table.safetensors --ratio 0.5 --tokens 100 --json", 15),

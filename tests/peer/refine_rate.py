@@ -1,7 +1,7 @@
 """Cuts per second of `kvbudget refine` beside the same search in transformers, and the KLs of both side by side.
 
 usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids IDS.npy IDS.npy...
-       [--tokens 1024...] [--next 64...] [--ratios 0.8...] [--compute f32...] [--rounds 1]
+       [--tokens 1024...] [--next 64...] [--ratios 0.8...] [--compute f32...] [--evaluations 10]
        [--program build/kvbudget]
 
 HF is the same model as a Hugging Face folder (or the .gguf). Both sides get the same token ids (`kvbudget tokenize`
@@ -170,8 +170,8 @@ def run_refine(a, n_tokens, n_next, compute):
             *a.ids[1:],
             "--select",
             a.ids[0],
-            "--rounds",
-            str(a.rounds),
+            "--evaluations",
+            str(a.evaluations),
             "-o",
             os.path.join(folder, "refined.safetensors"),
         ]
@@ -206,7 +206,7 @@ def main():
     p.add_argument("--ratios", type=float, nargs="+", default=[0.8])
     p.add_argument("--program", default="build/kvbudget")
     p.add_argument("--compute", nargs="+", default=["f32"], help="precisions of refine; all else is float32")
-    p.add_argument("--rounds", type=int, default=1)
+    p.add_argument("--evaluations", type=int, default=10)
     a = p.parse_args()
     model, _ = hf_model.load(a.hf, tokenizer=False)
     with tempfile.TemporaryDirectory() as folder:

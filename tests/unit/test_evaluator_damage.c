@@ -94,6 +94,58 @@ UNIT_TEST(damage_is_what_fidelity_measures)
     damage_close(d);
 }
 
+// Heads cut alone, from their own layer on: what the whole pass finds of the same cuts, in any batch.
+UNIT_TEST(a_head_alone_is_one_cut)
+{
+    enum { LEVELS = 3 };
+    static const uint32_t KEEP[LEVELS][HEADS] = {{60, 70, 50, 40}, {30, T, 22, 35}, {9, 14, 5, T}};
+    damage_value one[LEVELS][HEADS], again[LEVELS][HEADS], want;
+    for (uint32_t batch = 1; batch <= 4; batch += 3) {
+        damage *d;
+        damage_plan plan = {T, N, batch, &by, 4, 1, 0};
+        help_ok(damage_open(&d, m, &plan, err));
+        damage_text text = damage_text_open(d);
+        help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
+        help_ok(damage_measure_heads(d, &text, KEEP[0], LEVELS, batch == 1 ? one[0] : again[0], NULL, err));
+        for (int i = 0; i < LEVELS; i++)
+            for (int h = 0; h < HEADS; h++) {
+                uint32_t keep[HEADS] = {T, T, T, T};
+                keep[h] = KEEP[i][h];
+                help_ok(damage_measure(d, &text, keep, 1, &want, err));
+                ck_assert_msg(fabs(one[i][h].kl - want.kl) <= 1e-9 + 1e-4 * want.kl,
+                              "head %d, %u tokens: KL %.9g, expected %.9g", h, keep[h], one[i][h].kl, want.kl);
+                ck_assert(fabs(one[i][h].nll - want.nll) < 1e-6 && fabs(one[i][h].flips - want.flips) < 1e-12);
+                ck_assert(keep[h] < T ? one[i][h].kl > 0 : one[i][h].kl == 0);
+            }
+        damage_text_close(&text), damage_close(d);
+    }
+    ck_assert(memcmp(one, again, sizeof one) == 0);
+}
+
+static bool stop_at_once(void *context, double done, double total)
+{
+    (*(int *)context)++;
+    return done < total / 2;
+}
+
+UNIT_TEST(heads_alone_can_be_stopped)
+{
+    int asked = 0;
+    const forward_progress watch = {stop_at_once, &asked};
+    const uint32_t keep[HEADS] = {20, 20, 20, 20};
+    damage_value out[HEADS], whole;
+    damage *d;
+    damage_text text;
+    damage_plan plan = {T, N, 2, &by, 4, 1, 0};
+    help_ok(damage_open(&d, m, &plan, err));
+    text = damage_text_open(d);
+    help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
+    ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
+    help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
+    ck_assert(whole.kl > 0);
+    damage_text_close(&text), damage_close(d);
+}
+
 UNIT_TEST(contexts_are_put_aside_and_taken_back)
 {
     session *s;

@@ -1,5 +1,6 @@
 // What the search for better budgets is given to measure with: texts dealt into sets, candidates that
-// lose what their cuts lose and are measured once, layers that are restored, and stops.
+// lose what their cuts lose and are measured once, a start that no more texts are spent on than are paid for, and
+// stops.
 #include "evaluator/refine_bench.h"
 #include "formats/table_write.h"
 #include "test_profiler_cases.h"
@@ -98,26 +99,26 @@ UNIT_TEST(texts_are_dealt_in_turn)
 UNIT_TEST(candidates_lose_what_their_cuts_lose)
 {
     bench_case c;
-    double shift[2 * KNOTS * HEADS] = {0}, loss[2 * KNOTS], again[2 * KNOTS], *kl;
+    double shift[2 * KNOTS * HEADS] = {0}, loss[2 * KNOTS * 2], again[2 * KNOTS * 2], *kl;
+    const uint32_t both[2] = {0, 1};
     for (int k = 0; k < KNOTS; k++) shift[(KNOTS + k) * HEADS] = -1; // the second candidate: head 0 keeps more
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, help_path("bench.cells"), err));
-    help_ok(refine_bench_losses(&c.b, false, shift, 2, loss, err));
+    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, loss, err));
     ck_assert(c.b.n_measured == 2 * KNOTS * 2 && c.b.n_prefills == 2);
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < KNOTS; k++) {
             kvb_table *t;
             uint32_t keep[HEADS];
-            damage_value want[2];
+            damage_value want;
             help_ok(refine_table_apply(&c.refined, RATIO_OF, KNOTS, shift + i * KNOTS * HEADS, &t, err));
             help_ok(kvb_budgets(t, RATIO_OF[k], T, NULL, keep, HEADS, err));
-            for (int x = 0; x < 2; x++)
-                help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][x]], keep, 1, &want[x], err));
-            ck_assert(fabs(loss[i * KNOTS + k] - (want[0].kl + want[1].kl) / 2) < 1e-12 && want[0].kl > 0);
+            help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][1]], keep, 1, &want, err));
+            ck_assert(fabs(loss[(i * KNOTS + k) * 2 + 1] - want.kl) < 1e-12 && want.kl > 0);
             kvb_table_close(t);
         }
-    help_ok(refine_bench_losses(&c.b, false, shift, 2, again, err));
+    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, again, err));
     ck_assert(memcmp(loss, again, sizeof loss) == 0 && c.b.n_measured == 2 * KNOTS * 2);
     help_ok(refine_bench_judge(&c.b, SET_TEST, shift + KNOTS * HEADS, &kl, err));
     for (int i = 0; i < 2 * KNOTS; i++) { // means, then the texts
@@ -133,33 +134,30 @@ static bool never(void *context, double done, double total)
     return false;
 }
 
-// One layer at a time keeps everything, the others what the candidate gives them.
-UNIT_TEST(layers_are_restored)
+UNIT_TEST(a_start_costs_what_is_paid)
 {
     bench_case c;
-    double shift[KNOTS * HEADS] = {0}, loss[KNOTS * (1 + L)], kept[KNOTS * HEADS], want[KNOTS];
+    uint32_t n;
+    refine_task t = {
+        .n_layers = L, .n_heads = HEADS, .n_knots = KNOTS, .n_texts = 2, .heads = true, .evaluations = 100};
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, NULL, err));
-    help_ok(refine_bench_losses(&c.b, false, shift, 1, want, err));
-    help_ok(refine_bench_restore(&c.b, shift, loss, kept, err));
-    for (int k = 0; k < KNOTS; k++) {
-        ck_assert(loss[k * (1 + L)] == want[k]);
-        for (int l = 0; l < L; l++) {
-            uint32_t keep[HEADS];
-            double mean = 0;
-            for (int h = 0; h < HEADS; h++) keep[h] = h / G == l ? T : (uint32_t)kept[k * HEADS + h];
-            for (int x = 0; x < 2; x++) {
-                damage_value one;
-                help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][x]], keep, 1, &one, err));
-                mean += one.kl / 2;
-            }
-            ck_assert(fabs(loss[k * (1 + L) + 1 + l] - mean) < 1e-12 && mean > 0 && mean != want[k]);
-        }
-    }
+    // Six budgets of four heads, half a continuation each, at two ratios and two texts: three evaluations a text.
+    double start[KNOTS * HEADS];
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
+    ck_assert_uint_eq(n, 2);
+    ck_assert(fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS);
+    t.evaluations = 5; // three quarters of these pay for one text
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
+    ck_assert(n == 1 && fabs(t.start_cost - 9) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known
+    t.evaluations = 2;
+    help_ok(refine_bench_start(&c.b, &t, start, &n, err));
+    ck_assert(n == 0 && fabs(t.start_cost - 9) < 1e-12);
     const forward_progress stop = {never, NULL};
+    double shift[KNOTS * HEADS] = {0}, loss[KNOTS];
     c.b.stop = &stop;
-    ck_assert(refine_bench_losses(&c.b, true, shift, 1, loss, NULL) == KVB_INTERRUPTED);
+    ck_assert(refine_bench_losses(&c.b, true, shift, 1, &(uint32_t){0}, 1, loss, NULL) == KVB_INTERRUPTED);
     close_case(&c);
 }
 

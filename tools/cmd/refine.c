@@ -5,7 +5,7 @@
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
-#include "study/refine.h"
+#include "study/measured.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
@@ -18,13 +18,15 @@
 typedef struct refine_command {
     eval_command e;
     cli_list select, test, candidates;
-    uint64_t rounds;
+    uint64_t evaluations;
     char **operands; // model, table and the texts of all sets
     size_t n_operands, n_calibration, n_select;
     char table_sha256[65];
     refine_table table;
     refine_bench bench;
-    double *starts; // of the task
+    refine_task task;
+    double *starts;   // of the task
+    uint32_t n_start; // texts that the search's start was measured on
     refine_result best;
     double *kl[SET_COUNT]; // of each set (refine_bench_judge); NULL: not measured
 } refine_command;
@@ -33,6 +35,15 @@ static bool go_on(void *context, double done, double total)
 {
     (void)context, (void)done, (void)total;
     return !cli_stop_requested;
+}
+
+static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts, double seconds)
+{
+    double left = (double)(n_texts - done) * n_levels * b->m->config.n_layers * b->m->config.n_kv_heads;
+    fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u", n_levels, done, n_texts);
+    // What the log knew took no time, so that only cuts of this run tell how long the others will take.
+    if (b->n_alone) fprintf(stderr, ", %.0f s left\n", seconds / (double)b->n_alone * left);
+    else fprintf(stderr, ", known from an earlier run\n");
 }
 
 // ---- Opening ----
@@ -85,7 +96,8 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                                        .sink = by->sink,
                                        .window = by->window,
                                        .refit = methods_refit(&c->e.with)},
-                              .stop = &STOP};
+                              .stop = &STOP,
+                              .heads_told = c->e.out.quiet ? NULL : show_heads};
     char *log = need_text("%s.cells", c->e.out.name);
     kvb_status status = deal_texts(c, err);
     if (status == KVB_OK) status = check_memory(&c->bench, err);
@@ -105,10 +117,10 @@ static void show_losses(const char *set, const double *now, const double *before
     for (uint32_t k = 0; k < n; k++) fprintf(stderr, " %.4f (%.3f)", now[k], before[k] != 0 ? now[k] / before[k] : 1);
 }
 
-static void show_candidate(void *context, const refine_progress *p)
+static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
-    fprintf(stderr, "refine: %u tried, %u rounds; KL", p->tried, p->rounds);
+    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; KL", p->round, p->evaluations, p->wanted);
     show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
     show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
@@ -135,27 +147,36 @@ static kvb_status start_from_table(const refine_command *c, const char *path, do
     return status;
 }
 
+static kvb_status find_starts(refine_command *c, kvb_error *err)
+{
+    size_t n = (size_t)c->task.n_knots * c->task.n_heads;
+    kvb_status status = KVB_OK;
+    c->task.starts = c->starts = need((c->candidates.count + 1) * n, sizeof *c->starts, "shifts");
+    for (size_t i = 0; i < c->candidates.count && status == KVB_OK; i++)
+        status = start_from_table(c, c->candidates.items[i], c->starts + c->task.n_starts++ * n, err);
+    if (status == KVB_OK)
+        status = refine_bench_start(&c->bench, &c->task, c->starts + c->task.n_starts * n, &c->n_start, err);
+    c->task.n_starts += c->n_start > 0;
+    return status;
+}
+
 static kvb_status search(refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
-    const shift_base *base = &c->table.base;
-    size_t n = (size_t)b->n_knots * base->n_layers * base->n_kv_heads;
-    kvb_status status = KVB_OK;
-    c->starts = need((c->candidates.count + 1) * n, sizeof *c->starts, "shifts");
-    for (size_t i = 0; i < c->candidates.count && status == KVB_OK; i++)
-        status = start_from_table(c, c->candidates.items[i], c->starts + i * n, err);
-    const refine_task wanted = {.base = base,
-                              .knots = b->knots,
-                              .n_knots = b->n_knots,
-                              .n_tokens = b->plan.n_tokens,
-                              .rounds = (uint32_t)c->rounds,
-                              .n_starts = (uint32_t)c->candidates.count,
-                              .starts = c->starts,
-                              .measure = refine_bench_losses,
-                              .restore = refine_bench_restore,
-                              .report = c->e.out.quiet ? NULL : show_candidate,
-                              .context = &c->bench};
-    return status == KVB_OK ? refine_run(&c->best, &wanted, err) : status;
+    const model_config *m = &c->e.in.m->config;
+    c->task = (refine_task){.n_layers = m->n_layers,
+                            .n_heads = m->n_layers * m->n_kv_heads,
+                            .n_knots = b->n_knots,
+                            .n_texts = b->n_members[SET_CALIBRATION],
+                            .n_selection = b->n_members[SET_SELECTION],
+                            .heads = !(c->table.options.limits && c->table.limits.levels), // which tie layers
+                            .evaluations = (uint32_t)c->evaluations,
+                            .seed = c->e.seed,
+                            .measure = refine_bench_losses,
+                            .report = c->e.out.quiet ? NULL : show_round,
+                            .context = &c->bench};
+    kvb_status status = find_starts(c, err);
+    return status == KVB_OK ? refine_run(&c->best, &c->task, err) : status;
 }
 
 // ---- The result ----
@@ -211,8 +232,8 @@ static cJSON *describe_search(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
-    json_put(all, "from %s tried %u rounds %u n_tokens %u n_next %u", c->table_sha256, c->best.tried, c->best.rounds,
-             b->plan.n_tokens, b->plan.n_next);
+    json_put(all, "from %s start_texts %u seed %g evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256,
+             c->n_start, (double)c->e.seed, c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
     if (b->plan.refit) json_put(all, "refit %u", b->plan.refit);
     add_numbers(all, "ratios", b->knots, b->n_knots);
@@ -276,15 +297,21 @@ static kvb_status give_refine_results(const refine_command *c, const cJSON *abou
     return status;
 }
 
+// What was spent. A long search measures as many a second as the second rate says, a short one as the first.
 static void say_work(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     double n = (double)b->n_measured, cutting = b->seconds - b->prefill_seconds;
     fprintf(stderr,
-            "wrote %s: %u candidates tried, %u rounds; %.0f cuts measured, %.2f a second, %.2f without the prefills of "
-            "%u texts; %llu known from %s.cells\n",
-            c->e.out.name, c->best.tried, c->best.rounds, n, b->seconds > 0 ? n / b->seconds : 0,
-            cutting > 0 ? n / cutting : 0, b->n_prefills, (unsigned long long)b->n_known, c->e.out.name);
+            "wrote %s after %.0f evaluations (%s); %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
+            "texts; %llu known from %s.cells\n",
+            c->e.out.name, c->best.evaluations,
+            c->best.settled ? "the selection texts gained nothing more" : "all that were wanted", n,
+            b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
+            (unsigned long long)b->n_known, c->e.out.name);
+    if (b->n_alone)
+        fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
+                (double)b->n_alone / b->alone_seconds);
 }
 
 // Writes the table with an account of how it was found, and prints what it gains.
@@ -321,8 +348,8 @@ static int check_refine_options(refine_command *c)
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
-    if (c->e.batch < 1 || c->e.batch > 64 || c->rounds > 1000)
-        return cli_usage_error(self, "--batch: expected 1 to 64; --rounds: 0 to 1000");
+    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000)
+        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations: 1 to 1000000");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -359,8 +386,9 @@ static int run_refine(const cli_command *self, int argc, char **argv)
     refine_command c = {.e = {.self = self,
                               .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                               .in = EVAL_INPUTS,
-                              .batch = 8},
-                        .rounds = 3};
+                              .batch = 8,
+                              .seed = 1},
+                        .evaluations = 200};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
@@ -371,12 +399,13 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"candidate", 0, CLI_INPUTS, &c.candidates, "TABLE",
          "another table for the same model and metric: its budgets, and those between, are tried\nfirst; repeatable"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
-        {"rounds", 0, CLI_COUNT, &c.rounds, "N",
-         "how often to balance layers at most, as long as it helps (3); 0: only candidates are tried"},
+        {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
+         "how many candidates to measure at most, each on all texts of the search (200)"},
         REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of the search (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
@@ -402,16 +431,15 @@ const cli_command cmd_refine = {
     "improve a table's budgets by the damage that they really do",
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\nconstraints are "
     "kept. Keys, values, scores and the full cache's predictions of every text are computed once,\nso a candidate "
-    "costs one continuation over cut caches, many in a batch.\n"
+    "costs one continuation over cut caches, many in a batch. First every head is cut alone, and a\ntable is solved "
+    "from what each loses; this takes up to three quarters of the evaluations. Then the search\nmoves all heads of a "
+    "layer together, then each by itself; losses are relative to the table's at each ratio.\nIt ends after six rounds "
+    "without a gain on the second set of texts.\n"
     "\n"
-    "Each round balances the layers: it measures how much of the loss goes when one layer alone keeps everything,\nand "
-    "gives tokens to the layers that lose most for each token that they keep. Half of the way there, three\nquarters "
-    "and the whole are tried. The last round is the first that gains nothing.\n"
-    "\n"
-    "There are three sets of texts: layers are measured on the first, the second decides what is kept, and the\n"
-    "third only judges. Each line of progress shows the loss at each ratio on the first two, and its share of the\n"
-    "table's loss. After Ctrl-C nothing is written, and the same command resumes. The same texts give the same\n"
-    "table, with any number of threads and after any stop.\n"
+    "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
+    "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
+    "first two, and its share of the table's loss. After Ctrl-C nothing is written, and the same command\n"
+    "resumes. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that were not used for any table.\n"
     "\n"

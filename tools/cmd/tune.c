@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10, LINES = 6 };
-enum { REFINED_RATIOS = 5, MOST_ROUNDS = 3 }; // of refine, by default
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
@@ -64,7 +63,6 @@ typedef struct tune_command {
     tokenizer *tokens;
     tune_texts texts;
     double prefill_flops; // of one context
-    double n_layers;
     unsigned step, n_steps;
     double spent; // seconds of all steps, of earlier runs too
 } tune_command;
@@ -261,18 +259,15 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// How often refine may balance layers. Without --time once, where the model is small enough for all texts; else as often
-// as the time that is left pays for, at the speed of the profile.
-static uint64_t rounds_of_balance(const tune_command *c)
+// Candidates that the search may measure: as many as the time that is left pays for, at the speed of the profile.
+static uint64_t evaluations_in_time(const tune_command *c)
 {
-    if (!(c->seconds > 0)) return tune_texts_count(&c->texts, PART_CALIBRATE) > USUAL_TEXTS;
     double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
                   (double)tune_texts_count(&c->texts, PART_CALIBRATE),
-           others = (2 * (double)tune_texts_count(&c->texts, PART_JUDGE) + SEARCH_TEXTS) * each,
-           left = 0.9 * c->seconds - c->spent - others,
-           cut = each * 2 * NEXT / (double)c->n_tokens, // one ratio of one text
-           rounds = left / (REFINED_RATIOS * SEARCH_TEXTS * c->n_layers * cut);
-    return rounds > 0 ? (uint64_t)fmin(rounds, MOST_ROUNDS) : 0;
+           judging = 2 * each * (double)tune_texts_count(&c->texts, PART_JUDGE),
+           left = 0.9 * c->seconds - c->spent - judging - SEARCH_TEXTS * each,
+           cut = each * 2 * NEXT / (double)c->n_tokens; // one ratio of one text
+    return left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
 }
 
 // The steps that --refit changes have names of their own: both kinds can be made from one profile.
@@ -289,8 +284,7 @@ static const char *judged(const tune_command *c)
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    uint64_t rounds = rounds_of_balance(c);
-    size_t searched = rounds ? SEARCH_TEXTS : 1;
+    size_t searched = c->seconds > 0 ? SEARCH_TEXTS : 1;
     add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
     for (size_t i = 0; i < c->texts.count && searched; i++) {
         if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
@@ -299,10 +293,10 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     }
     add_texts(&w, c, PART_SELECT, "--select");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
-    add_word(&w, "--rounds=%" PRIu64, rounds);
+    add_word(&w, "--evaluations=%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
     if (c->refit) add_words(&w, c, "--refit");
     add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
-    return run_step(c, chosen(c), "both, what lies between, and balanced layers are measured: each ratio takes the best", &w, err);
+    return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
 }
 
 // ---- Judging ----
@@ -416,7 +410,6 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
         const model_config *n = &m->config;
         double attention = 2.0 * n->width * n->head_dim * (n->n_heads + n->n_kv_heads),
                wide = n->n_experts ? (double)n->n_used * n->expert_width : n->ffn_width;
-        c->n_layers = n->n_layers;
         c->prefill_flops = 2.0 * (double)c->n_tokens * n->n_layers * (attention + 3 * n->width * wide);
     }
     model_free(m);
