@@ -51,7 +51,8 @@ static int run_file(const char *path)
     int failed = !data || fread(data, 1, size, file) != size;
     if (failed) fprintf(stderr, "%s: could not be read\n", path);
     else run_input(data, size);
-    free(data), fclose(file);
+    free(data);
+    fclose(file);
     return failed;
 }
 

@@ -15,6 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else if (f.kind || f.front || f.back || !err.message[0]) {
         abort();
     }
-    chat_frame_free(&f), free(template);
+    chat_frame_free(&f);
+    free(template);
     return 0;
 }

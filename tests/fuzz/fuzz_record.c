@@ -37,9 +37,11 @@ static void read_context(record *r, size_t i)
         int32_t *answer = malloc((size_t)c->questions[q].n_answer * sizeof *answer + 1);
         if (suffix) record_read_suffix(r, i, q, suffix, &err);
         if (answer) record_read_answer(r, i, q, answer, &err);
-        free(answer), free(suffix);
+        free(answer);
+        free(suffix);
     }
-    free(tokens), free(array);
+    free(tokens);
+    free(array);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -16,6 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         text_line_is_han(text + l->begin, l->end - l->begin);
         last = l->end;
     }
-    free(lines), free(text);
+    free(lines);
+    free(text);
     return 0;
 }

@@ -18,7 +18,8 @@ static void make_tiny(void)
         if (gguf_parse(&f, b.data, b.size, "tiny", NULL) != KVB_OK ||
             tokenizer_from_gguf(&tiny[i], &f, NULL, NULL) != KVB_OK)
             abort();
-        gguf_close(&f), free(b.data);
+        gguf_close(&f);
+        free(b.data);
     }
 }
 
@@ -49,7 +50,10 @@ static void round_trip(const tokenizer *t, const char *text, size_t size, bool s
     char *again = decode(t, ids_again, n_again, &again_size);
     if (repaired_size < size || n != n_again || memcmp(ids, ids_again, n * sizeof *ids) != 0) abort();
     if (again_size != repaired_size || memcmp(repaired, again, again_size) != 0) abort();
-    free(ids), free(repaired), free(ids_again), free(again);
+    free(ids);
+    free(repaired);
+    free(ids_again);
+    free(again);
 }
 
 static void use_vocabulary(const uint8_t *data, size_t size)
@@ -62,7 +66,8 @@ static void use_vocabulary(const uint8_t *data, size_t size)
         size_t n, back;
         int32_t *ids = encode(t, (const char *)data, size, true, &n);
         free(decode(t, ids, n, &back));
-        free(ids), tokenizer_free(t);
+        free(ids);
+        tokenizer_free(t);
     }
     gguf_close(&f);
 }

@@ -19,6 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (!back || tokenizer_decode(t, ids, n, back, bytes) != bytes) abort();
         free(back);
     }
-    free(ids), tokenizer_free(t);
+    free(ids);
+    tokenizer_free(t);
     return 0;
 }

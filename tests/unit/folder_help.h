@@ -64,7 +64,8 @@ static inline void help_same_file(const char *a, const char *b)
     size_t n, m;
     unsigned char *x = help_slurp(a, &n), *y = help_slurp(b, &m);
     ck_assert_msg(n == m && memcmp(x, y, n) == 0, "%s and %s differ", a, b);
-    free(x), free(y);
+    free(x);
+    free(y);
 }
 
 static inline void help_spew(const char *path, const void *data, size_t size)

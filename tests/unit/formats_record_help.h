@@ -116,7 +116,8 @@ static inline kvb_status small_read_all(record *r, kvb_error *err)
             if (status == KVB_OK && info->questions[q].n_suffix <= 64) status = record_read_suffix(r, c, q, ids, err);
             if (status == KVB_OK && info->questions[q].n_answer <= 64) status = record_read_answer(r, c, q, ids, err);
         }
-        free(ids), free(array);
+        free(ids);
+        free(array);
         if (status != KVB_OK) return status;
     }
     return KVB_OK;

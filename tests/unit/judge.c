@@ -135,7 +135,13 @@ decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each)
 
 void decode_case_free(decode_case *c)
 {
-    free(c->k), free(c->v), free(c->tail_k), free(c->tail_v), free(c->q), free(c->weights), free(c->best);
+    free(c->k);
+    free(c->v);
+    free(c->tail_k);
+    free(c->tail_v);
+    free(c->q);
+    free(c->weights);
+    free(c->best);
 }
 
 // Output of rows [first, first + n) and, behind it, the importance of all questions.

@@ -54,7 +54,9 @@ UNIT_TEST(test_bits_over_threads)
     }
     set_threads(0);
     for (int r = 0; r < N_RESULTS; r++) free(first[r]);
-    free(q), free(root), decode_case_free(&c);
+    free(q);
+    free(root);
+    decode_case_free(&c);
     check_judged();
 }
 
@@ -92,10 +94,12 @@ UNIT_TEST(test_bits_over_batches)
             same_bits("importance", one + row + r * heads, all + c.q_size + r * heads, heads);
             free(one);
         }
-        free(all), decode_case_free(&c);
+        free(all);
+        decode_case_free(&c);
     }
     check_judged();
-    free(x), free(w);
+    free(x);
+    free(w);
 }
 
 JUDGE_PART(judge_bits)

@@ -92,7 +92,9 @@ UNIT_TEST(test_row_operations)
                 on->b->add_scaled(on, y, add, 0.22f, (size_t)n * width);
                 on->b->release(on, add);
             });
-            free(x), free(weight), free(other);
+            free(x);
+            free(weight);
+            free(other);
         }
 }
 
@@ -103,7 +105,8 @@ UNIT_TEST(test_glu_extremes)
     JUDGED.glu(judged, g, u, SILU, 8);
     const float want[] = {0, 0, 88, 0, 2000, 0, 1e30f, 0};
     float *got = fetch(g, 8);
-    close_to("glu", got, want, 8, 1e-30f, 1e-6f), free(got);
+    close_to("glu", got, want, 8, 1e-30f, 1e-6f);
+    free(got);
     JUDGED.release(judged, g), JUDGED.release(judged, u);
 }
 
@@ -151,7 +154,9 @@ UNIT_TEST(test_gather_rope_store)
         on->b->store_tail(on, y, TAIL, rows, dx, N, HEADS, D);
         on->b->release(on, dx);
     });
-    free(table), free(angles), free(x);
+    free(table);
+    free(angles);
+    free(x);
 }
 
 // The same tokens from the same logits, greedily and drawn, at every size of a part; -1 where a row is no numbers.

@@ -48,7 +48,9 @@ static void judge_prefix_rule(attention_shape plain, int shape, const rule *r, u
             on->b->release(on, dq), on->b->release(on, s.sinks), on->b->release(on, row_log);
             context_release(on, &kv);
         });
-    free(k), free(v), free(q);
+    free(k);
+    free(v);
+    free(q);
 }
 
 // Rows of several questions, and of a layer without a window their importance too.

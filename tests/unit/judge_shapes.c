@@ -77,7 +77,9 @@ static void judge_prefix(const char *what, attention_shape s, uint32_t T, uint32
         on->b->column_sums(on, y, row_log, dq, &kv, first, s);
         on->b->release(on, dq), on->b->release(on, row_log), context_release(on, &kv);
     });
-    free(k), free(v), free(q);
+    free(k);
+    free(v);
+    free(q);
 }
 
 static void judge_decoding(const char *what, attention_shape s, uint32_t T, uint32_t rows_each)
@@ -115,7 +117,9 @@ static void judge_values(const char *what, attention_shape s, uint32_t T, uint32
         on->b->output_norms(on, y, &kv, m, s);
         on->b->release(on, kv.v), on->b->matrix_release(on, &m);
     });
-    free(v), free(root), free(wo);
+    free(v);
+    free(root);
+    free(wo);
 }
 
 static void judge_product(const char *what, uint32_t n, uint32_t in, uint32_t out)
@@ -129,7 +133,8 @@ static void judge_product(const char *what, uint32_t n, uint32_t in, uint32_t ou
         on->b->matmul(on, y, dx, m, n, false);
         on->b->release(on, dx), on->b->matrix_release(on, &m);
     });
-    free(x), free(w);
+    free(x);
+    free(w);
 }
 
 // All that depends on the shape of heads; `salt` varies what else there is.

@@ -32,7 +32,9 @@ UNIT_TEST(test_column_sums)
                     ck_assert_double_eq_tol(sum / (T - firsts[f]), 1.0, 2e-5);
                 }
             }
-            free(k), free(q), free(sums);
+            free(k);
+            free(q);
+            free(sums);
         }
     check_judged();
 }

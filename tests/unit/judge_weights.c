@@ -21,7 +21,9 @@ UNIT_TEST(test_matmul)
                     on->b->matmul(on, y, dx, m, n, accumulate);
                     on->b->release(on, dx), on->b->matrix_release(on, &m);
                 });
-                free(x), free(w), free(before);
+                free(x);
+                free(w);
+                free(before);
             }
     check_judged();
 }
@@ -141,7 +143,8 @@ UNIT_TEST(test_matrix_load)
         else memcpy((char *)(uintptr_t)w.data + scale, &infinite, 2);
         dev_matrix none = JUDGED.matrix_load(judged, &w, true);
         ck_assert(!none.address && !none.packed);
-        free(v), free((void *)(uintptr_t)w.data);
+        free(v);
+        free((void *)(uintptr_t)w.data);
     }
     check_judged();
 }
@@ -197,7 +200,12 @@ UNIT_TEST(test_matrix_hold)
                   *in_place = product_of(&w, HOLD_HALF | HOLD_MAPPED | HOLD_IN_PLACE, x, rows[r]);
             same_bits("a rounded matrix", got, want, (size_t)rows[r] * OUT);
             same_bits("a rounded matrix in place", in_place, want, (size_t)rows[r] * OUT);
-            free(want), free(got), free(in_place), free(rounded), free(plain), free(x);
+            free(want);
+            free(got);
+            free(in_place);
+            free(rounded);
+            free(plain);
+            free(x);
             free((void *)(uintptr_t)w.data);
         }
     check_judged();
@@ -225,7 +233,8 @@ UNIT_TEST(test_matrix_in_place)
         on->b->release(on, y), on->b->release(on, dx), on->b->matrix_release(on, &m);
         on->failed = KVB_OK; // of the next test's
     }
-    free(values), free(x);
+    free(values);
+    free(x);
 }
 
 // Part of a row is what stands there in the whole row, whatever blocks the type has.

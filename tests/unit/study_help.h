@@ -68,7 +68,8 @@ static inline void case_write(const char *path, cJSON *attributes, const case_co
         ids[k] = contexts[k].id;
     }
     help_ok(record_finish(w, ids, n, err));
-    record_writer_free(w), cJSON_Delete(attributes);
+    record_writer_free(w);
+    cJSON_Delete(attributes);
 }
 
 static const char *const CASE_METRIC[] = {"keydiff"};
@@ -112,7 +113,8 @@ static selection from;
 
 static inline void case_teardown(void)
 {
-    selection_close(&from), help_teardown();
+    selection_close(&from);
+    help_teardown();
 }
 
 // Solves the table of the selection for keydiff and writes it.

@@ -57,7 +57,10 @@ UNIT_TEST(rules_against_the_formula)
                 ck_assert(rules[r].sinks ? sum < 1 - 1e-3 : fabs(sum - 1) < 1e-5); // the sink has taken the rest
             }
     }
-    attend_release(&s), free(k), free(v), free(q);
+    attend_release(&s);
+    free(k);
+    free(v);
+    free(q);
 }
 
 UNIT_MAIN_EACH("evaluator attention", help_setup, help_teardown)

@@ -60,7 +60,8 @@ UNIT_TEST(cache_evicts_and_shrinks)
     kv_cache_keep(c, 0, 1, (const uint32_t[]){1, 2, 3}, 3);
     expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     ck_assert_uint_eq(kv_cache_room(copy), 0);
-    kv_cache_close(copy), kv_cache_close(c);
+    kv_cache_close(copy);
+    kv_cache_close(c);
 }
 
 static void expect_same(const kv_cache *a, const kv_cache *b)
@@ -162,7 +163,8 @@ static void bed_open(bed *b)
 
 static void bed_close(bed *b)
 {
-    session_close(b->s), model_free(b->m);
+    session_close(b->s);
+    model_free(b->m);
 }
 
 // The continuation over a cache of `kept`, in steps of `step` tokens.
@@ -204,8 +206,14 @@ UNIT_TEST(full_cache_is_the_forward_pass)
     double mass = 0;
     for (size_t i = 0; i < (size_t)L * G * T; i++) mass += importance[i];
     ck_assert(mass > 0);
-    free(want), free(importance), free(at_once), free(by_one), free(by_six), free(selected);
-    kept_set_free(&all), bed_close(&b);
+    free(want);
+    free(importance);
+    free(at_once);
+    free(by_one);
+    free(by_six);
+    free(selected);
+    kept_set_free(&all);
+    bed_close(&b);
 }
 
 // A hook that lets a row see the kept entries of the context, and all after it.
@@ -237,7 +245,12 @@ UNIT_TEST(evicting_is_not_looking)
     double difference = 0;
     for (size_t i = 0; i < (size_t)N * VOCABULARY; i++) difference = fmax(difference, fabs(evicted[i] - full[i]));
     ck_assert_msg(difference > 1e-3, "evicting two thirds changed nothing: %g", difference);
-    free(evicted), free(full), free(masked), kv_cache_close(c), kept_set_free(&kept), bed_close(&b);
+    free(evicted);
+    free(full);
+    free(masked);
+    kv_cache_close(c);
+    kept_set_free(&kept);
+    bed_close(&b);
 }
 
 UNIT_TEST(a_batch_is_its_sequences)
@@ -260,7 +273,11 @@ UNIT_TEST(a_batch_is_its_sequences)
     case_near("second sequence", got + (size_t)N * VOCABULARY, full, (size_t)5 * VOCABULARY, 2e-5);
     case_near("third sequence", got + (size_t)(N + 5) * VOCABULARY, evicted, (size_t)(N - 5) * VOCABULARY, 2e-5);
     for (int i = 0; i < 3; i++) kv_cache_close(c[i]);
-    free(got), free(evicted), free(full), kept_set_free(&kept), bed_close(&b);
+    free(got);
+    free(evicted);
+    free(full);
+    kept_set_free(&kept);
+    bed_close(&b);
 }
 
 // ---- hooks ----
@@ -311,7 +328,8 @@ UNIT_TEST(hooks_see_and_evict)
             ck_assert(span.positions[0] == 0 && span.positions[1] == 1 && span.positions[9] == T + N - 1);
             for (uint32_t i = 1; i < 10; i++) ck_assert(span.positions[i] > span.positions[i - 1]);
         }
-    kv_cache_close(c), bed_close(&b);
+    kv_cache_close(c);
+    bed_close(&b);
 }
 
 UNIT_TEST(errors)
@@ -331,7 +349,8 @@ UNIT_TEST(errors)
     const float *memory = c->k;
     session_cache_again(b.s, NULL, 1, &c);
     ck_assert(c->k == memory && c->next_position == T);
-    kv_cache_close(c), bed_close(&b);
+    kv_cache_close(c);
+    bed_close(&b);
 }
 
 static kvb_status count_layers(void *context, const decode_view *view, kvb_error *err)
@@ -377,8 +396,14 @@ UNIT_TEST(a_base_is_shared)
     help_fails(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[1], LOGITS_LAST, got, err),
                KVB_ARGUMENT, "a cache with a base");
     help_ok(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[0], LOGITS_LAST, got, err));
-    kv_cache_close(tails[0]), kv_cache_close(tails[1]), kv_cache_close(copy), kv_cache_close(base);
-    kept_set_free(&kept), free(want), free(got), bed_close(&b);
+    kv_cache_close(tails[0]);
+    kv_cache_close(tails[1]);
+    kv_cache_close(copy);
+    kv_cache_close(base);
+    kept_set_free(&kept);
+    free(want);
+    free(got);
+    bed_close(&b);
 }
 
 UNIT_MAIN_EACH("evaluator: cache and decoder", case_tiny_setup, help_teardown)

@@ -23,7 +23,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    model_free(m), help_teardown();
+    model_free(m);
+    help_teardown();
 }
 
 // The mean of what fidelity.h tells of each row.
@@ -53,9 +54,11 @@ static void judge(const int32_t *text, damage_value *out)
         help_ok(session_select(s, s->now.scores[0], CUT[i], 4, 1, &kept, err));
         help_ok(fidelity_measure(f, &kept, 1, &cell, err));
         out[i] = mean_of(&cell, N);
-        fidelity_cell_free(&cell), kept_set_free(&kept);
+        fidelity_cell_free(&cell);
+        kept_set_free(&kept);
     }
-    fidelity_close(f), session_close(s);
+    fidelity_close(f);
+    session_close(s);
 }
 
 UNIT_TEST(damage_is_what_fidelity_measures)
@@ -117,7 +120,8 @@ UNIT_TEST(a_head_alone_is_one_cut)
                 ck_assert(fabs(one[i][h].nll - want.nll) < 1e-6 && fabs(one[i][h].flips - want.flips) < 1e-12);
                 ck_assert(keep[h] < T ? one[i][h].kl > 0 : one[i][h].kl == 0);
             }
-        damage_text_close(&text), damage_close(d);
+        damage_text_close(&text);
+        damage_close(d);
     }
     ck_assert(memcmp(one, again, sizeof one) == 0);
 }
@@ -143,7 +147,8 @@ UNIT_TEST(heads_alone_can_be_stopped)
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
     help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
     ck_assert(whole.kl > 0);
-    damage_text_close(&text), damage_close(d);
+    damage_text_close(&text);
+    damage_close(d);
 }
 
 UNIT_TEST(contexts_are_put_aside_and_taken_back)
@@ -161,7 +166,8 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
     session_exchange(s, &aside);
     ck_assert(s->now.k == keys && s->now.scores[0][T / 2] == score && aside.k != keys && aside.n_tokens == T);
     ck_assert_uint_eq(session_context_bytes(m, &plan), HEADS * T * (2 * 16 + 1) * sizeof(float));
-    session_context_free(&aside), session_close(s);
+    session_context_free(&aside);
+    session_close(s);
 }
 
 UNIT_TEST(rows_are_judged_by_the_definition)

@@ -37,8 +37,11 @@ static void bed_open(bed *b)
 
 static void bed_close(bed *b)
 {
-    allocator_free(&b->uniform), allocator_free(&b->ada), allocator_free(&b->oracle);
-    session_close(b->s), model_free(b->m);
+    allocator_free(&b->uniform);
+    allocator_free(&b->ada);
+    allocator_free(&b->oracle);
+    session_close(b->s);
+    model_free(b->m);
 }
 
 UNIT_TEST(names_and_metrics)
@@ -50,7 +53,8 @@ UNIT_TEST(names_and_metrics)
     metric *metrics = method_metrics(&n, &b.list);
     ck_assert_uint_eq(n, 1); // the policy is none
     ck_assert_str_eq(metrics[0].spec, "keydiff");
-    free(metrics), bed_close(&b);
+    free(metrics);
+    bed_close(&b);
 }
 
 static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
@@ -75,7 +79,9 @@ UNIT_TEST(a_metric_selects)
     ck_assert_mem_eq(got.positions, want.positions, HEADS * KEEP * sizeof *got.positions);
     for (uint32_t h = 0; h < HEADS; h++)
         ck_assert(keeps(&got, h, 0) && keeps(&got, h, 3) && keeps(&got, h, T - 2) && keeps(&got, h, T - 1));
-    kept_set_free(&got), kept_set_free(&want), bed_close(&b);
+    kept_set_free(&got);
+    kept_set_free(&want);
+    bed_close(&b);
 }
 
 // The oracle picks the tokens of the largest importance, wherever they are, and needs it.
@@ -92,7 +98,8 @@ UNIT_TEST(the_oracle_selects)
     ck_assert_uint_eq(kept.offsets[HEADS], KEEP);
     ck_assert_uint_eq(kept.offsets[3], 3); // the others keep one token each
     for (uint32_t i = 3; i < KEEP; i++) ck_assert_uint_eq(kept.positions[i], 2 * (i - 3) + 10);
-    kept_set_free(&kept), bed_close(&b);
+    kept_set_free(&kept);
+    bed_close(&b);
 }
 
 UNIT_TEST(a_policy_runs)

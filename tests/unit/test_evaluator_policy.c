@@ -26,7 +26,9 @@ static rig *open_rig(const char *spec, uint32_t capacity, uint32_t n_context, ui
 
 static void close_rig(rig *r)
 {
-    free(r->h.memory), free(r->h.marks), free(r);
+    free(r->h.memory);
+    free(r->h.marks);
+    free(r);
 }
 
 static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n_queries,
@@ -191,7 +193,8 @@ UNIT_TEST(prefills_select)
         for (uint32_t i = 0; i < recent; i++) ck_assert_uint_eq(r->keep[r->n - recent + i], T - recent + i);
         close_rig(r);
     }
-    free(q), free(k);
+    free(q);
+    free(k);
 }
 
 UNIT_TEST(specs)
@@ -279,7 +282,8 @@ UNIT_TEST(keydiff_blocks_of_kvpress)
             ck_assert_msg(r->keep[i] == want, "T %u, d %u, block %u, ratio %g: %u is kept, expected %u", T, d, block,
                           ratio, r->keep[i], want);
         }
-        close_rig(r), free(k);
+        close_rig(r);
+        free(k);
         cases++;
     }
     fclose(f);
@@ -294,7 +298,9 @@ UNIT_TEST(keydiff_windows)
     rig *all = open_rig("keydiff:block=16:window=1", N, T, ROOM, 1, D),
         *some = open_rig("keydiff:block=16:window=0.25", N, T, ROOM, 1, D),
         *stream = open_rig("streaming:sinks=0", N, T, ROOM, 1, D);
-    prefill(all, &view), prefill(some, &view), prefill(stream, &view);
+    prefill(all, &view);
+    prefill(some, &view);
+    prefill(stream, &view);
     ck_assert_uint_eq(all->n, stream->n); // f = 1 is StreamingLLM without sinks
     for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(all->keep[i], stream->keep[i]);
     for (uint32_t i = 0; i < N / 4; i++) ck_assert_uint_eq(some->keep[N - 1 - i], T - 1 - i);
@@ -306,7 +312,11 @@ UNIT_TEST(keydiff_windows)
     help_ok(policy_evict(&step->h, (kv_span){.k = k, .count = N + 1}, step->keep, &step->n, err));
     ck_assert_uint_eq(step->n, pairwise_best(k, want, N + 1, N));
     for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(step->keep[i], want[i]);
-    close_rig(all), close_rig(some), close_rig(stream), close_rig(step), free(k);
+    close_rig(all);
+    close_rig(some);
+    close_rig(stream);
+    close_rig(step);
+    free(k);
 }
 
 // ---- LagKV ----
@@ -327,7 +337,9 @@ UNIT_TEST(lagkv_lengths)
         ck_assert_uint_gt(c->n + 20, capacity);
         close_rig(c);
     }
-    close_rig(r), free(k), free(v);
+    close_rig(r);
+    free(k);
+    free(v);
 }
 
 UNIT_TEST(lagkv_recursion)
@@ -372,7 +384,9 @@ UNIT_TEST(lagkv_recursion)
     }
     ck_assert_uint_ge(cuts, AFTER / LAG);
     ck_assert_uint_le(cuts, AFTER / LAG + 1);
-    close_rig(r), free(k), free(v);
+    close_rig(r);
+    free(k);
+    free(v);
 }
 
 // ---- RocketKV ----
@@ -532,7 +546,9 @@ UNIT_TEST(turns_lose_nothing)
         ck_assert(turn ? has_far : has_near && !has_far);
         unit_numbers(r->h.counts[1], CAP, r->h.counts[2], count);
     }
-    close_rig(r), free(k), free(q);
+    close_rig(r);
+    free(k);
+    free(q);
 }
 
 UNIT_MAIN("policies")

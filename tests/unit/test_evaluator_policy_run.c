@@ -55,7 +55,8 @@ static void bed_prefill(bed *b, policy_run **runs, size_t n)
 
 static void bed_close(bed *b)
 {
-    session_close(b->s), model_free(b->m);
+    session_close(b->s);
+    model_free(b->m);
 }
 
 UNIT_TEST(everything_is_dense)
@@ -78,9 +79,11 @@ UNIT_TEST(everything_is_dense)
         ck_assert_uint_eq(kv_cache_entries(c), HEADS * T);
         decode(&b, runs[i], c, logits, NULL);
         case_near(ALL[i], logits, b.full, (size_t)N * VOCABULARY, 1e-5);
-        kv_cache_close(c), policy_run_close(runs[i]);
+        kv_cache_close(c);
+        policy_run_close(runs[i]);
     }
-    free(logits), bed_close(&b);
+    free(logits);
+    bed_close(&b);
 }
 
 UNIT_TEST(caches_keep_to_their_capacity)
@@ -115,9 +118,12 @@ UNIT_TEST(caches_keep_to_their_capacity)
         double far = 0;
         for (size_t x = 0; x < (size_t)N * VOCABULARY; x++) far = fmax(far, fabs((double)logits[x] - b.full[x]));
         ck_assert_msg(i == 0 ? far < 1e-5 : far > 1e-3, "%s: %g away from the full cache", ALL[i], far);
-        kv_cache_close(c), policy_run_close(runs[i]);
+        kv_cache_close(c);
+        policy_run_close(runs[i]);
     }
-    free(logits), free(again), bed_close(&b);
+    free(logits);
+    free(again);
+    bed_close(&b);
 }
 
 UNIT_TEST(a_head_needs_capacity)

@@ -74,7 +74,9 @@ static void open_case(bench_case *c)
 static void close_case(bench_case *c)
 {
     ck_assert(refine_bench_free(&c->b, KVB_OK, NULL) == KVB_OK);
-    refine_table_free(&c->refined), kvb_table_close(c->table), model_free(c->m);
+    refine_table_free(&c->refined);
+    kvb_table_close(c->table);
+    model_free(c->m);
 }
 
 UNIT_TEST(texts_are_dealt_in_turn)
@@ -125,7 +127,8 @@ UNIT_TEST(candidates_lose_what_their_cuts_lose)
         const double *each = kl + 2 * KNOTS + i * 3;
         ck_assert(fabs(kl[i] - (each[0] + each[1] + each[2]) / 3) < 1e-12 && kl[i] > 0);
     }
-    free(kl), close_case(&c);
+    free(kl);
+    close_case(&c);
 }
 
 static bool never(void *context, double done, double total)

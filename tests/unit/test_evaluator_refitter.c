@@ -64,7 +64,11 @@ UNIT_TEST(refits_what_was_cut)
     }
     ck_assert_int_ge(n_changed, 1);
     ck_assert(s->refit.seconds > 0);
-    kv_cache_close(bare), kv_cache_close(one), kv_cache_close(two), kept_set_free(&kept), session_close(s);
+    kv_cache_close(bare);
+    kv_cache_close(one);
+    kv_cache_close(two);
+    kept_set_free(&kept);
+    session_close(s);
     model_free(m);
 }
 

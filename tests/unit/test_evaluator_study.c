@@ -44,8 +44,11 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
 
 static void bed_close(bed *b)
 {
-    task_study_close(&b->s), allocator_free(&b->allocators[0]), allocator_free(&b->allocators[1]);
-    model_text_close(&b->text), model_free(b->m);
+    task_study_close(&b->s);
+    allocator_free(&b->allocators[0]);
+    allocator_free(&b->allocators[1]);
+    model_text_close(&b->text);
+    model_free(b->m);
 }
 
 static void hear(void *context, const task_cell *cell, const task_sample *sample, size_t question,
@@ -97,7 +100,8 @@ UNIT_TEST(together_is_alone)
     bed_open(&one, 1, NULL);
     answer(&one, 0, SAMPLES);
     for (size_t i = 0; i < 1 + RATIOS; i++) same_cells(&one.s.cells[i], &all.s.cells[i]);
-    bed_close(&one), bed_close(&all);
+    bed_close(&one);
+    bed_close(&all);
 }
 
 UNIT_TEST(a_stopped_study_goes_on)
@@ -123,7 +127,8 @@ UNIT_TEST(a_stopped_study_goes_on)
     fclose(f);
     task_study bad = {.m = whole.m, .t = &whole.t, .n_samples = 1, .methods = whole.s.methods, .log = log};
     help_fails(task_study_open(&bad, ratios, RATIOS, err), KVB_FORMAT, "damaged line");
-    task_study_close(&bad), bed_close(&whole);
+    task_study_close(&bad);
+    bed_close(&whole);
 }
 
 UNIT_TEST(outcomes_add_up)

@@ -28,7 +28,9 @@ static void bed_open(bed *b)
 
 static void bed_close(bed *b)
 {
-    fidelity_close(b->f), session_close(b->s), model_free(b->m);
+    fidelity_close(b->f);
+    session_close(b->s);
+    model_free(b->m);
 }
 
 static void select_some(bed *b, uint32_t keep, kept_set *kept)
@@ -94,7 +96,11 @@ UNIT_TEST(measures_are_their_definitions)
     ck_assert_uint_eq(cell.kept, 30 + 15 + 30 + 30);
     ck_assert(fabs(cell.ratio - (1 - 105.0 / (HEADS * T))) < 1e-12);
     ck_assert_uint_eq(cell.bytes, 105u * 2 * 16 * sizeof(float));
-    free(logits[0]), free(logits[1]), fidelity_cell_free(&cell), kept_set_free(&kept), bed_close(&b);
+    free(logits[0]);
+    free(logits[1]);
+    fidelity_cell_free(&cell);
+    kept_set_free(&kept);
+    bed_close(&b);
 }
 
 // ---- policies ----
@@ -129,7 +135,9 @@ UNIT_TEST(policies_against_the_full_cache)
         ck_assert((together[i].loss > 0) == evicts && (i != 2 || together[i].looked < 0.5));
         help_ok(fidelity_follow(b.f, &runs[i], 1, &alone, err));
         for (int row = 0; row < N; row++) ck_assert(alone.kl[row] == together[i].kl[row]);
-        fidelity_cell_free(&alone), fidelity_cell_free(&together[i]), policy_run_close(runs[i]);
+        fidelity_cell_free(&alone);
+        fidelity_cell_free(&together[i]);
+        policy_run_close(runs[i]);
     }
     bed_close(&b);
 }
@@ -234,7 +242,8 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     field_close(&resumed);
     field_open(&resumed, log); // a third time: all lines are whole
     for (size_t i = 0; i < resumed.s.n_cells; i++) ck_assert(resumed.s.cells[i].done);
-    field_close(&resumed), field_close(&whole);
+    field_close(&resumed);
+    field_close(&whole);
 }
 
 // A device that fails at one of its products, and says so when it is asked, as backend.h promises for all of them.
@@ -332,7 +341,8 @@ UNIT_TEST(the_summary_adds_up)
                 f.columns[rows[k].column].method == column->method)
                 ck_assert(rows[i].loss <= rows[k].loss + 1e-12);
     }
-    free(rows), field_close(&f);
+    free(rows);
+    field_close(&f);
 }
 
 // A line of one of the cells that lacks its numbers is refused by its place; lines of other sweeps are left alone.

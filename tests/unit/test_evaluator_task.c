@@ -15,7 +15,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    tokenizer_free(tokens), help_teardown();
+    tokenizer_free(tokens);
+    help_teardown();
 }
 
 static const char HAY[] =
@@ -61,7 +62,10 @@ UNIT_TEST(lengths_and_seeds)
             ck_assert_str_ne(a.context, c.context);
             ck_assert_str_ne(a.context, d.context);
             ck_assert_str_ne(a.id, d.id);
-            task_sample_free(&a), task_sample_free(&b), task_sample_free(&c), task_sample_free(&d);
+            task_sample_free(&a);
+            task_sample_free(&b);
+            task_sample_free(&c);
+            task_sample_free(&d);
         }
 }
 
@@ -167,7 +171,8 @@ UNIT_TEST(pairs_are_json)
         ck_assert_int_eq(sscanf(s.questions[q].text, "\nKey: \"%39[^\"]", key), 1);
         ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(object, key)), s.questions[q].gold[0]);
     }
-    cJSON_Delete(object), task_sample_free(&s);
+    cJSON_Delete(object);
+    task_sample_free(&s);
 }
 
 UNIT_TEST(texts_keep_questions_that_they_answer)
@@ -201,7 +206,8 @@ static double score(task_rule rule, const char *answer, const char *gold0, const
 {
     char *gold[2] = {strdup(gold0), gold1 ? strdup(gold1) : NULL};
     double s = task_score(rule, answer, gold, gold1 ? 2 : 1);
-    free(gold[0]), free(gold[1]);
+    free(gold[0]);
+    free(gold[1]);
     return s;
 }
 
@@ -261,7 +267,9 @@ UNIT_TEST(lines_are_calibration_data)
                  s.questions[0].prefix, file.contexts[0].questions[0].text, s.questions[0].text);
     ck_assert(task_score(TASK_ALL, file.contexts[0].questions[0].answer, s.questions[0].gold, s.questions[0].n_gold) ==
               1);
-    calib_free(&file), task_sample_free(&s), free(text);
+    calib_free(&file);
+    task_sample_free(&s);
+    free(text);
 }
 
 UNIT_MAIN_EACH("tasks", setup, teardown)

@@ -160,7 +160,8 @@ UNIT_TEST(damage)
             ck_assert(strstr(e.message, "small.jsonl") &&
                       (strstr(e.message, "line ") || strstr(e.message, "no context")));
         }
-        calib_free(&f), free(copy);
+        calib_free(&f);
+        free(copy);
     }
     ck_assert_uint_gt(refused, size);
 }

@@ -74,7 +74,8 @@ UNIT_TEST(a_record)
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny");
     help_ok(record_read_scores(r, 1, "mine", got, err));
     for (int i = 0; i < 20; i++) ck_assert(got[i] == (float)-(i % 10));
-    record_close(r), cJSON_Delete(more);
+    record_close(r);
+    cJSON_Delete(more);
 }
 
 UNIT_TEST(mistakes)

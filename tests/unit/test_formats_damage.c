@@ -96,7 +96,8 @@ static void put_number(hid_t object, const char *name, uint32_t value)
     if (H5Aexists(object, name) > 0) H5Adelete(object, name);
     a = H5Acreate2(object, name, H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT);
     H5Awrite(a, H5T_NATIVE_UINT32, &value);
-    H5Aclose(a), H5Sclose(space);
+    H5Aclose(a);
+    H5Sclose(space);
 }
 
 static void put_array(hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims, const hsize_t *chunk,
@@ -110,7 +111,9 @@ static void put_array(hid_t group, const char *name, hid_t type, int rank, const
     hid_t set = H5Dcreate2(group, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
     ck_assert_int_ge(set, 0);
     if (write) ck_assert_int_ge(H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros), 0);
-    H5Dclose(set), H5Pclose(list), H5Sclose(space);
+    H5Dclose(set);
+    H5Pclose(list);
+    H5Sclose(space);
 }
 
 static const hsize_t three[3] = {2, 3, 7}, layer[3] = {1, 3, 7};
@@ -126,7 +129,9 @@ static void edit_attribute(hostile *h) // variable length
     hid_t a = H5Acreate2(h->file, "note", type, space, H5P_DEFAULT, H5P_DEFAULT);
     const char *text = "hello";
     H5Awrite(a, type, &text);
-    H5Aclose(a), H5Tclose(type), H5Sclose(space);
+    H5Aclose(a);
+    H5Tclose(type);
+    H5Sclose(space);
 }
 static void edit_other_numbers(hostile *h) // whole, with right checksums of HDF5, but not what was written
 {
@@ -150,7 +155,9 @@ static void put_numbers(hid_t group, const char *name, const float values[42])
     sha256_hex(values, 42 * sizeof *values, hash);
     H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
     H5Awrite(sum, type, hash);
-    H5Tclose(type), H5Aclose(sum), H5Dclose(set);
+    H5Tclose(type);
+    H5Aclose(sum);
+    H5Dclose(set);
 }
 static void edit_nan(hostile *h)
 {
@@ -262,7 +269,10 @@ UNIT_ROUNDS(no_records, sizeof edits / sizeof edits[0])
     h.context = H5Gopen2(h.file, "contexts/zeta", H5P_DEFAULT);
     h.question = H5Gopen2(h.file, "contexts/zeta/questions/0", H5P_DEFAULT);
     make_edit(&h, (size_t)_i);
-    H5Gclose(h.question), H5Gclose(h.context), H5Fclose(h.file), H5Pclose(fapl);
+    H5Gclose(h.question);
+    H5Gclose(h.context);
+    H5Fclose(h.file);
+    H5Pclose(fapl);
     if (edits[_i].by_hand == edit_superblock) {
         H5Fclose(H5Fcreate(old, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
         path = old;

@@ -20,7 +20,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    kvb_table_close(table), help_teardown();
+    kvb_table_close(table);
+    help_teardown();
 }
 
 static cJSON *read_json(const char *path)
@@ -142,7 +143,8 @@ UNIT_TEST(shares)
         ck_assert_msg(item ? floor(item->valuedouble * 133) == wanted[i].keep : wanted[i].keep < 0, "%s",
                       wanted[i].name);
     }
-    cJSON_Delete(o), kvb_table_close(windows);
+    cJSON_Delete(o);
+    kvb_table_close(windows);
 }
 
 static void expect_array(const char *name, const int32_t *expected, size_t count)

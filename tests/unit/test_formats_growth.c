@@ -229,7 +229,9 @@ UNIT_TEST(test_attributes_join_by_relation)
     cJSON *old = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *now = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3, .settings = FACTS});
     help_ok(record_join_attributes(&all, "old", old, "now", now, RECORD_SAME_TEXTS, err));
-    cJSON_Delete(all), cJSON_Delete(now), cJSON_Delete(old);
+    cJSON_Delete(all);
+    cJSON_Delete(now);
+    cJSON_Delete(old);
     cJSON_AddStringToObject(b, "tokenizer_sha256", "t"); // one of them may lack it, but not have another
     help_ok(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err));
     ck_assert_str_eq(cJSON_GetObjectItem(all, "tokenizer_sha256")->valuestring, "t");
@@ -240,7 +242,8 @@ UNIT_TEST(test_attributes_join_by_relation)
     cJSON_ReplaceItemInObject(a, "tokenizer_sha256", cJSON_CreateString("t"));
     cJSON_ReplaceItemInObject(b, "metrics", cJSON_CreateString("[1]"));
     help_fails(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err), KVB_FORMAT, "b: attribute metrics");
-    cJSON_Delete(b), cJSON_Delete(a);
+    cJSON_Delete(b);
+    cJSON_Delete(a);
 }
 
 // ---- adding to a finished record ----
@@ -302,7 +305,9 @@ UNIT_TEST(test_an_addition_that_does_not_fit_is_refused)
     cJSON *a = attributes_of(&(piece){.contexts = 7, .metrics = 7, .questions = 7});
     help_ok(record_begin(&second, path, &small_shape, a, RECORD_ADD_JOIN, err));
     ck_assert(record_writer_has_context(second, "one") && !record_writer_has_context(second, "two"));
-    record_writer_free(second), record_writer_free(w), cJSON_Delete(a);
+    record_writer_free(second);
+    record_writer_free(w);
+    cJSON_Delete(a);
     begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH,
               "holds an addition that was stopped, with");
     ck_assert(help_exists(path));

@@ -22,7 +22,8 @@ UNIT_TEST(there_and_back)
     size_t n, m;
     unsigned char *a = help_slurp(help_path("run.h5"), &n), *b = help_slurp(help_path("back.h5"), &m);
     ck_assert(n == m && memcmp(a, b, n) == 0); // nothing was lost: not an attribute, not a skipped question
-    free(a), free(b);
+    free(a);
+    free(b);
 }
 
 // As peers write it: no side file, int64 ids, float64 here and there, no order in the names.
@@ -82,7 +83,8 @@ UNIT_TEST(published)
     ck_assert(array[29] == 29.0F / 8);
     help_ok(record_read_tokens(r, 1, ids, err));
     ck_assert_int_eq(ids[4], -1);
-    record_close(r), cJSON_Delete(extra);
+    record_close(r);
+    cJSON_Delete(extra);
 }
 
 UNIT_TEST(mistakes)

@@ -49,7 +49,8 @@ static const char *make(const char *name, const shard *s)
         ids[n++] = whole[c].id;
     }
     help_ok(record_finish(w, ids, n, err));
-    record_writer_free(w), cJSON_Delete(a);
+    record_writer_free(w);
+    cJSON_Delete(a);
     return path;
 }
 
@@ -152,7 +153,8 @@ UNIT_TEST(test_merge_refuses_bad_lists)
         help_ok(record_begin(&w, path, &small_shape, a, RECORD_NEW, err));
         put(w, &(shard){.has = {15, 0}}, 0);
         help_ok(record_finish(w, &id, 1, err));
-        record_writer_free(w), cJSON_Delete(a);
+        record_writer_free(w);
+        cJSON_Delete(a);
         help_fails(record_merge(help_path("out.h5"), INPUTS(path), false, err), KVB_FORMAT, "shard_of");
     }
     static const record_whole huge[N_WHOLE] = {{"zeta", UINT32_MAX}, {"alpha-2", UINT32_MAX}};
@@ -176,9 +178,11 @@ UNIT_TEST(test_several_writers_of_one_record)
     const char *ids[N_WHOLE] = {"zeta", "alpha-2"};
     help_fails(record_finish(second, ids, N_WHOLE, err), KVB_ARGUMENT, "only the process that began");
     help_ok(record_finish(first, ids, N_WHOLE, err));
-    record_writer_free(second), record_writer_free(first);
+    record_writer_free(second);
+    record_writer_free(first);
     help_same_file(one, path);
-    cJSON_Delete(a), cJSON_Delete(b);
+    cJSON_Delete(a);
+    cJSON_Delete(b);
 }
 
 UNIT_MAIN_EACH("formats merge", help_setup, help_teardown)

@@ -37,7 +37,8 @@ UNIT_TEST(members_of_an_object)
     char *text = cJSON_PrintUnformatted(o);
     ck_assert_str_eq(text, "{\"text\":\"a %s\",\"yes\":true,\"no\":false,\"third\":0.33333333333333331,\"none\":null,"
                            "\"most\":4294967295,\"large\":1099511627776}");
-    cJSON_free(text), cJSON_Delete(o);
+    cJSON_free(text);
+    cJSON_Delete(o);
 }
 
 UNIT_TEST(json_files)
@@ -56,7 +57,10 @@ UNIT_TEST(json_files)
     cJSON *still = cJSON_Parse(text);
     ck_assert(cJSON_Compare(value, still, 1));
     help_fails(json_write(help_path("no/b.json"), value, err), KVB_IO, "no/b.json");
-    free(text), cJSON_Delete(value), cJSON_Delete(again), cJSON_Delete(still);
+    free(text);
+    cJSON_Delete(value);
+    cJSON_Delete(again);
+    cJSON_Delete(still);
 }
 
 UNIT_TEST(element_types)
@@ -163,7 +167,8 @@ UNIT_TEST(sealed_lines)
     for (size_t size = 0; size < n; size++) {
         ck_assert(!json_line_holds(line, size));
     }
-    free(line), cJSON_Delete(object);
+    free(line);
+    cJSON_Delete(object);
 }
 
 UNIT_MAIN_EACH("formats_pieces", help_setup, help_teardown)

@@ -98,7 +98,8 @@ UNIT_TEST(tables_carry_them)
     help_fails(kvb_rank(table, 0, 0, NULL, 4, out, err), KVB_ARGUMENT, "NULL");
     const float *missing[1] = {NULL};
     help_fails(kvb_rank(table, 0, 0, missing, 4, out, err), KVB_ARGUMENT, "knorm");
-    kvb_ranking_close(alone), kvb_table_close(table);
+    kvb_ranking_close(alone);
+    kvb_table_close(table);
     help_fails(write_table(path, &named, table_metadata("knorm", named.about), err), KVB_FORMAT,
                "not that of the table");
     help_fails(write_table(path, NULL, table_metadata(name, named.about), err), KVB_FORMAT, "rank_weights");
@@ -143,7 +144,8 @@ UNIT_TEST(bytes_of_a_file)
         if (status == KVB_OK) kvb_safetensors_free(&file);
         bytes[i] ^= (unsigned char)(1 << i % 8);
     }
-    free(bytes), cJSON_Delete(m);
+    free(bytes);
+    cJSON_Delete(m);
 }
 
 // A ranking of whole layers: every head by kvb_rank_layer(), none by itself.

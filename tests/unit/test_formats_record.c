@@ -205,7 +205,8 @@ UNIT_TEST(replace_does_it_again)
     ck_assert_ptr_nonnull(cJSON_GetObjectItem(record_attributes(r), "other"));
     record_close(r);
     ck_assert(!help_exists(help_path("run.h5.parts")));
-    cJSON_Delete(other), cJSON_Delete(same);
+    cJSON_Delete(other);
+    cJSON_Delete(same);
 }
 
 UNIT_TEST(arguments)
@@ -297,7 +298,8 @@ UNIT_TEST(killed_at_any_moment)
         ck_assert(!help_exists(help_path("run.h5.parts")));
         remove(path);
     }
-    free(whole), free(path);
+    free(whole);
+    free(path);
     printf("%d kills in %d runs\n", kills, rounds);
     ck_assert_int_gt(kills, 0);
     char command[256];

@@ -99,7 +99,8 @@ UNIT_TEST(numbers_keep_all_digits)
         o = cJSON_Parse(text);
         ck_assert_msg(cJSON_GetObjectItem(o, "x")->valuedouble == x, "%s is not %.17g", text, x);
         ck_assert(cJSON_IsNull(cJSON_GetObjectItem(o, "nan")));
-        cJSON_Delete(o), cJSON_free(text);
+        cJSON_Delete(o);
+        cJSON_free(text);
     }
 }
 
@@ -121,7 +122,8 @@ UNIT_TEST(every_close_counts)
         kvb_status status = record_begin(&w, path, &small_shape, a, RECORD_REPLACE, &e);
         if (status == KVB_OK) status = small_put_missing(w, &e);
         if (status == KVB_OK) status = record_finish(w, small_ids, SMALL_CONTEXTS, &e);
-        record_writer_free(w), cJSON_Delete(a);
+        record_writer_free(w);
+        cJSON_Delete(a);
         bool reached = failing_close == 0;
         failing_close = 0;
         if (!reached) break;
@@ -167,7 +169,9 @@ UNIT_ROUNDS(lock_is_that_under_the_name, 2)
     help_fails(small_begin(&second, path, true, err), KVB_IO, "another process");
     help_ok(small_put_missing(w, err));
     help_ok(record_finish(w, small_ids, SMALL_CONTEXTS, err));
-    record_writer_free(w), free(lock_path), free(parts_folder);
+    record_writer_free(w);
+    free(lock_path);
+    free(parts_folder);
 }
 
 // ---- Links ----
@@ -315,7 +319,8 @@ UNIT_TEST(chunk_of_zeros)
     haddr_t address;
     hsize_t size;
     ck_assert_int_ge(H5Dget_chunk_info_by_coord(set, start, &mask, &address, &size), 0);
-    H5Dclose(set), H5Fclose(file);
+    H5Dclose(set);
+    H5Fclose(file);
     static const char zeros[4096];
     int fd = open(path, O_WRONLY);
     ck_assert_int_eq(pwrite(fd, zeros, size, (off_t)address), (ssize_t)size);

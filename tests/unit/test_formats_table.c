@@ -66,7 +66,9 @@ UNIT_TEST(written_tables_open)
     uint64_t header = 0;
     memcpy(&header, a, 8);
     ck_assert(header % 8 == 0 && n == 8 + header + (2 * N + 6 * R) * 8 + R);
-    free(a), free(b), cJSON_Delete(m);
+    free(a);
+    free(b);
+    cJSON_Delete(m);
 }
 
 UNIT_TEST(refusals)
@@ -136,7 +138,9 @@ UNIT_TEST(export_for_kvpress)
                                  "\"not quite; from ratio 0.97 on less is pruned than LUKVPress is asked for, "
                                  "since heads stopped at their floor: 0.48 at 0.97\""));
     ck_assert(strstr((char *)text, "sink=4, window=64") != NULL && strstr((char *)text, "curve.npy") != NULL);
-    free(text), free(data), cJSON_Delete(m);
+    free(text);
+    free(data);
+    cJSON_Delete(m);
 }
 
 // kvpress takes row round(100 r) of 99 and keeps to no constraints.
@@ -173,7 +177,10 @@ UNIT_TEST(content_of_an_open_table)
     help_ok(table_write(again, &read, err));
     unsigned char *a = help_slurp(path, &n), *b = help_slurp(again, &k);
     ck_assert(n == k && memcmp(a, b, n) == 0);
-    free(a), free(b), kvb_table_close(table), cJSON_Delete(m);
+    free(a);
+    free(b);
+    kvb_table_close(table);
+    cJSON_Delete(m);
 }
 
 // Formats: what is written is read, row by row, and nothing else is taken for it.
@@ -247,7 +254,8 @@ UNIT_TEST(damage)
         good[i] ^= (unsigned char)(1 << i % 8);
     }
     ck_assert_uint_le(opened, strlen(KVB_CONTENT_KEY)); // where the key of the hash itself was hit
-    free(good), cJSON_Delete(m);
+    free(good);
+    cJSON_Delete(m);
 }
 
 UNIT_MAIN_EACH("formats_table", help_setup, help_teardown)

@@ -17,7 +17,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    tokenizer_free(tokens), help_teardown();
+    tokenizer_free(tokens);
+    help_teardown();
 }
 
 static calib_recipe recipe(void)
@@ -111,7 +112,8 @@ UNIT_TEST(continuations_are_the_texts_own_tokens)
         ck_assert_uint_eq(q->n_answer_ids, 8);
         ck_assert_mem_eq(q->answer_ids, ids + 300 + q->n_ids, 8 * sizeof *ids);
     }
-    free(ids), calib_free(&made);
+    free(ids);
+    calib_free(&made);
 }
 
 UNIT_TEST(contexts_share_no_tokens)
@@ -128,7 +130,8 @@ UNIT_TEST(contexts_share_no_tokens)
     for (size_t i = 0; i < made.count; i++)
         ck_assert_mem_eq(made.contexts[i].context_ids, ids + 317 * i, 300 * sizeof *ids);
     unit_strings(made.contexts[0].sample_id, "story", made.contexts[2].sample_id, "story-3");
-    free(ids), calib_free(&made);
+    free(ids);
+    calib_free(&made);
 }
 
 // The question repeats how the line begins, and question and answer together end with that line of the story.
@@ -158,7 +161,8 @@ UNIT_TEST(lines_stand_in_the_context)
         ck_assert_msg(!last || at > last, "question %zu: in the order of the text", i);
         last = at;
     }
-    free(context), calib_free(&made);
+    free(context);
+    calib_free(&made);
 }
 
 UNIT_TEST(draws_depend_on_seed_and_name)
@@ -183,7 +187,8 @@ UNIT_TEST(draws_depend_on_seed_and_name)
     ck_assert_uint_eq(other[0], 0);
     ck_assert_uint_gt(other[1], 0);
     ck_assert_uint_gt(other[2], 0);
-    calib_free(&made), calib_free(&again);
+    calib_free(&made);
+    calib_free(&again);
 }
 
 UNIT_TEST(repetitions_cover_the_context)
@@ -272,7 +277,10 @@ UNIT_TEST(round_trip)
     unit_strings(read.contexts[2].context, in.contexts[0].context, read.contexts[2].questions[0].answer, " of it");
     ck_assert_ptr_null(read.contexts[2].questions[1].answer);
     ck_assert_str_eq(read.contexts[3].answer_prefix, "");
-    calib_free(&in), calib_free(&made), calib_free(&again), calib_free(&read);
+    calib_free(&in);
+    calib_free(&made);
+    calib_free(&again);
+    calib_free(&read);
 }
 
 // ---- Refusals ----
@@ -307,7 +315,8 @@ UNIT_TEST(mistakes)
     calib_file made = {0}, in = parsed("{\"context_ids\": [1, 2, 99999], \"question_ids\": [[1]]}");
     r.n_repeated = 1;
     help_fails(calib_make_of_context(&made, &r, tokens, "in", in.contexts, err), KVB_ARGUMENT, "id 99999, expected 0");
-    calib_free(&made), calib_free(&in);
+    calib_free(&made);
+    calib_free(&in);
     help_ok(calib_make_of_text(&made, &r, tokens, "x/a.txt", story, strlen(story), err));
     help_fails(calib_make_of_text(&made, &r, tokens, "y/a.md", story, strlen(story), err), KVB_ARGUMENT,
                "there is a context \"a\" already");

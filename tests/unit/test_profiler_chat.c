@@ -111,7 +111,8 @@ UNIT_TEST(test_of_tokenizer)
     ck_assert_msg(chat_frame_of(&f, t, "model", &err) == KVB_OK, "%s", err.message);
     unit_strings(f.front, "[INST]", f.back, "[/INST]<e>");
     ck_assert(f.bos && !f.trim && strcmp(f.kind, "mistral") == 0);
-    chat_frame_free(&f), tokenizer_free(t);
+    chat_frame_free(&f);
+    tokenizer_free(t);
     ck_assert_int_eq(tokenizer_from_json(&t, "folder", whole, nothing, nothing, &err), KVB_OK);
     unit_refuses(chat_frame_of(&f, t, "model", &err), KVB_UNSUPPORTED, "model: has no chat template");
     tokenizer_free(t);

@@ -60,7 +60,8 @@ static outcome run_model(const char *path, const backend *b)
 
 static void outcome_free(outcome *r)
 {
-    free(r->logits), free(r->importance);
+    free(r->logits);
+    free(r->importance);
 }
 
 UNIT_TEST(test_model_agrees_with_the_reference)
@@ -86,7 +87,10 @@ UNIT_TEST(test_model_agrees_with_the_reference)
         ck_assert_msg(logits[0] < 2 * logits[1] && importance[0] < 2 * importance[1],
                       "in bf16: logits differ by %g (cpu: %g) and importance by %g (%g) of the largest", logits[0],
                       logits[1], importance[0], importance[1]);
-        outcome_free(&want), outcome_free(&got), outcome_free(&rounded), outcome_free(&allowed);
+        outcome_free(&want);
+        outcome_free(&got);
+        outcome_free(&rounded);
+        outcome_free(&allowed);
     }
     ck_assert_uint_eq(emulator_memory_taken(), before); // all memory is given back
     CUDA.close(on);
@@ -223,7 +227,13 @@ UNIT_TEST(test_more_rows_than_a_pass)
         b->close(on);
     }
     case_near("attend_rows", got[1], got[0], N * H * D + Q * G * T, 1e-5);
-    free(k), free(v), free(q), free(tail), free(w), free(got[0]), free(got[1]);
+    free(k);
+    free(v);
+    free(q);
+    free(tail);
+    free(w);
+    free(got[0]);
+    free(got[1]);
 }
 
 // One metric over the layers of a prefill, as a profile scores it.
@@ -265,7 +275,8 @@ UNIT_TEST(test_metrics_of_its_prefill)
         score_metric(&got, specs[i], help_path("tiny.gguf"), &CUDA, T);
         double error = case_row_error(got.scores, want.scores, L * G, T);
         ck_assert_msg(error <= 1e-4, "%s: differs by %g of the largest", specs[i], error);
-        free(want.scores), free(got.scores);
+        free(want.scores);
+        free(got.scores);
     }
 }
 

@@ -25,7 +25,9 @@ static void compare_steps(uint32_t type, const unsigned char *bytes, const float
         ck_assert_msg(value == values[i] || !isfinite(values[i]), "%s value %u: expected %.9g, got %.9g",
                       gguf_tensor_type_name(type), i, (double)values[i], (double)value);
     }
-    free(wholes), free(steps), free(bases);
+    free(wholes);
+    free(steps);
+    free(bases);
 }
 
 UNIT_TEST(test_golden)

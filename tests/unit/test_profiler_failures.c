@@ -105,12 +105,14 @@ static int run_child(const backend *b, long at, long *n)
         if (write(counted[1], &all, sizeof all) != (ssize_t)sizeof all || status != KVB_OK) _exit(3);
         _exit(0);
     }
-    close(said[1]), close(counted[1]);
+    close(said[1]);
+    close(counted[1]);
     char message[500] = "";
     ck_assert(waitpid(child, &code, 0) == child && WIFEXITED(code));
     ck_assert_int_ge(read(said[0], message, sizeof message - 1), 0);
     if (read(counted[0], n, sizeof *n) != (ssize_t)sizeof *n) *n = 0;
-    close(said[0]), close(counted[0]);
+    close(said[0]);
+    close(counted[0]);
     if (WEXITSTATUS(code) == 0) return PASSED;
     ck_assert_msg(WEXITSTATUS(code) == 1 && strstr(message, "no memory for matrix products"),
                   "product %ld fails, and the program ends with %d: %s", at, WEXITSTATUS(code), message);

@@ -22,7 +22,8 @@ UNIT_TEST(test_cut_shards)
         ck_assert_msg(model_open(&m, f.path, &backend_cpu, NULL, &said) != KVB_OK, "cut to %zu bytes", cut);
         ck_assert_msg(strstr(said.message, "model.safetensors"), "cut to %zu bytes: %s", cut, said.message);
     }
-    free(whole), folder_free(&f);
+    free(whole);
+    folder_free(&f);
 }
 
 UNIT_TEST(test_index_and_config_from_bytes)
@@ -108,7 +109,8 @@ UNIT_TEST(test_identity)
     static const char commit[] = "0123456789abcdef0123456789abcdef01234567";
     char cache[512], path[1024], line[128];
     snprintf(cache, sizeof cache, "models--org--name/snapshots/%s", commit);
-    mkdir(help_path("models--org--name"), 0755), mkdir(help_path("models--org--name/snapshots"), 0755);
+    mkdir(help_path("models--org--name"), 0755);
+    mkdir(help_path("models--org--name/snapshots"), 0755);
     folder f = folder_make(cache);
     write_all(&f);
     model *m = open_path(f.path);
@@ -130,7 +132,9 @@ UNIT_TEST(test_identity)
     snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
     unit_strings(cJSON_GetObjectItem(a, "model_files")->valuestring, want,
                  cJSON_GetObjectItem(a, "hf_revision")->valuestring, commit);
-    cJSON_Delete(a), model_free(m), folder_free(&f);
+    cJSON_Delete(a);
+    model_free(m);
+    folder_free(&f);
 
     f = folder_make("downloaded"); // a folder of its own, as `hf download --local-dir` makes it
     write_all(&f);
@@ -149,7 +153,8 @@ UNIT_TEST(test_identity)
     m = open_path(f.path);
     ck_assert(!weights_origin_of(m->source)->hf_id[0] && !weights_origin_of(m->source)->hf_revision[0]);
     ck_assert_str_eq(m->config.name, "downloaded");
-    model_free(m), folder_free(&f);
+    model_free(m);
+    folder_free(&f);
 }
 
 // ---- tokens that the embedding has no row for ----
@@ -180,11 +185,13 @@ UNIT_TEST(test_tokens_without_a_row)
     help_fails(model_text_encode(&t, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
                "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
     ck_assert(!ids && n == 0);
-    model_text_close(&t), model_free(m);
+    model_text_close(&t);
+    model_free(m);
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"add_bos_token\":true}");
     m = open_path(f.path);
     help_fails(model_text_open(&t, m->source, VOCABULARY, NULL, err), KVB_FORMAT, "texts begin with token 301 (BOS)");
-    model_free(m), folder_free(&f);
+    model_free(m);
+    folder_free(&f);
 }
 
 // ---- a chat template of the folder's own ----
@@ -224,10 +231,15 @@ UNIT_TEST(test_texts_in_a_template)
     ck_assert(n_question == 4 && question[2] == 298 && question[3] == 0);
     help_ok(model_text_encode(&t, TEXT_ALONE, " a", 2, &alone, &n_alone, err));
     ck_assert(n_alone == 2 && alone[0] == 2);
-    free(context), free(question), free(alone);
+    free(context);
+    free(question);
+    free(alone);
     help_ok(model_text_open(&without, m->source, VOCABULARY, &(model_text_options){.without_tokenizer = true}, err));
     help_fails(model_text_use_chat(&without, err), KVB_ARGUMENT, "only token ids are given");
-    model_text_close(&t), model_text_close(&without), model_free(m), folder_free(&f);
+    model_text_close(&t);
+    model_text_close(&without);
+    model_free(m);
+    folder_free(&f);
 }
 
 UNIT_MAIN_ONCE("profiler folder", folder_setup, help_teardown)

@@ -80,7 +80,8 @@ static result result_make(const model *m, const batch *b)
 
 static void result_free(result *r)
 {
-    free(r->logits), free(r->importance);
+    free(r->logits);
+    free(r->importance);
 }
 
 static result run_at_once(const model *m, const batch *b)
@@ -119,7 +120,8 @@ static result run_stepwise(const model *m, const batch *b)
         for (uint32_t i = 0; i < n; i++) memcpy(r.logits + from[i] * r.row, logits + i * r.row, r.row * sizeof *logits);
     }
     for (uint32_t q = 0; q < b->n_questions; q++) help_ok(forward_importance(f, q, r.importance + q * r.heads, err));
-    free(logits), forward_close(f);
+    free(logits);
+    forward_close(f);
     omp_set_num_threads(threads);
     return r;
 }
@@ -140,9 +142,12 @@ UNIT_TEST(test_backends_agree)
             int32_t *ids = random_ids(lengths[t]);
             float *want = prefill_logits(ref, ids, lengths[t]), *got = prefill_logits(cpu, ids, lengths[t]);
             case_near("logits", got, want, (size_t)lengths[t] * VOCABULARY, 1e-4);
-            free(ids), free(want), free(got);
+            free(ids);
+            free(want);
+            free(got);
         }
-        model_free(ref), model_free(cpu);
+        model_free(ref);
+        model_free(cpu);
     }
 }
 
@@ -161,7 +166,9 @@ UNIT_TEST(test_decoding_is_prefill_of_the_joined_text)
             case_near("logits", r.logits + b.start[q] * r.row, want + b.T * r.row, b.length[q] * r.row, 1e-4);
             free(want);
         }
-        result_free(&r), free(b.context), model_free(m);
+        result_free(&r);
+        free(b.context);
+        model_free(m);
     }
 }
 
@@ -175,7 +182,9 @@ UNIT_TEST(test_one_pass_is_stepwise)
             result one = run_at_once(m, &b), steps = run_stepwise(m, &b);
             case_same("logits", one.logits, steps.logits, b.n_rows * one.row);
             case_same("importance", one.importance, steps.importance, n * one.heads);
-            result_free(&one), result_free(&steps), free(b.context);
+            result_free(&one);
+            result_free(&steps);
+            free(b.context);
         }
         model_free(m);
     }
@@ -198,7 +207,9 @@ UNIT_TEST(test_batch_changes_nothing)
         case_same("importance", alone.importance, all.importance + q * all.heads, all.heads);
         result_free(&alone);
     }
-    result_free(&all), free(b.context), model_free(m);
+    result_free(&all);
+    free(b.context);
+    model_free(m);
 }
 
 // A forward pass is used for contexts of all lengths, one after the other.
@@ -220,7 +231,9 @@ UNIT_TEST(test_contexts_leave_no_trace)
             case_same("logits", again.logits, fresh.logits, b.n_rows * fresh.row);
             case_same("importance", again.importance, fresh.importance, 3 * fresh.heads);
         }
-        result_free(&fresh), result_free(&again), free(b.context);
+        result_free(&fresh);
+        result_free(&again);
+        free(b.context);
     }
     forward_close(f), model_free(m);
 }
@@ -237,8 +250,12 @@ typedef struct seen {
 static void seen_free(seen *s)
 {
     for (int layer = 0; layer < 2; layer++) {
-        free(s->q[layer]), free(s->k[layer]), free(s->v[layer]), free(s->q_raw[layer]);
-        free(s->column_sums[layer]), free(s->norms[layer]);
+        free(s->q[layer]);
+        free(s->k[layer]);
+        free(s->v[layer]);
+        free(s->q_raw[layer]);
+        free(s->column_sums[layer]);
+        free(s->norms[layer]);
     }
 }
 
@@ -323,7 +340,8 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
             float *best = out + (size_t)(h / group) * T;
             for (uint32_t j = 0; j < T; j++) best[j] = fmaxf(best[j], (float)(a[j] * w[h * T + j] / (total + 1e-9)));
         }
-    free(a), free(w);
+    free(a);
+    free(w);
 }
 
 // Passes of other shapes, models and precisions that are open at the same time, each given work in turn: the bits of
@@ -392,7 +410,11 @@ UNIT_TEST(test_extras_for_observers)
             }
         }
     }
-    seen_free(&s), gguf_close(&file), forward_close(f), free(ids), model_free(m);
+    seen_free(&s);
+    gguf_close(&file);
+    forward_close(f);
+    free(ids);
+    model_free(m);
 }
 
 UNIT_TEST(test_importance_against_dense_attention)
@@ -421,9 +443,13 @@ UNIT_TEST(test_importance_against_dense_attention)
             double error = case_row_error(got, want, c->n_kv_heads, b.T);
             ck_assert_msg(error < 1e-5, "question %u, layer %u: relative error %g", q, layer, error);
         }
-        seen_free(&s), forward_close(f);
+        seen_free(&s);
+        forward_close(f);
     }
-    gguf_close(&file), result_free(&r), free(b.context), model_free(m);
+    gguf_close(&file);
+    result_free(&r);
+    free(b.context);
+    model_free(m);
 }
 
 // ---- errors ----

@@ -37,24 +37,44 @@ static void build_sample(gguf_build *b, uint32_t version)
     gguf_build_begin(b, version);
     build_key_string(b, "general.architecture", "llama");
     build_key_u32(b, "a.u32", 4000000000u);
-    build_key(b, "a.i8", 1), build_bytes(b, "\xff", 1);
-    build_key(b, "a.i16", 3), build_bytes(b, "\x00\x80", 2);
-    build_key(b, "a.u16", 2), build_bytes(b, "\x34\x12", 2);
-    build_key(b, "a.u64", 10), build_u64(b, 7);
-    build_key(b, "a.u64_big", 10), build_u64(b, UINT64_MAX);
-    build_key(b, "a.i64", 11), build_u64(b, (uint64_t)-5);
+    build_key(b, "a.i8", 1);
+    build_bytes(b, "\xff", 1);
+    build_key(b, "a.i16", 3);
+    build_bytes(b, "\x00\x80", 2);
+    build_key(b, "a.u16", 2);
+    build_bytes(b, "\x34\x12", 2);
+    build_key(b, "a.u64", 10);
+    build_u64(b, 7);
+    build_key(b, "a.u64_big", 10);
+    build_u64(b, UINT64_MAX);
+    build_key(b, "a.i64", 11);
+    build_u64(b, (uint64_t)-5);
     build_key_f32(b, "a.f32", 1.5f);
     build_key_f32(b, "a.nan", NAN);
     build_key(b, "a.f64", 12), build_u64(b, 0x3ff8000000000000u); // 1.5
-    build_key(b, "a.f64_big", 12), build_u64(b, 0x7fe0000000000000u);
+    build_key(b, "a.f64_big", 12);
+    build_u64(b, 0x7fe0000000000000u);
     build_key_bool(b, "a.true", 1);
-    build_key(b, "a.bad_bool", 7), build_bytes(b, "\2", 1);
-    build_key_array(b, "a.strings", 8, 3), build_string(b, "one"), build_string(b, ""), build_string(b, "three");
-    build_key_array(b, "a.ints", 5, 2), build_u32(b, 11), build_u32(b, (uint32_t)-12);
+    build_key(b, "a.bad_bool", 7);
+    build_bytes(b, "\2", 1);
+    build_key_array(b, "a.strings", 8, 3);
+    build_string(b, "one");
+    build_string(b, "");
+    build_string(b, "three");
+    build_key_array(b, "a.ints", 5, 2);
+    build_u32(b, 11);
+    build_u32(b, (uint32_t)-12);
     build_key_array(b, "a.empty", 6, 0);
     build_key_array(b, "a.nested", 9, 2); // [[1, 2], [["x"]]]
-    build_u32(b, 4), build_u64(b, 2), build_u32(b, 1), build_u32(b, 2);
-    build_u32(b, 9), build_u64(b, 1), build_u32(b, 8), build_u64(b, 1), build_string(b, "x");
+    build_u32(b, 4);
+    build_u64(b, 2);
+    build_u32(b, 1);
+    build_u32(b, 2);
+    build_u32(b, 9);
+    build_u64(b, 1);
+    build_u32(b, 8);
+    build_u64(b, 1);
+    build_string(b, "x");
     build_tensor(b, "q8", 2, matrix, GGUF_TENSOR_Q8_0, 68);
     build_tensor(b, "strange", 1, vector, 77, 0);
     build_tensor(b, "f32", 1, vector, GGUF_TENSOR_F32, 32);
@@ -156,7 +176,8 @@ UNIT_TEST(test_reads_everything)
         ck_assert(y[0] == 0 && y[7] == 3.5f);
         gguf_close(&f);
         gguf_close(&f); // a closed file may be closed again
-        free(copy), free(b.data);
+        free(copy);
+        free(b.data);
     }
 }
 
@@ -240,7 +261,8 @@ UNIT_TEST(test_refused_headers)
     gguf_file f;
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "empty.gguf", &err), KVB_OK); // nothing in it, but well-formed
     ck_assert(gguf_find(&f, "x") == NULL && gguf_tensor_find(&f, "x") == NULL);
-    gguf_close(&f), free(b.data);
+    gguf_close(&f);
+    free(b.data);
 }
 
 // A key or a tensor with one fault.
@@ -291,12 +313,14 @@ static void add_fault(gguf_build *b, const gguf_fault *fault)
 
 static void fault_array_count(gguf_build *b)
 {
-    build_key_array(b, "k", 4, UINT64_MAX / 4), build_u32(b, 1);
+    build_key_array(b, "k", 4, UINT64_MAX / 4);
+    build_u32(b, 1);
 }
 
 static void fault_string_count(gguf_build *b)
 {
-    build_key_array(b, "k", 8, 1000), build_u32(b, 1);
+    build_key_array(b, "k", 8, 1000);
+    build_u32(b, 1);
 }
 
 static void fault_array_type(gguf_build *b)
@@ -306,7 +330,9 @@ static void fault_array_type(gguf_build *b)
 
 static void fault_twice(gguf_build *b)
 {
-    build_key_u32(b, "k", 1), build_key_u32(b, "j", 1), build_key_u32(b, "k", 2);
+    build_key_u32(b, "k", 1);
+    build_key_u32(b, "j", 1);
+    build_key_u32(b, "k", 2);
 }
 
 static void fault_depth(gguf_build *b)
@@ -317,7 +343,8 @@ static void fault_depth(gguf_build *b)
 
 static void fault_tensor_twice(gguf_build *b)
 {
-    build_tensor(b, "t", 1, vector, 0, 0), build_tensor(b, "t", 1, vector, 0, 0);
+    build_tensor(b, "t", 1, vector, 0, 0);
+    build_tensor(b, "t", 1, vector, 0, 0);
 }
 
 UNIT_TEST(test_refused_contents)
@@ -361,7 +388,8 @@ UNIT_TEST(test_alignment)
     for (int i = 0; i < 8; i++) build_f32(&b, 1);
     ck_assert_msg(gguf_parse(&f, b.data, b.size, "x", &err) == KVB_OK, "%s", err.message);
     ck_assert_ptr_eq(gguf_tensor_find(&f, "t")->data, b.data + start + 8);
-    gguf_close(&f), free(b.data);
+    gguf_close(&f);
+    free(b.data);
 }
 
 // 200,000 keys, found one by one: seconds if lookups walked the list, and hours if duplicates were looked for pairwise.
@@ -383,7 +411,8 @@ UNIT_TEST(test_many_keys)
         ck_assert_int_eq(gguf_get_u32(&f, key, &found, &err), KVB_OK);
         ck_assert_uint_eq(found, i);
     }
-    gguf_close(&f), free(b.data);
+    gguf_close(&f);
+    free(b.data);
 }
 
 UNIT_TEST(test_open)

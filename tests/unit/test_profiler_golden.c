@@ -195,7 +195,8 @@ UNIT_TEST(test_bits_over_threads)
         omp_set_num_threads(3);
         float *three = case_score(EVERY[i], &g.view);
         case_same(EVERY[i], three, one, n);
-        free(one), free(three);
+        free(one);
+        free(three);
     }
     golden_close(&g);
 }
@@ -238,7 +239,8 @@ UNIT_TEST(test_views_of_one_head)
             float *got = case_score(EVERY[i], &v);
             uint32_t ranked_tokens = T - 64; // the fill of a window is the layer's maximum, here the head's
             case_near(EVERY[i], got, want + (size_t)h * T, ranked_tokens, 1e-6);
-            free(got), free(q);
+            free(got);
+            free(q);
         }
         free(want);
     }
@@ -255,7 +257,9 @@ UNIT_TEST(test_snapkv_from_the_windows_queries)
     case_same("snapkv:lukv", got, want, (size_t)v.n_kv_heads * v.n_tokens);
     metric m = case_metric("snapkv:kvpress");
     help_fails(metric_score(&m, &v, got, err), KVB_ARGUMENT, "last 32 queries, expected at least 64");
-    free(want), free(got), golden_close(&g);
+    free(want);
+    free(got);
+    golden_close(&g);
 }
 
 // After an eviction the keys stand closer than they stood in the text: what goes by position must not notice.
@@ -275,9 +279,11 @@ UNIT_TEST(test_positions_of_a_cut_cache)
         for (uint32_t h = 0; h < G; h++)
             for (uint32_t j = 0; j < kept; j++)
                 ck_assert_float_eq(cut[h * kept + j], whole[h * T + positions[h * kept + j]]);
-        free(whole), free(cut);
+        free(whole);
+        free(cut);
     }
-    free(positions), golden_close(&g);
+    free(positions);
+    golden_close(&g);
 }
 
 UNIT_TEST(test_random_recall)
@@ -302,7 +308,8 @@ UNIT_TEST(test_random_recall)
     float *a = case_score("random", &v), *b = case_score("random:seed=2", &v);
     ck_assert_int_ne(memcmp(a, b, TOKENS * sizeof *a), 0);
     ck_assert_int_ne(memcmp(a, a + TOKENS, TOKENS * sizeof *a), 0); // heads differ
-    free(a), free(b);
+    free(a);
+    free(b);
 }
 
 UNIT_TEST(test_streaming_keeps_sinks_and_the_last)
@@ -339,7 +346,9 @@ UNIT_TEST(test_lagkv_shares)
             for (uint32_t p = 0; p < PARTS; p++) ck_assert_uint_eq(count[p], p + 1 < PARTS ? share : LAG);
         }
     }
-    free(s), free(k), free(values);
+    free(s);
+    free(k);
+    free(values);
     uint32_t t = 20496, lag = 1024, sink = 16, parts = (t - sink) / lag;
     ck_assert_uint_eq(sink + lag / 8 * (parts - 1) + lag + (t - sink) % lag, 3472);
 }
@@ -355,11 +364,15 @@ UNIT_TEST(test_two_stages)
     case_same("share 0", none, weighted, n);
     float *all = ranked("critical:share=1+knorm", &g.view, 60), *norm = case_score("knorm", &g.view);
     uint32_t a[60] = {0}, b[60] = {0};
-    best(a, all, T, 60), best(b, norm, T, 60);
+    best(a, all, T, 60);
+    best(b, norm, T, 60);
     ck_assert_int_eq(memcmp(a, b, sizeof a), 0);
     best(a, none, T, 60);
     ck_assert_int_ne(memcmp(a, b, sizeof a), 0); // and the two differ
-    free(none), free(weighted), free(all), free(norm);
+    free(none);
+    free(weighted);
+    free(all);
+    free(norm);
     metric m = case_metric("critical+knorm"), profiled;
     ck_assert(metric_profiled_as(&m, &profiled));
     ck_assert_str_eq(profiled.spec, "critical:share=0+knorm");
@@ -368,7 +381,8 @@ UNIT_TEST(test_two_stages)
     ck_assert(!metric_profiled_as(&half, &profiled));
     float *s = case_score("critical+knorm", &g.view);
     help_fails(metric_rank(&m, NULL, s, 2, T, (uint32_t[]){5, 5}, s, err), KVB_ARGUMENT, "needs the scores of knorm");
-    free(s), golden_close(&g);
+    free(s);
+    golden_close(&g);
 }
 
 UNIT_TEST(test_refusals)

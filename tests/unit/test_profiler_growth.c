@@ -29,7 +29,9 @@ static void setup(void)
 
 static void teardown(void)
 {
-    model_text_close(&words), model_free(m), help_teardown();
+    model_text_close(&words);
+    model_free(m);
+    help_teardown();
 }
 
 // A job of some lines, or of none (NULL), that adds to `base` where there is one.
@@ -56,7 +58,8 @@ static grown prepare(const char *lines, size_t n_metrics, record *base)
 
 static void close_job(grown *g)
 {
-    profile_job_free(&g->job), calib_free(&g->file);
+    profile_job_free(&g->job);
+    calib_free(&g->file);
 }
 
 static void run(grown *g, const char *path)
@@ -113,7 +116,8 @@ UNIT_TEST(test_only_what_the_record_lacks_is_left)
 
     g = prepare(one_question, 2, base); // nothing
     ck_assert_uint_eq(g.job.n_contexts, 0);
-    close_job(&g), record_close(base);
+    close_job(&g);
+    record_close(base);
 }
 
 UNIT_TEST(test_grown_records_have_the_bytes_of_one_run)
@@ -168,7 +172,8 @@ UNIT_TEST(test_what_is_not_the_records_is_refused)
     cJSON *attributes;
     help_fails(profile_grown_attributes(&attributes, m, &g.job, &g.o, err), KVB_MISMATCH,
                "run.h5 and this command cannot be joined: seed");
-    close_job(&g), record_close(base);
+    close_job(&g);
+    record_close(base);
 }
 
 UNIT_MAIN_EACH("profiler growth", setup, teardown)

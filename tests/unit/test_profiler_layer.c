@@ -76,7 +76,10 @@ UNIT_TEST(test_output_projection_alone)
             ck_assert(fabs(y[i * width + c] - sum) < 1e-5);
         }
     p.b->release(p.on, out);
-    free(o), free(y), layer_pass_close(&p), model_free(m);
+    free(o);
+    free(y);
+    layer_pass_close(&p);
+    model_free(m);
 }
 
 UNIT_TEST(test_what_goes_wrong)
@@ -88,7 +91,8 @@ UNIT_TEST(test_what_goes_wrong)
     help_fails(layer_check_ids(&p, ids + 2, 1, err), KVB_ARGUMENT, "token 0: id -1");
     p.on->failed = kvb_fail(&p.on->error, KVB_IO, "gone");
     help_fails(layer_end(&p, err), KVB_IO, "gone");
-    layer_pass_close(&p), model_free(m);
+    layer_pass_close(&p);
+    model_free(m);
 }
 
 UNIT_TEST(test_scale_of_a_view)

@@ -22,7 +22,8 @@ static void write_ranking(const char *features, uint32_t n_features, uint32_t G)
     cJSON_AddStringToObject(m, "model_sha256", "AAAA");
     kvb_status status = rank_write(path, &content, m, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
-    cJSON_Delete(m), free(named);
+    cJSON_Delete(m);
+    free(named);
 }
 
 #define TWO "{\"metric\":\"knorm\",\"log\":false},{\"metric\":\"snapkv:kvpress:window=8\",\"log\":true}"
@@ -68,7 +69,8 @@ UNIT_TEST(scores_are_the_runtimes)
     }
     v.layer = LAYERS;
     help_fails(metric_score(&m, &v, got, err), KVB_MISMATCH, "");
-    view_free(&v), learned_list_close(&list);
+    view_free(&v);
+    learned_list_close(&list);
 }
 
 UNIT_TEST(refusals)
@@ -89,7 +91,8 @@ UNIT_TEST(refusals)
     help_ok(learned_parse(&m, "keydiff", &list, err));
     ck_assert_ptr_null(learned_ranking_of(&m));
     help_ok(learned_check_model(&m, 1, 1, "x", err));
-    learned_list_close(&list), learned_list_close(&list);
+    learned_list_close(&list);
+    learned_list_close(&list);
 }
 
 // A table of the ranking in `path`, or of a plain metric.
@@ -124,7 +127,8 @@ static void write_table(const char *table, const char *ranks_by, const char *ran
                              .metadata = m};
     kvb_status status = table_write(table, &t, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
-    kvb_ranking_close(r), cJSON_Delete(m);
+    kvb_ranking_close(r);
+    cJSON_Delete(m);
 }
 
 UNIT_TEST(of_a_table)
@@ -141,7 +145,8 @@ UNIT_TEST(of_a_table)
     help_ok(learned_of_table(&again, table, &list, err));
     ck_assert_ptr_eq(learned_ranking_of(&m), kvb_table_ranking(table));
     ck_assert(list.n == 1 && strcmp(m.spec, again.spec) == 0); // opened once
-    learned_list_close(&list), kvb_table_close(table);
+    learned_list_close(&list);
+    kvb_table_close(table);
     write_table(file, "knorm", NULL);
     help_ok(kvb_table_open(&table, file, NULL, err));
     help_ok(learned_of_table(&m, table, &list, err));

@@ -226,7 +226,8 @@ static void open_tiny(tiny *t, const backend *b)
 static void close_tiny(tiny *t)
 {
     for (uint32_t l = 0; l < t->seen.n; l++) free(t->seen.q[l]), free(t->seen.k[l]), free(t->seen.v[l]);
-    free(t->scores), model_free(t->m);
+    free(t->scores);
+    model_free(t->m);
 }
 
 // Decodes the tail as `n` questions of the same tokens, and keeps the queries of every third row.
@@ -310,7 +311,11 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     case_same("errors of formats", beside, alone, m);
     case_same("those of the second question", beside + m, alone, m);
     for (size_t i = 0; i < m; i++) ck_assert(alone[i] > 0 && (i % 3 == 0 || alone[i] > 3 * alone[i - 1]));
-    free(alone), free(beside), free(one), free(two), close_tiny(&t);
+    free(alone);
+    free(beside);
+    free(one);
+    free(two);
+    close_tiny(&t);
 }
 
 // Minus the cosine of each key and the mean of all directions.
@@ -366,7 +371,9 @@ UNIT_TEST(test_gains_of_the_tiny_model)
     int sum = 0;
     for (uint32_t i = 0; i < 1000; i++) sum += (int)gain_noise(1, i / 100, i % 100);
     ck_assert(sum > -120 && sum < 120);
-    free(gains), free(again), close_tiny(&t);
+    free(gains);
+    free(again);
+    close_tiny(&t);
 }
 
 UNIT_TEST(test_backends_agree_on_losses)
@@ -392,7 +399,8 @@ UNIT_TEST(test_backends_agree_on_losses)
     }
     for (size_t i = 0; i < n; i++) near_share("curve", (double)results[1][i], (double)results[0][i], 1e-3);
     for (size_t i = 0; i < n_gains; i++) near_share("gain", (double)results[1][n + i], (double)results[0][n + i], 1e-2);
-    free(results[0]), free(results[1]);
+    free(results[0]);
+    free(results[1]);
 }
 
 UNIT_MAIN_ONCE("profiler losses", case_tiny_setup, help_teardown)

@@ -167,7 +167,8 @@ UNIT_TEST(test_metric_json)
         cJSON *o = metric_to_json(&m);
         char *text = cJSON_PrintUnformatted(o);
         ck_assert_str_eq(text, cases[i][1]);
-        cJSON_free(text), cJSON_Delete(o);
+        cJSON_free(text);
+        cJSON_Delete(o);
     }
 }
 

@@ -19,7 +19,8 @@ static patient patient_open(void)
 
 static void patient_close(patient *p)
 {
-    gguf_close(&p->file), free(p->data);
+    gguf_close(&p->file);
+    free(p->data);
 }
 
 // Opens the first `size` bytes as a model file; they must be refused with a message that names file and `text`.
@@ -176,7 +177,8 @@ UNIT_TEST(test_file_that_is_cut_while_it_is_read)
     help_spew(victim, p.data, p.size);
     model *m = NULL;
     help_ok(model_open(&m, victim, &cutting, NULL, err));
-    model_free(m), patient_close(&p);
+    model_free(m);
+    patient_close(&p);
 }
 
 // ---- options ----
@@ -195,7 +197,11 @@ UNIT_TEST(test_no_tokenizer_where_all_ids_are_given)
     ck_assert(!text.tokens && memcmp(&text.special, &own.special, sizeof own.special) == 0 && own.special.eos == 2);
     ck_assert(model_text_ends_answer(&text, own.special.eos) && !model_text_ends_answer(&text, own.special.bos) &&
               !model_text_ends_answer(&text, -1));
-    model_text_close(&text), model_text_close(&own), model_free(m), model_free(with), patient_close(&p);
+    model_text_close(&text);
+    model_text_close(&own);
+    model_free(m);
+    model_free(with);
+    patient_close(&p);
 }
 
 UNIT_TEST(test_options)
@@ -237,7 +243,8 @@ UNIT_TEST(test_weights_in_place)
                 help_ok(model_load(m, held, err));
                 float *got = case_logits(m, N);
                 case_same("logits", got, want, n);
-                free(got), model_free(m);
+                free(got);
+                model_free(m);
             }
         free(want);
     }

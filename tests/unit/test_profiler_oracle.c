@@ -109,7 +109,9 @@ UNIT_TEST(test_dependent_weights)
     oracle_value_root(root, wo, c.width, c.n_heads, c.head_dim);
     float *zeros = case_alloc(c.head_dim * c.head_dim, sizeof *zeros);
     case_same("the root of zeros", root, zeros, c.head_dim * c.head_dim);
-    free(zeros), free(root), free(wo);
+    free(zeros);
+    free(root);
+    free(wo);
 }
 
 // Columns of very different size: the small ones keep their digits next to the large.
@@ -150,7 +152,9 @@ UNIT_TEST(test_weights_of_a_layer)
     ck_assert_float_eq(got[3], 0);
     b->release(on, w), b->release(on, dr), b->release(on, dv);
     b->close(on);
-    free(wo), free(v), free(root);
+    free(wo);
+    free(v);
+    free(root);
 }
 
 UNIT_MAIN("profiler oracle")

@@ -51,7 +51,12 @@ static packed_case case_make(precision p, uint32_t m, uint32_t n, uint32_t k, bo
 
 static void case_free(packed_case *t)
 {
-    free(t->a), free(t->b), free(t->c), free(t->before), free(t->operand), free(t->weights);
+    free(t->a);
+    free(t->b);
+    free(t->c);
+    free(t->before);
+    free(t->operand);
+    free(t->weights);
 }
 
 // The largest error relative to the sum of the terms' magnitudes.
@@ -160,7 +165,9 @@ UNIT_TEST(test_added)
                 ck_assert_float_le(fabsf(sum[r * APART + j] - want),
                                    i % 2 ? 0x1p-15f : 0); // sums of up to 100: their rounding
             }
-        free(sum), free(before), case_free(&t);
+        free(sum);
+        free(before);
+        case_free(&t);
     }
 }
 
@@ -184,7 +191,9 @@ UNIT_TEST(test_high_part_alone)
     memset((char *)t.weights + high, 0xff, packed_bytes(t.p, K, N) - high); // nobody reads it
     product_run_high(p, t.operand, t.weights, alone);
     ck_assert_mem_eq(alone, t.c, M * N * sizeof *alone);
-    free(temp), free(alone), case_free(&t);
+    free(temp);
+    free(alone);
+    case_free(&t);
 }
 
 UNIT_TEST(test_steps)
@@ -221,7 +230,9 @@ UNIT_TEST(test_steps)
         float *one = memory(N * sizeof *one);
         product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N, false);
         ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row's bits are its own
-        free(one), free(b), case_free(&t);
+        free(one);
+        free(b);
+        case_free(&t);
     }
 }
 
@@ -260,7 +271,8 @@ UNIT_TEST(test_part_of_a_product)
                 free(some);
             }
             tiles_let_go();
-            free(split), case_free(&t);
+            free(split);
+            case_free(&t);
         }
 }
 
@@ -296,7 +308,8 @@ UNIT_TEST(test_powers_as_operand)
                 bool own = i % 1024 / 64 == row % 16 && i / (bytes / 2) == row / 16;
                 ck_assert_int_eq((unsigned char)a[i], own && term < terms ? (unsigned char)split[i] : 0xff);
             }
-            free(a), free(split);
+            free(a);
+            free(split);
         }
 }
 
@@ -313,7 +326,8 @@ UNIT_TEST(test_not_a_number)
             operand_split(p, t.operand, t.a, 64, 32, 0, 32, 64, 1.0f);
             product_run(product_find(p, 32, 64, 64, false), t.operand, t.weights, t.c);
             for (int i = 0; i < 32 * 64; i++) ck_assert(isnan(t.c[i]) == (in_b ? i % 64 == 5 : i / 64 == 5));
-            free(temp), case_free(&t);
+            free(temp);
+            case_free(&t);
         }
 }
 

@@ -106,7 +106,8 @@ UNIT_TEST(test_memory_of_a_pass)
     const forward_plan small = {100, 2, 5, true, false}, large = {4000, 2, 5, true, false};
     model *on_cpu = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert_uint_gt(forward_scratch_bytes(on_cpu, &large), forward_scratch_bytes(on_cpu, &small));
-    model_free(on_cpu), model_free(m);
+    model_free(on_cpu);
+    model_free(m);
 }
 
 // A token that is drawn on the device is the one that the sampler draws from the same logits.
@@ -135,7 +136,8 @@ UNIT_TEST(test_draws)
             ck_assert_int_eq(drawn[i], sampler_draw(&s, logits + (size_t)i * VOCABULARY, VOCABULARY, &keys[i]));
         forward_close(f);
     }
-    free(logits), model_free(m);
+    free(logits);
+    model_free(m);
 }
 
 // ---- Failures of a device, and plans ----

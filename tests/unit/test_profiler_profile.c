@@ -191,7 +191,8 @@ UNIT_TEST(test_job_errors_of_length_and_names)
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
                "other.jsonl: line 2: sample_id b is in two files");
-    calib_free(&twice[1]), case_free(&c);
+    calib_free(&twice[1]);
+    case_free(&c);
 
     patch_model("nobos.gguf", "tokenizer.ggml.bos_token_id", "\1", 1);
     size_t n;
@@ -303,7 +304,9 @@ UNIT_TEST(test_shares_of_one_record)
     }
     ck_assert_uint_eq(done[2], size);
     help_ok(profile_finish(&c.job, NULL, writer, err));
-    record_writer_free(writer), cJSON_Delete(attributes), free(state);
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
+    free(state);
     same_file("two shares", help_path("whole.h5"), help_path("shared.h5"));
     case_free(&c);
 }
@@ -355,11 +358,13 @@ UNIT_TEST(test_given_answers_repeat_a_sampled_run)
             unit_numbers(a.info.n_queries, 63, a.info.n_answer, 64, b.info.n_queries, 63);
             ck_assert_mem_eq(a.answer, b.answer, 64 * sizeof *a.answer);
             case_same("oracle", b.oracle, a.oracle, a.n);
-            free(a.oracle), free(b.oracle);
+            free(a.oracle);
+            free(b.oracle);
         }
         case_free(&given);
     }
-    free(lines), case_free(&c);
+    free(lines);
+    case_free(&c);
 }
 
 UNIT_TEST(test_include_first)
@@ -386,7 +391,8 @@ UNIT_TEST(test_include_first)
                 grown += with[q].oracle[j] > without[q].oracle[j];
             }
             ck_assert_uint_gt(grown, 0);
-            free(without[q].oracle), free(with[q].oracle);
+            free(without[q].oracle);
+            free(with[q].oracle);
         }
         case_free(&c);
     }
@@ -425,7 +431,8 @@ UNIT_TEST(test_end_tokens)
             ck_assert_mem_eq(a.answer, b.answer, n * sizeof *a.answer);
             if (n == 12) case_same("oracle", b.oracle, a.oracle, a.n);
             queries += n - 1, skipped += n == 1;
-            free(a.oracle), free(b.oracle);
+            free(a.oracle);
+            free(b.oracle);
         }
         unit_numbers(times.queries, queries, times.skipped, skipped, w.messages, (int)skipped, ignore, skipped == 0);
         if (skipped == 1) ck_assert_msg(strstr(w.message, "sample a, question 2") != NULL, "%s", w.message);
@@ -446,7 +453,8 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         taken a = take(help_path("both.h5"), 1, q), b = take(help_path("one.h5"), 0, q);
         ck_assert_mem_eq(a.answer, b.answer, 6 * sizeof *a.answer);
         case_same("oracle", b.oracle, a.oracle, a.n);
-        free(a.oracle), free(b.oracle);
+        free(a.oracle);
+        free(b.oracle);
     }
     static const char twins[] =
         "{\"sample_id\":\"x\",\"context_ids\":[9,8,7,6,5,44,33,22,11],\"question_ids\":[[1],[1]]}\n"
@@ -460,7 +468,8 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         ck_assert_mem_ne(x.answer, y.answer, 6 * sizeof *x.answer);
         free(y.oracle);
     }
-    free(x.oracle), case_free(&alike);
+    free(x.oracle);
+    case_free(&alike);
     for (int greedy = 0; greedy < 2; greedy++) {
         int same = 0;
         one.o.draw = (sampler){greedy, 3, 1};
@@ -470,7 +479,8 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         for (size_t q = 0; q < 2; q++) {
             taken a = take(help_path("one.h5"), 0, q), b = take(help_path("two.h5"), 0, q);
             same += memcmp(a.answer, b.answer, 6 * sizeof *a.answer) == 0;
-            free(a.oracle), free(b.oracle);
+            free(a.oracle);
+            free(b.oracle);
         }
         ck_assert_int_eq(same, greedy ? 2 : 0);
     }
@@ -495,7 +505,9 @@ UNIT_TEST(test_attributes_tell_runs_apart)
     c.o.batch = 1; // changes no number, so it is none of the record's business
     cJSON *same = profile_attributes(c.m, &c.job, &c.o);
     ck_assert(cJSON_Compare(base, same, true));
-    cJSON_Delete(base), cJSON_Delete(same), case_free(&c);
+    cJSON_Delete(base);
+    cJSON_Delete(same);
+    case_free(&c);
 }
 
 // A context that is too short for a metric stops the run before anything of it is written.

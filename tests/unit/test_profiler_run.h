@@ -43,7 +43,10 @@ static inline profile_case case_make(const char *model_file, const char *jsonl)
 
 static inline void case_free(profile_case *c)
 {
-    profile_job_free(&c->job), calib_free(&c->file), model_text_close(&c->text), model_free(c->m);
+    profile_job_free(&c->job);
+    calib_free(&c->file);
+    model_text_close(&c->text);
+    model_free(c->m);
 }
 
 static inline void prepare(profile_case *c)
@@ -94,7 +97,8 @@ static inline kvb_status run(const profile_case *c, const char *path, record_sta
     profile_share_free(&all);
     ck_assert_msg(status == KVB_OK || status == KVB_INTERRUPTED, "%s", problem.message);
     if (w) w->problem = problem;
-    record_writer_free(writer), cJSON_Delete(attributes);
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
     return status;
 }
 
@@ -111,5 +115,6 @@ static inline void same_file(const char *what, const char *a, const char *b)
     size_t na, nb;
     unsigned char *da = help_slurp(a, &na), *db = help_slurp(b, &nb);
     ck_assert_msg(na == nb && memcmp(da, db, na) == 0, "%s: other bytes", what);
-    free(da), free(db);
+    free(da);
+    free(db);
 }

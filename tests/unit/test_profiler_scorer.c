@@ -28,7 +28,8 @@ UNIT_TEST(test_keydiff_ranks_as_pairs_do)
                     }
         }
         ck_assert_int_gt(compared, T * T / 3 * (int)SHAPES[i].G);
-        free(got), view_free(&v);
+        free(got);
+        view_free(&v);
     }
 }
 
@@ -77,7 +78,11 @@ UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
         most = fmax(most, fabs(got[i] - shorter[i]));
     }
     ck_assert_double_gt(most, 1e-4); // it matters
-    free(longer), free(got), free(want), free(shorter), view_free(&v);
+    free(longer);
+    free(got);
+    free(want);
+    free(shorter);
+    view_free(&v);
 }
 
 // Mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R mu and R C
@@ -109,7 +114,10 @@ static void naive_statistics(double *mean, double *covariance, const layer_view 
             for (uint32_t b = 0; b < d; b++)
                 covariance[(size_t)a * d + b] +=
                     (turned[(size_t)i * d + a] - mean[a]) * (turned[(size_t)i * d + b] - mean[b]) / n;
-    free(turned), free(at), free(r), free(unit);
+    free(turned);
+    free(at);
+    free(r);
+    free(unit);
 }
 
 static float *naive_ea(const layer_view *v, const ea_case *e)
@@ -142,7 +150,10 @@ static float *naive_ea(const layer_view *v, const ea_case *e)
         }
     for (uint32_t g = 0; g < G; g++)
         for (uint32_t j = 0; j < from; j++) s[(size_t)g * T + j] = top + 1;
-    free(p), free(z), free(mean), free(covariance);
+    free(p);
+    free(z);
+    free(mean);
+    free(covariance);
     return s;
 }
 
@@ -158,7 +169,9 @@ static void compare_ea(const ea_case *e, shape s, uint32_t T)
     }
     for (uint32_t g = 0; g < s.G; g++) // kvpress' sinks: the layer's maximum plus one
         for (uint32_t j = 0; j < from; j++) ck_assert_float_eq(got[(size_t)g * T + j], top + 1);
-    free(want), free(got), view_free(&v);
+    free(want);
+    free(got);
+    view_free(&v);
 }
 
 UNIT_TEST(test_expected_attention)
@@ -198,7 +211,8 @@ UNIT_TEST(test_short_contexts)
         float *s = case_alloc((size_t)SHAPES[0].G * cases[i].T, sizeof *s);
         help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, m.spec);
         for (int k = 0; k < 2; k++) help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, cases[i].numbers[k]);
-        free(s), view_free(&v);
+        free(s);
+        view_free(&v);
     }
 }
 

@@ -40,7 +40,8 @@ UNIT_ROUNDS(test_attention_rows, 4)
                 for (uint32_t j = seen; j < T; j++) ck_assert(got[w * T + j] == 0);
             }
         }
-        view_free(&whole), free(sinks);
+        view_free(&whole);
+        free(sinks);
     }
 }
 
@@ -106,7 +107,8 @@ UNIT_TEST(test_lagkv_partition)
         other = fmax(other, fabs(out[j] - 10 - 0.5 * exp(spread[j]) / sum));
     }
     ck_assert_msg(sample < 2e-6 && other > 1e-4, "sample's deviation: %g, population's: %g", sample, other);
-    free(z), free(ref);
+    free(z);
+    free(ref);
 }
 
 UNIT_TEST(test_snapkv_scores)
@@ -125,7 +127,9 @@ UNIT_TEST(test_snapkv_scores)
     size_t differ = 0;
     for (size_t j = 0; j < (size_t)s.G * T; j++) differ += got[j] > want[j];
     ck_assert_uint_gt(differ, T);
-    free(want), free(got), view_free(&v);
+    free(want);
+    free(got);
+    view_free(&v);
 }
 
 UNIT_MAIN_EACH("scorers' parts", help_setup, help_teardown)

@@ -78,7 +78,8 @@ static double check_cover(const made_job *j, const uint8_t *state, uint32_t n)
         heaviest = share.heaviest;
         total = share.total;
         ck_assert_double_le(share.cost, heaviest);
-        profile_share_free(&share), profile_share_free(&again);
+        profile_share_free(&share);
+        profile_share_free(&again);
     }
     for (size_t i = j->job.n_contexts; i < size; i++)
         ck_assert_msg(state && state[i] ? done[i] <= 1 : done[i] == 1, "%u shares: pair %zu is done %u times", n, i,
@@ -105,7 +106,9 @@ UNIT_TEST(test_every_question_once)
         profile_share share;
         help_ok(profile_share_out(&share, &j->m, &j->job, state, 3, 1, err));
         ck_assert_uint_eq(share.n, 0);
-        profile_share_free(&share), free(state), job_free(j);
+        profile_share_free(&share);
+        free(state);
+        job_free(j);
     }
 }
 
@@ -138,7 +141,8 @@ UNIT_TEST(test_one_process_follows_the_calibration)
     help_ok(profile_share_out(&share, &j->m, &j->job, NULL, 5, 0, err));
     ck_assert_uint_eq(share.n, 1);
     ck_assert_double_eq_tol(share.total, profile_flops(&j->m, &j->job), 1e-9 * share.total);
-    profile_share_free(&share), job_free(j);
+    profile_share_free(&share);
+    job_free(j);
 }
 
 // Many contexts: no share is much heavier than the mean. One long context with many questions is cut, and the repeated

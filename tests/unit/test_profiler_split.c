@@ -63,7 +63,11 @@ UNIT_ROUNDS(any_part_opens_the_whole, PARTS)
     ck_assert_str_eq(m->sha256, other->sha256);
     help_ok(sha256_file_hex(help_path("tiny.gguf"), m->sha256, err));
     ck_assert_str_eq(whole->sha256, m->sha256);
-    free(want), free(got), model_free(whole), model_free(m), model_free(other);
+    free(want);
+    free(got);
+    model_free(whole);
+    model_free(m);
+    model_free(other);
 }
 
 static void fails(kvb_status status, const char *part)
@@ -176,7 +180,8 @@ UNIT_TEST(a_part_that_changes_is_found)
     set_number(2, "split.no", 1);
     truncate(part_path(2), 100);
     help_fails(gguf_set_check(&set, err), KVB_IO, "tiny-00003-of-00003.gguf");
-    gguf_set_close(&set), gguf_set_close(&set);
+    gguf_set_close(&set);
+    gguf_set_close(&set);
 }
 
 UNIT_MAIN_EACH("profiler split", setup, help_teardown)

@@ -77,7 +77,11 @@ UNIT_TEST(test_pre_tokenizers)
     EXPECT_IDS(llama, " cache", false, cache);                   // a token as a whole, though no merge makes it
     int32_t *ids;
     ck_assert_uint_gt(encode(smollm, " cache", 6, false, &ids), 1);
-    free(ids), tokenizer_free(smollm), tokenizer_free(llama), tokenizer_free(qwen), tokenizer_free(gpt);
+    free(ids);
+    tokenizer_free(smollm);
+    tokenizer_free(llama);
+    tokenizer_free(qwen);
+    tokenizer_free(gpt);
 }
 
 UNIT_TEST(test_special)
@@ -99,7 +103,8 @@ UNIT_TEST(test_special)
     tokenizer_free(t);
     t = make("llama-bpe");
     ck_assert(!tokenizer_special(t).add_bos); // the file says false
-    tokenizer_free(t), tokenizer_free(NULL);
+    tokenizer_free(t);
+    tokenizer_free(NULL);
 }
 
 static uint64_t next_random(uint64_t *state)
@@ -142,7 +147,8 @@ UNIT_TEST(test_round_trip)
         if (!broken)
             ck_assert_msg(n_back == size && memcmp(back, text, size) == 0, "seed %llu round %d",
                           (unsigned long long)seed, round);
-        free(ids), free(ids_again);
+        free(ids);
+        free(ids_again);
     }
     tokenizer_free(t);
 }
@@ -166,7 +172,8 @@ UNIT_TEST(test_decode)
     int32_t *none;
     size_t n = 7;
     ck_assert(tokenizer_encode(t, NULL, 0, true, &none, &n, &err) == KVB_OK && n == 0 && none != NULL);
-    free(none), tokenizer_free(t);
+    free(none);
+    tokenizer_free(t);
 }
 
 // Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
@@ -223,7 +230,8 @@ static kvb_status make_parts(tokenizer **t, const parts *p)
     if (p->prefix) build_key_bool(&b, "tokenizer.ggml.add_space_prefix", 1);
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "parts.gguf", &err), KVB_OK);
     kvb_status status = tokenizer_from_gguf(t, &f, NULL, &err);
-    gguf_close(&f), free(b.data);
+    gguf_close(&f);
+    free(b.data);
     return status;
 }
 
@@ -288,7 +296,9 @@ UNIT_TEST(test_hash)
     ck_assert_str_ne(tokenizer_sha256(a), tokenizer_sha256(c));
     // Written down, because records and tables on disk hold it.
     ck_assert_str_eq(tokenizer_sha256(a), "b9de9f0627da3e55fea83de63ae1394b6bdc610e55c5ea48219bc90347943904");
-    tokenizer_free(a), tokenizer_free(b), tokenizer_free(c);
+    tokenizer_free(a);
+    tokenizer_free(b);
+    tokenizer_free(c);
 }
 
 UNIT_MAIN("profiler: tokenizer")

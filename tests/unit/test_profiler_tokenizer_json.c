@@ -152,7 +152,9 @@ static kvb_status encode_run(const char *tokens, const char *text, size_t times,
     tokenizer *t = make(tokens, NULL, NULL);
     for (size_t i = 0; i < times; i++) memcpy(run + i * each, text, each);
     kvb_status status = tokenizer_encode(t, run, each * times, false, &ids, n, &err);
-    tokenizer_free(t), free(run), free(ids);
+    tokenizer_free(t);
+    free(run);
+    free(ids);
     return status;
 }
 

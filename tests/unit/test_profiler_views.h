@@ -36,7 +36,8 @@ static inline layer_view view_make(shape s, uint32_t T, double spread)
         rotate(row, k + i * s.d, s.d, frequency, (double)(i % T));
         for (uint32_t c = 0; c < s.d; c++) k[i * s.d + c] = (float)row[c];
     }
-    free(offset), free(row);
+    free(offset);
+    free(row);
     return (layer_view){.n_tokens = T,
                         .n_heads = s.H,
                         .n_kv_heads = s.G,

@@ -18,7 +18,11 @@ static void same_as_gguf(const char *path, bool same)
     const model_text_options ids_alone = {.without_tokenizer = true};
     help_ok(model_text_open(&text, other->source, VOCABULARY, &ids_alone, err));
     ck_assert(text.special.bos == 1 && text.special.eos == 2 && text.special.eot == 0);
-    model_text_close(&text), free(want), free(got), model_free(gguf), model_free(other);
+    model_text_close(&text);
+    free(want);
+    free(got);
+    model_free(gguf);
+    model_free(other);
 }
 
 UNIT_TEST(test_a_folder_is_its_gguf)
@@ -31,7 +35,9 @@ UNIT_TEST(test_a_folder_is_its_gguf)
     same_as_gguf(path, true);
     model *a = open_path(f.path), *b = open_path(path);
     ck_assert_str_eq(a->sha256, b->sha256);
-    model_free(a), model_free(b), folder_free(&f);
+    model_free(a);
+    model_free(b);
+    folder_free(&f);
 }
 
 UNIT_TEST(test_shards_and_other_prefixes)
@@ -99,7 +105,9 @@ UNIT_TEST(test_rotary_settings_in_both_forms)
         m = open_path(f.path);
         float *got = case_logits(m, T);
         case_same("logits", got, want, (size_t)T * VOCABULARY);
-        free(want), free(got), model_free(m);
+        free(want);
+        free(got);
+        model_free(m);
     }
     folder_free(&f);
 }
@@ -144,7 +152,8 @@ UNIT_TEST(test_wrong_configs)
     model_text text;
     m = open_path(f.path);
     help_fails(model_text_open(&text, m->source, VOCABULARY, NULL, err), KVB_IO, "tokenizer.json");
-    model_free(m), folder_free(&f);
+    model_free(m);
+    folder_free(&f);
 }
 
 // A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
@@ -167,11 +176,13 @@ UNIT_TEST(test_config_alone)
     help_ok(model_open(&whole, f.path, &backend_cpu, &plan, err));
     ck_assert_uint_eq(bare->config.vocabulary, VOCABULARY);
     ck_assert_int_eq(memcmp(&bare->config, &whole->config, sizeof bare->config), 0);
-    model_free(bare), model_free(whole);
+    model_free(bare);
+    model_free(whole);
     write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
     help_ok(weights_open_config(&w, f.path, err));
     ck_assert_uint_eq(weights_default_type(w), GGUF_TENSOR_BF16);
-    weights_close(w), folder_free(&f);
+    weights_close(w);
+    folder_free(&f);
 }
 
 // The same of every family, each in the type of its own file.
@@ -198,7 +209,8 @@ UNIT_TEST(test_config_alone_of_every_family)
             ck_assert_msg(model_weight_bytes(bare, held) == model_weight_bytes(whole, held), "%s", one->d_name);
             ck_assert_msg(model_mapped_bytes(bare, held) == model_mapped_bytes(whole, held), "%s", one->d_name);
         }
-        model_free(bare), model_free(whole);
+        model_free(bare);
+        model_free(whole);
         n++;
     }
     closedir(all);
@@ -256,7 +268,8 @@ UNIT_TEST(test_quantised_configs)
     weights_close(w);
     help_ok(weights_open_config(&w, "tests/golden/families/gpt-oss-mxfp4/config.json", err));
     ck_assert(weights_experts_are_mxfp4(w) && weights_default_type(w) == GGUF_TENSOR_BF16);
-    weights_close(w), folder_free(&f);
+    weights_close(w);
+    folder_free(&f);
 }
 
 // What stands in both containers is the same under the names of each; what is asked for is no longer unclaimed; a file

@@ -56,7 +56,8 @@ static void check_topk(char *line)
         size_t index = strtoul(line, &line, 10);
         ck_assert_msg(taken[index], "topk of %zu, k = %zu: torch takes %zu", n, k, index);
     }
-    free(items), free(taken);
+    free(items);
+    free(taken);
 }
 
 static void check_row(const kvb_table *rows, char *line)
@@ -86,7 +87,8 @@ static void check_counts(char *line)
         ck_assert_msg(keep[g] == expected, "%u heads, %u tokens: head %u keeps %u, kvpress %u", heads, tokens, g,
                       keep[g], expected);
     }
-    kvb_table_close(t), free(r);
+    kvb_table_close(t);
+    free(r);
 }
 
 UNIT_TEST(test_kvpress)
@@ -114,7 +116,8 @@ UNIT_TEST(test_kvpress)
         }
     }
     for (int i = 0; i < 4; ++i) ck_assert_uint_ge(counts[i], 90);
-    kvb_table_close(rows), free(text);
+    kvb_table_close(rows);
+    free(text);
 }
 
 // ---- tables of one test ----

@@ -43,7 +43,8 @@ UNIT_TEST(test_check_weights)
     ck_assert_int_eq(kvb_table_check_weights(t, &(kvb_weights){.n_files = 1}, NULL), KVB_ARGUMENT);
     const char *const missing[] = {HASH("a"), NULL};
     ck_assert_int_eq(kvb_table_check_weights(t, &(kvb_weights){missing, 2, NULL, NULL}, NULL), KVB_ARGUMENT);
-    kvb_table_close(t), kvb_table_close(nothing);
+    kvb_table_close(t);
+    kvb_table_close(nothing);
 }
 
 UNIT_TEST(test_damaged_files)

@@ -67,7 +67,8 @@ UNIT_TEST(read_from_a_parsed_file)
     ck_assert_int_eq(kvb_safetensors_parse(&file, bytes, size, "parsed", &err), KVB_OK);
     ck_assert_int_eq(kvb_ranking_read(&r, &file, &err), KVB_OK);
     ck_assert_str_eq(kvb_ranking_about(r)->metrics[1], "snapkv:kvpress");
-    kvb_ranking_close(r), kvb_safetensors_free(&file);
+    kvb_ranking_close(r);
+    kvb_safetensors_free(&file);
 
     size = make("rank_weights", "other_weights");
     ck_assert_int_eq(kvb_safetensors_parse(&file, bytes, size, "parsed", &err), KVB_OK);
@@ -85,7 +86,8 @@ UNIT_TEST(what_the_file_says)
     ck_assert(info->logarithm[0] == 0 && info->logarithm[1] == 1 && info->sink == 2 && info->weights[P] == weight(P));
     unit_numbers(kvb_ranking_fold(r, HASH), 1, kvb_ranking_fold(r, "f" HASH), 0);
     ck_assert(!kvb_ranking_about(NULL) && !kvb_table_ranking(NULL));
-    kvb_ranking_close(r), kvb_ranking_close(NULL);
+    kvb_ranking_close(r);
+    kvb_ranking_close(NULL);
 }
 
 UNIT_TEST(damaged_files)

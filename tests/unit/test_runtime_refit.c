@@ -109,7 +109,8 @@ static double judge(const head_case *c, const float *k, const float *v, const fl
         for (size_t i = 0; i < n; i++) mean += all[i * d + x] / (double)n;
         for (size_t i = 0; i < n; i++) variance += pow(all[i * d + x] - mean, 2) / (double)(n * d);
     }
-    free(p), free(all);
+    free(p);
+    free(all);
     return sum / (double)(judged * d) / variance;
 }
 
@@ -142,7 +143,9 @@ static float *ridge(const head_case *c, const float *k, const float *bias, doubl
     for (size_t j = 0; j < t; j++) a[j * t + j] += lambda * trace / (double)t;
     eliminate(a, b, t, d);
     for (size_t i = 0; i < t * d; i++) v[i] += (float)b[i];
-    free(p), free(a), free(b);
+    free(p);
+    free(a);
+    free(b);
     return v;
 }
 
@@ -183,7 +186,10 @@ static void check_bias(const head_case *c)
     double best = mass_error(a, n, t, w, off);
     for (size_t j = 0; j < t; j++) w[j] = exp((double)c->bias[j]);
     ck_assert_double_le(mass_error(a, n, t, w, off), best + 0.05 * ones);
-    free(p), free(a), free(w), free(off);
+    free(p);
+    free(a);
+    free(w);
+    free(off);
 }
 
 // The least error with these keys, where lambda grows until that helps no more; checks the values of the chosen one.
@@ -222,7 +228,8 @@ static void check_case(head_case *c)
         ck_assert_double_eq_tol(given / least, 1, 5e-3);
         if (explicit_bias && c->out.changed & KVB_REFIT_KEYS) check_bias(c);
     }
-    free(k), free(v);
+    free(k);
+    free(v);
 }
 
 UNIT_TEST(test_against_plain_sums)
@@ -252,7 +259,8 @@ static bool is_bare(const head_case *c)
     float *k = gather(c, c->k), *v = gather(c, c->v);
     size_t bytes = (size_t)c->h.n_kept * c->h.head_dim * sizeof(float);
     bool same = memcmp(k, c->new_k, bytes) == 0 && memcmp(v, c->new_v, bytes) == 0;
-    free(k), free(v);
+    free(k);
+    free(v);
     return same && c->out.changed == 0;
 }
 

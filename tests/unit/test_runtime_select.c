@@ -240,7 +240,8 @@ UNIT_TEST(test_no_allocation)
     failures += kvb_table_info(t) == NULL || kvb_table_prune_ratios(t) == NULL;
     size_t after = allocations;
     unit_numbers(failures, 0, after, before);
-    kvb_table_close(t), free(r);
+    kvb_table_close(t);
+    free(r);
 }
 
 UNIT_MAIN("runtime_select")

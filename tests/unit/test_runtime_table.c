@@ -40,7 +40,8 @@ UNIT_TEST(test_info)
     help_fails(kvb_table_row(t, 99, &row, err), KVB_ARGUMENT, "case");
     ck_assert_int_eq(kvb_table_row(NULL, 0, &row, NULL), KVB_ARGUMENT);
     ck_assert(!kvb_table_info(NULL) && !kvb_table_prune_ratios(NULL));
-    kvb_table_close(t), kvb_table_close(NULL);
+    kvb_table_close(t);
+    kvb_table_close(NULL);
 }
 
 #define BOUNDED(layers) "\"bounded_layers\":\"" layers "\",\"note\""
@@ -190,7 +191,8 @@ UNIT_TEST(test_truncated)
     unsigned char *longer = calloc(1, size + 1);
     memcpy(longer, bytes, size);
     unit_refuses(kvb_table_open_memory(&t, longer, size + 1, "long", NULL, &err), KVB_FORMAT, "1 more bytes");
-    free(longer), free(bytes);
+    free(longer);
+    free(bytes);
 }
 
 // Every bit of the header and a sample of the others: an error with the name in it, or a table that still works.

@@ -22,7 +22,8 @@ UNIT_TEST(mean_and_deviation_of_ratios)
     ck_assert_double_eq_tol(mean[0], 0.5, 1e-15);
     ck_assert_double_eq_tol(mean[1], 0.5, 1e-15);
     ck_assert_double_eq_tol(std[0], sqrt((0.25 + 0.01 + 0.16) / 3), 1e-14);
-    ratio_mean_free(&r), allocation_free(&a);
+    ratio_mean_free(&r);
+    allocation_free(&a);
 }
 
 UNIT_TEST(mean_ratio_keeps_the_row_mean)
@@ -50,7 +51,8 @@ UNIT_TEST(mean_ratio_keeps_the_row_mean)
             ck_assert_double_eq_tol(row, ratios[i],
                                     0.5 / (6 * 211) + 1e-12); // the floor of 5 of 211 tokens ends it at 0.976
     }
-    free(mean), ratio_mean_free(&r);
+    free(mean);
+    ratio_mean_free(&r);
 }
 
 // In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of
@@ -88,7 +90,8 @@ UNIT_TEST(mean_loss_minimises_the_mean)
         }
     }
     for (int i = 0; i < PAIRS; i++) problem_free(&p[i]);
-    problem_free(&whole), loss_mean_free(&m);
+    problem_free(&whole);
+    loss_mean_free(&m);
 }
 
 // A context that is another one with every token doubled has the same curve over the kept share.
@@ -112,7 +115,10 @@ UNIT_TEST(contexts_of_different_length_meet_on_the_share)
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 9, 0, 0}}, err), KVB_ARGUMENT, "");
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {2, 2, 8, 0, 0}}, err), KVB_MISMATCH, "");
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 8, 1, 0}}, err), KVB_MISMATCH, "");
-    loss_curves_free(&a), loss_curves_free(&b), loss_mean_free(&m), loss_mean_free(&single);
+    loss_curves_free(&a);
+    loss_curves_free(&b);
+    loss_mean_free(&m);
+    loss_mean_free(&single);
 }
 
 UNIT_TEST(resampling_keeps_the_mass_and_the_floor)
@@ -133,7 +139,8 @@ UNIT_TEST(resampling_keeps_the_mass_and_the_floor)
         double share = (double)c.floor / small.n_tokens, ours = (double)m.curves.floor / grid.n_tokens;
         ck_assert(m.curves.floor <= grid.n_tokens && ours >= share - 1e-15);
         ck_assert(ours <= fmax(share, (double)shape_protected(&grid) / grid.n_tokens) + 1.0 / grid.n_tokens);
-        loss_curves_free(&c), loss_mean_free(&m);
+        loss_curves_free(&c);
+        loss_mean_free(&m);
     }
 }
 
@@ -178,7 +185,8 @@ UNIT_TEST(table_loss_is_the_loss_of_its_counts)
     table_loss_add(sum, &p.curves, TABLE_ROWS, mean, keep);
     for (int i = 0; i < TABLE_ROWS; i++)
         ck_assert_double_eq_tol(sum[i], p.loss[i], 1e-12); // one pair: its own optimum, exactly
-    ratio_mean_free(&r), problem_free(&p);
+    ratio_mean_free(&r);
+    problem_free(&p);
 }
 
 UNIT_TEST(shrinking_ends_at_uniform)

@@ -96,7 +96,9 @@ static inline void case_curves(loss_curves *c, case_kind kind, const cache_shape
     help_ok(metric_order_make(&order, shape, scores, err));
     *c = loss_curves_make(shape);
     help_ok(loss_curves_fill(c, &order, oracle, err));
-    metric_order_free(&order), free(scores), free(oracle);
+    metric_order_free(&order);
+    free(scores);
+    free(oracle);
 }
 
 // Curves written down by hand: gains [N, M], nothing protected.

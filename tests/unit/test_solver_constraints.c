@@ -167,7 +167,8 @@ static int check_case(const loss_curves *c, const kvb_limits *m, const double *r
         ck_assert(greedy.loss[r] == exact.greedy[r]);
         better += optimum < greedy.loss[r] - tolerance;
     }
-    solved_rows_free(&greedy), solved_rows_free(&exact);
+    solved_rows_free(&greedy);
+    solved_rows_free(&exact);
     for (uint32_t g = 0; g < groups; g++) free(j[g].best);
     return (int)better;
 }
@@ -186,7 +187,8 @@ UNIT_TEST(equals_brute_force)
         kvb_limits m = random_limits(&shape);
         kvb_error err = {0};
         if (kvb_limits_check(&m, &err) == KVB_OK) better += check_case(&c, &m, ratios, round);
-        kvb_limits_free(&m), loss_curves_free(&c);
+        kvb_limits_free(&m);
+        loss_curves_free(&c);
     }
     printf("rows where greedy is not optimal: %d\n", better);
     printf("rows with a bound that is not the best: %d\n", loose);

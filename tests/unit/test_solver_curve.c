@@ -87,7 +87,8 @@ UNIT_TEST(order_equals_slow_sort)
                 const float *row = scores + h * t;
                 if (i + 1 < m) ck_assert(row[p] > row[q] || (row[p] == row[q] && p < q));
             }
-        metric_order_free(&order), free(scores);
+        metric_order_free(&order);
+        free(scores);
     }
 }
 
@@ -119,7 +120,9 @@ UNIT_TEST(fast_hull_equals_pava)
             ck_assert(fabs(sum - b[i].sum) <= 1e-12 * c.total);
         }
         ck_assert_uint_eq(k, slow);
-        free(a), free(b), loss_curves_free(&c);
+        free(a);
+        free(b);
+        loss_curves_free(&c);
     }
 }
 
@@ -165,7 +168,9 @@ UNIT_TEST(the_oracles_own_order)
     ck_assert(perfect.total == ranked.total && perfect.total > 0);
     oracle[3] = NAN;
     help_fails(loss_curves_fill_perfect(&perfect, oracle, err), KVB_NUMERIC, "");
-    metric_order_free(&order), loss_curves_free(&perfect), loss_curves_free(&ranked);
+    metric_order_free(&order);
+    loss_curves_free(&perfect);
+    loss_curves_free(&ranked);
 }
 
 UNIT_TEST(shapes_without_choice_are_refused)
@@ -202,7 +207,8 @@ UNIT_TEST(worked_example)
             ck_assert_uint_eq(h.block[k].length, length[k]);
         }
     }
-    hulls_free(&h), loss_curves_free(&c);
+    hulls_free(&h);
+    loss_curves_free(&c);
 }
 
 // Lower hull at c by its definition: the lowest chord over all pairs of points around c.
@@ -298,7 +304,8 @@ UNIT_TEST(feasible_hull_starts_at_the_floor)
     help_ok(hulls_fill(&h, &c, HULL_FEASIBLE, err));
     unit_numbers(c.floor, 4, h.first, 3);
     for (uint32_t n = 0; n < 4; n++) check_blocks(c.gain + n * 399 + 3, 396, h.block + n * h.stride, h.count[n]);
-    hulls_free(&h), loss_curves_free(&c);
+    hulls_free(&h);
+    loss_curves_free(&c);
 }
 
 UNIT_MAIN_EACH("solver_curve", case_seed, NULL)

@@ -61,7 +61,8 @@ static void solve_case(solved_case *s, case_kind kind, const cache_shape *shape,
 
 static void free_case(solved_case *s)
 {
-    solved_rows_free(&s->x), problem_free(&s->p);
+    solved_rows_free(&s->x);
+    problem_free(&s->p);
 }
 
 static void check_budgets(const solved_case *s, int r)
@@ -187,7 +188,8 @@ UNIT_TEST(known_gap)
     ck_assert_double_eq(loss_at(&p.curves, 0, x.keep[2]) + loss_at(&p.curves, 1, x.keep[3]), 110);
     checker_rows(&p.curves, false, 2, ratios, NULL, proved);
     ck_assert_double_eq_tol(proved[1], 109, 1e-9);
-    solved_rows_free(&x), problem_free(&p);
+    solved_rows_free(&x);
+    problem_free(&p);
 }
 
 // Any limits, any multiplier, any starting budgets.
@@ -216,7 +218,8 @@ UNIT_TEST(limits_of_heads)
         ck_assert(a.proved);
         ck_assert_uint_eq(case_total(keep, n), case_total(start, n));
         ck_assert_msg(fabs(loss - best) <= 1e-12 * (c.total + 1e-300), "round %d: %.17g, DP %.17g", round, loss, best);
-        free(judge), loss_curves_free(&c);
+        free(judge);
+        loss_curves_free(&c);
     }
     core_work_free(w);
 }
@@ -235,7 +238,8 @@ UNIT_TEST(threads_do_not_matter)
     ck_assert_mem_eq(again.keep, s.x.keep, sizeof *again.keep * TABLE_ROWS * 30);
     ck_assert_mem_eq(again.bound, s.x.bound, sizeof *again.bound * TABLE_ROWS);
     ck_assert_uint_eq(again.work, s.x.work);
-    solved_rows_free(&again), free_case(&s);
+    solved_rows_free(&again);
+    free_case(&s);
 }
 
 // Beyond the limits of work the start is kept, and said to be unproved.
@@ -259,7 +263,8 @@ UNIT_TEST(limits_of_work_are_kept)
         }
         ck_assert_int_gt(unproved, 10);
     }
-    core_work_free(w), problem_free(&p);
+    core_work_free(w);
+    problem_free(&p);
 }
 
 UNIT_TEST(wrong_arguments_are_refused)
@@ -285,7 +290,8 @@ UNIT_TEST(wrong_arguments_are_refused)
     const uint32_t low[2] = {2, 2};
     const double high[1] = {1e6};
     help_fails(certificate_rows(&p.curves, 1, 1, low, high, loss, bound, err), KVB_NUMERIC, "");
-    loss_curves_free(&c), problem_free(&p);
+    loss_curves_free(&c);
+    problem_free(&p);
 }
 
 // ---- Inputs that are allowed but say little: every solver must give a defined, certified result ---------------------
@@ -323,7 +329,10 @@ static void solve_all_ways(const cache_shape *shape, const float *scores, const 
     ck_assert(rows.n_rows == 2 && rows.keep[5] == 0 && rows.loss[1] == 0 && rows.proved[1] == 0);
     solved_rows_free(&rows);
     ck_assert_ptr_null(rows.keep);
-    kvb_limits_free(&limits), solved_rows_free(&x), problem_free(&p), metric_order_free(&order);
+    kvb_limits_free(&limits);
+    solved_rows_free(&x);
+    problem_free(&p);
+    metric_order_free(&order);
 }
 
 UNIT_TEST(little_is_said)

@@ -54,7 +54,8 @@ static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t l
         }
         memcpy(keep + (size_t)r * stride + first, now, n * sizeof *now);
     }
-    free(heap), free(now);
+    free(heap);
+    free(now);
 }
 
 // Hull gains by kept count; protected tokens and those below the hull's start are never dropped before the floor, so
@@ -127,7 +128,9 @@ static void solve_case(case_kind kind, hull_range range, solve_scope scope)
     ck_assert_mem_eq(expected, p.allocation.keep, (size_t)TABLE_ROWS * n * sizeof *expected);
     check_invariants(&p);
     if (range == HULL_FEASIBLE) check_one_inside(&p);
-    free(expected), free(gain), problem_free(&p);
+    free(expected);
+    free(gain);
+    problem_free(&p);
 }
 
 UNIT_TEST(sweep_equals_one_token_heap)
@@ -173,7 +176,9 @@ UNIT_TEST(any_list_of_ratios)
     help_fails(greedy_sweep(&two, &p.curves, &p.hulls, wrong, err), KVB_ARGUMENT, "");
     help_fails(greedy_sweep(&one, &p.curves, &p.hulls, nan_ratio, err), KVB_ARGUMENT, "");
     help_fails(greedy_sweep(&one, &p.curves, &p.hulls, above, err), KVB_ARGUMENT, "");
-    allocation_free(&one), allocation_free(&two), problem_free(&p);
+    allocation_free(&one);
+    allocation_free(&two);
+    problem_free(&p);
 }
 
 UNIT_TEST(targets_are_rounded_as_published)
@@ -214,7 +219,8 @@ UNIT_TEST(threads_change_nothing)
     oracle[n - 1] = -1;
     help_fails(loss_curves_fill(&p[1].curves, &order[1], oracle, err), KVB_NUMERIC, "layer 9, KV head 2, token 6999");
     for (int i = 0; i < 2; i++) problem_free(&p[i]), metric_order_free(&order[i]);
-    free(scores), free(oracle);
+    free(scores);
+    free(oracle);
 }
 
 UNIT_MAIN_EACH("solver_greedy", case_seed, NULL)

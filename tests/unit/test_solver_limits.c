@@ -132,7 +132,8 @@ UNIT_TEST(runtime_keeps_to_all)
             tables++;
             refused += round_all(&m, &s, prune, &w);
         }
-        free(prune), kvb_limits_free(&m);
+        free(prune);
+        kvb_limits_free(&m);
     }
     printf("tables %d, budgets refused for coarse pages %d\n", tables, refused);
     ck_assert_int_gt(tables, 50);
@@ -243,7 +244,8 @@ UNIT_TEST(contradictions)
     m.ranks = 1;
     m.levels = 1; // head 0 is full, head 1 may not be
     unit_refuses(constrained_solve(&rows, &c, &m, ratios, 2, false, &err), KVB_ARGUMENT, "more than 1 budgets");
-    kvb_limits_free(&m), loss_curves_free(&c);
+    kvb_limits_free(&m);
+    loss_curves_free(&c);
 }
 
 // A length whose totals have more than 32 bits is refused; one that is only just short of it does not take for ever.
@@ -307,7 +309,8 @@ UNIT_TEST(unequal_lengths)
             solved_rows_free(&rows);
         } else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
         for (int k = 0; k < 3; k++) loss_curves_free(&pair[k]);
-        loss_mean_free(&mean), kvb_limits_free(&m);
+        loss_mean_free(&mean);
+        kvb_limits_free(&m);
     }
 }
 

@@ -25,7 +25,8 @@ UNIT_TEST(map_of_a_record)
     all = layer_map_spread(&m, values, 2, 2);
     const double want[] = {0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0};
     for (int i = 0; i < 12; i++) ck_assert_double_eq(all[i], want[i]);
-    free(all), layer_map_free(&m);
+    free(all);
+    layer_map_free(&m);
 }
 
 UNIT_TEST(a_list_that_cannot_be)
@@ -37,7 +38,8 @@ UNIT_TEST(a_list_that_cannot_be)
         snprintf(name, sizeof name, "%zu.h5", i);
         open_record(name, lists[i]);
         help_fails(layer_map_read(&m, from.r, err), KVB_FORMAT, "bounded_layers");
-        layer_map_free(&m), selection_close(&from);
+        layer_map_free(&m);
+        selection_close(&from);
         from = (selection){0};
     }
 }
@@ -64,7 +66,8 @@ UNIT_TEST(table_of_all_layers)
     const selection_request wanted = {.max_questions = UINT64_MAX};
     help_ok(table_check_open(&k, help_path("t.safetensors"), help_path("one.h5"), &wanted, err));
     help_ok(table_check_run(&k, NULL, err));
-    table_check_free(&k), selection_close(&from);
+    table_check_free(&k);
+    selection_close(&from);
     open_record("other.h5", "0,1");
     help_fails(table_check_open(&k, help_path("t.safetensors"), help_path("other.h5"), &wanted, err), KVB_MISMATCH,
                "bounded layers");

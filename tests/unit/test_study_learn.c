@@ -50,7 +50,8 @@ static void make_record(const char *path, uint32_t texts)
         help_ok(record_put_question(w, ids[k], 0, &put, err));
     }
     help_ok(record_finish(w, ids, texts, err));
-    record_writer_free(w), cJSON_Delete(attributes);
+    record_writer_free(w);
+    cJSON_Delete(attributes);
 }
 
 static const char *open_all(uint32_t texts)
@@ -91,7 +92,8 @@ UNIT_TEST(finds_the_metrics_that_count)
     ck_assert_double_lt(fabs(l->weights[2] + l->weights[3]), 0.2);              // head 0 does not look at knorm
     ck_assert_double_eq_tol(l->weights[6 + 2] + l->weights[6 + 3], 1.15, 0.25); // head 1 does
     ck_assert_double_lt(fabs(l->weights[6 + 0] + l->weights[6 + 1]), 0.2);
-    learn_free(l), free(l);
+    learn_free(l);
+    free(l);
 }
 
 UNIT_TEST(settings_that_are_given_stay)
@@ -103,7 +105,8 @@ UNIT_TEST(settings_that_are_given_stay)
     ck_assert_uint_eq(l->n_features, 3);
     ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
-    learn_free(l), free(l);
+    learn_free(l);
+    free(l);
 }
 
 // What a metric costs, its record says: `random`, which no head needs, is taken for nothing where a loss may be a
@@ -121,7 +124,9 @@ UNIT_TEST(costs_are_the_records)
         help_ok(learn_fit(l, &from, &o, NULL, err));
         for (int i = 0; i < 3; i++) ck_assert_double_eq(l->cost[i], costs[k][i]);
         if (k == 1) ck_assert(l->n_features == 1 && strcmp(from.metrics[l->feature[0]], "random") == 0);
-        learn_free(l), free(l), selection_close(&from);
+        learn_free(l);
+        free(l);
+        selection_close(&from);
     }
     open_all(TEXTS);
 }
@@ -150,7 +155,11 @@ UNIT_TEST(the_mean_of_a_layer)
     for (uint32_t m = 0; m < 3; m++) help_ok(record_read_scores(from.r, 1, METRICS[m], recorded[m], err));
     help_ok(kvb_rank_layer_fold(r, 2, 0, features, TOKENS, expected, err));
     ck_assert(memcmp(scores, expected, sizeof expected) == 0);
-    kvb_ranking_close(r), learn_free(own), learn_free(mean), free(own), free(mean);
+    kvb_ranking_close(r);
+    learn_free(own);
+    learn_free(mean);
+    free(own);
+    free(mean);
 }
 
 // The same text under two names, with questions of its own each, is left out as one.
@@ -169,7 +178,9 @@ UNIT_TEST(a_text_that_was_recorded_twice)
     help_ok(kvb_ranking_open(&r, path, err));
     help_ok(context_sha256(&from, 2, sha256, err));
     ck_assert_uint_eq(kvb_ranking_fold(r, sha256), 2);
-    kvb_ranking_close(r), learn_free(l), free(l);
+    kvb_ranking_close(r);
+    learn_free(l);
+    free(l);
 }
 
 // Layers with a window have weights of 0 in the file, the other its own; scores are those of a model without them.
@@ -185,7 +196,8 @@ UNIT_TEST(layers_that_are_not_budgeted)
     help_ok(learn_write(l, help_path("whole.safetensors"), name, err));
     help_ok(kvb_ranking_open(&whole, help_path("whole.safetensors"), err));
     help_ok(learned_scores_read(&from, 1, whole, without, err));
-    learn_free(l), selection_close(&from);
+    learn_free(l);
+    selection_close(&from);
     help_remove(help_path("learn.h5"));
     bounded = "0,2";
     open_all(TEXTS);
@@ -203,7 +215,10 @@ UNIT_TEST(layers_that_are_not_budgeted)
     help_ok(learned_scores_check(&from, r, err));
     help_ok(learned_scores_read(&from, 1, r, with, err));
     ck_assert(memcmp(with, without, sizeof with) == 0);
-    kvb_ranking_close(r), kvb_ranking_close(whole), learn_free(l), free(l);
+    kvb_ranking_close(r);
+    kvb_ranking_close(whole);
+    learn_free(l);
+    free(l);
 }
 
 UNIT_TEST(one_text_is_too_few)
@@ -211,7 +226,8 @@ UNIT_TEST(one_text_is_too_few)
     learned *l = calloc(1, sizeof *l);
     open_all(1);
     help_fails(learn_fit(l, &from, &CHOOSE, NULL, err), KVB_ARGUMENT, "at least two");
-    learn_free(l), free(l);
+    learn_free(l);
+    free(l);
 }
 
 static const char *fit_file(kvb_ranking **r)
@@ -225,7 +241,8 @@ static const char *fit_file(kvb_ranking **r)
     ck_assert_str_eq(kvb_ranking_about(*r)->name, name);
     size_t numbers = (size_t)CASE_HEADS * (2 * l->n_features + 2);
     ck_assert(memcmp((*r)->weights, l->weights, (1 + TEXTS) * numbers * sizeof(double)) == 0);
-    learn_free(l), free(l);
+    learn_free(l);
+    free(l);
     return path;
 }
 
@@ -270,17 +287,20 @@ UNIT_TEST(tables_of_a_ranking)
     help_ok(study_table_open(t, &from, from.metrics[0], &o, false, err));
     help_ok(study_table_solve(t, NULL, err));
     case_save(t, strcpy(table, help_path("table.safetensors")));
-    study_table_free(t), free(t);
+    study_table_free(t);
+    free(t);
     table_check *k = calloc(1, sizeof *k);
     const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     help_ok(table_check_open(k, table, source, &all, err));
     help_ok(table_check_run(k, NULL, err));
     ck_assert_uint_eq(kvb_ranking_about(kvb_table_ranking(k->table))->n_features, 2);
-    table_check_free(k), free(k);
+    table_check_free(k);
+    free(k);
     record_metric m;
     record_metric_learned(&m, r);
     ck_assert(m.sink == 2 && m.window == 1 && strstr(m.parameters, "\"knorm\""));
-    record_metric_free(&m), kvb_ranking_close(r);
+    record_metric_free(&m);
+    kvb_ranking_close(r);
 }
 
 UNIT_TEST(rankings_of_other_records)

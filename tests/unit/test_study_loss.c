@@ -44,7 +44,8 @@ static const char *make(const char *name, const float a[2], const float b[2], fl
     put_losses(w, "a", a, bump, 4);
     if (b) put_losses(w, "b", b, bump, 0);
     help_ok(record_finish(w, ids, 2, err));
-    record_writer_free(w), cJSON_Delete(attributes);
+    record_writer_free(w);
+    cJSON_Delete(attributes);
     return path;
 }
 
@@ -68,7 +69,8 @@ UNIT_TEST(test_gains_are_geometric_means)
     study_table_free(&t);
     o.loss = LOSS_OUTPUT;
     help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH, "has no curves of output errors");
-    study_table_free(&t), selection_close(&s);
+    study_table_free(&t);
+    selection_close(&s);
 }
 
 UNIT_TEST(test_curves_are_lines_between_the_levels)
@@ -87,7 +89,8 @@ UNIT_TEST(test_curves_are_lines_between_the_levels)
     uint32_t bumped = record_curve_tokens(8, T, 2);
     ck_assert_double_eq_tol(loss_at(&c, 1, bumped), 3 * (1.0 * (T - bumped) / T + 5), 1e-5);
     ck_assert_double_eq_tol(loss_at(&c, 1, T), 0, 1e-6); // all tokens lose nothing
-    loss_curves_free(&c), selection_close(&s);
+    loss_curves_free(&c);
+    selection_close(&s);
 }
 
 // Half of the tokens, and what the heads' own shares leave: straight lines, times the gain.
@@ -138,7 +141,8 @@ UNIT_TEST(test_budgets_follow_the_output)
     ck_assert_int_eq(v.best[24], RIVAL_NONE);
     ck_assert_str_eq(rival_names[v.best[24]], "own");
     ck_assert(v.loss[RIVAL_NONE][24] < v.loss[RIVAL_UNIFORM][24]);
-    study_table_free(&t), selection_close(&s);
+    study_table_free(&t);
+    selection_close(&s);
 }
 
 // Each text's budgets are the worst for the other: uniform ones lose less on left-out texts, and are taken.
@@ -162,7 +166,9 @@ UNIT_TEST(test_rivals_are_taken)
     help_ok(study_table_describe(&t, &about, err));
     unit_strings(cJSON_GetObjectItem(about, "loss")->valuestring, "output",
                  cJSON_GetObjectItem(about, "gains")->valuestring, "all");
-    cJSON_Delete(about), study_table_free(&t), selection_close(&s);
+    cJSON_Delete(about);
+    study_table_free(&t);
+    selection_close(&s);
 }
 
 // A curve that rises between its ends: the hull passes below the bump, and the optimum stays above the bound.
@@ -179,7 +185,8 @@ UNIT_TEST(test_a_curve_may_rise)
         ck_assert(t.bound[r] <= t.optimum[r] + 1e-9 && t.optimum[r] <= t.greedy[r] + 1e-9);
         ck_assert(t.table_loss[r] <= t.greedy[r] + 1e-9);
     }
-    study_table_free(&t), selection_close(&s);
+    study_table_free(&t);
+    selection_close(&s);
 }
 
 // Head 0 loses eight times as much by the same format: the first bits go to it, and the checker agrees.

@@ -28,7 +28,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    pairs_close(&pairs), case_teardown();
+    pairs_close(&pairs);
+    case_teardown();
 }
 
 static pair_walk begin(study_progress *p, double min_keep)
@@ -68,7 +69,8 @@ UNIT_TEST(nothing_to_solve)
     study_options o = case_options("mean_loss");
     help_ok(selection_open(&skipped, from.path, &wanted, err));
     help_fails(pairs_open(&other, &skipped, "keydiff", &o, err), KVB_ARGUMENT, "nothing to solve");
-    pairs_close(&other), selection_close(&skipped);
+    pairs_close(&other);
+    selection_close(&skipped);
 }
 
 UNIT_TEST(every_pair_with_its_curves)

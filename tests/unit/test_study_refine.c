@@ -96,7 +96,8 @@ UNIT_TEST(the_search_finds_its_way)
     b.spent = 0;
     help_ok(refine_run(&again, &task, err));
     ck_assert(memcmp(r.shift, again.shift, sizeof(double) * KNOTS * HEADS) == 0);
-    refine_free(&r), refine_free(&again);
+    refine_free(&r);
+    refine_free(&again);
 }
 
 UNIT_TEST(the_selection_set_ends_what_overfits)

@@ -59,7 +59,10 @@ UNIT_TEST(a_refined_table_is_a_table)
     kvb_table_close(table);
     help_ok(kvb_table_open(&table, path, NULL, err));
     ck_assert_str_eq(kvb_table_metadata(table, "refined"), "{}");
-    refine_table_free(&again), cJSON_Delete(about), cJSON_Delete(nothing), refine_table_free(&t);
+    refine_table_free(&again);
+    cJSON_Delete(about);
+    cJSON_Delete(nothing);
+    refine_table_free(&t);
     kvb_table *const all[4] = {table, same, other, read};
     for (int i = 0; i < 4; i++) kvb_table_close(all[i]);
 }
@@ -87,7 +90,9 @@ UNIT_TEST(its_bounds_are_still_true)
         help_ok(kvb_table_row(k.table, r, &row, err));
         ck_assert_ptr_null(table_check_fault(&k, &row, r));
     }
-    table_check_free(&k), refine_table_free(&t), kvb_table_close(table);
+    table_check_free(&k);
+    refine_table_free(&t);
+    kvb_table_close(table);
 }
 
 UNIT_MAIN_ONCE("study/refine_table", help_setup, help_teardown)

@@ -152,7 +152,8 @@ UNIT_TEST(cost_and_kin_of_a_metric)
         ck_assert_str_eq(m.kin, cases[i].kin);
         ck_assert_msg(m.cost == cases[i].cost && m.window == cases[i].window, "%s: cost %g, window %u", cases[i].metric,
                       m.cost, m.window);
-        record_metric_free(&m), selection_close(&s);
+        record_metric_free(&m);
+        selection_close(&s);
     }
 }
 

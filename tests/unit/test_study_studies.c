@@ -37,7 +37,8 @@ UNIT_TEST(texts_held_out)
     ck_near(h->ratio[r][METHOD_UNIFORM].value, -0.5);
     int at = 0;
     ck_assert_double_le(holdout_worst_change(h, METHOD_MEAN_LOSS, &at), 1e-9); // the same tables
-    holdout_free(h), free(h);
+    holdout_free(h);
+    free(h);
 }
 
 UNIT_TEST(one_text_cannot_be_held_out)
@@ -47,7 +48,9 @@ UNIT_TEST(one_text_cannot_be_held_out)
     const selection_request a = {CASE_METRIC, 1, "a,none", UINT64_MAX, NULL};
     help_ok(selection_open(&one, from.path, &a, err));
     help_fails(holdout_open(h, &one, "keydiff", &o, err), KVB_ARGUMENT, "at least 2 texts with questions");
-    holdout_free(h), selection_close(&one), free(h);
+    holdout_free(h);
+    selection_close(&one);
+    free(h);
 }
 
 // ---- Ablation -------------------------------------------------------------------------------------------------------

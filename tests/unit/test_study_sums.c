@@ -81,11 +81,13 @@ UNIT_TEST(limits_as_text_come_back)
     ck_assert(again.block == 16 && again.levels == 2 && again.ranks == m.ranks && again.by_layer);
     for (int l = 0; l < 2; l++) ck_assert_double_eq(again.cap[l], m.cap[l]);
     for (int h = 0; h < 4; h++) ck_assert(again.least[h] == m.least[h] && again.most[h] == m.most[h]);
-    cJSON_free(text), kvb_limits_free(&again);
+    cJSON_free(text);
+    kvb_limits_free(&again);
     m.cap[1] = m.most[3] = 1, m.least[2] = 0;
     text = limits_text(&m); // lists that say nothing are left out
     ck_assert(text && !strstr(text, "cap") && !strstr(text, "least") && !strstr(text, "most"));
-    cJSON_free(text), kvb_limits_free(&m);
+    cJSON_free(text);
+    kvb_limits_free(&m);
 }
 
 UNIT_TEST(names_and_progress)

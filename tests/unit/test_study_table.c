@@ -116,7 +116,9 @@ UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
     // 20 %: 5 of 24. Of head 1 they cost 5 of 15; head 0 without its last one costs 5 too.
     ck_near(exact.loss[19], 5.0 / 15);
     ck_near(perfect.loss[19], 0); // but 9 others of head 0 could go
-    study_table_free(&greedy), study_table_free(&exact), study_table_free(&perfect);
+    study_table_free(&greedy);
+    study_table_free(&exact);
+    study_table_free(&perfect);
 }
 
 UNIT_TEST(ratios_of_ones_own_must_be_allowed)
@@ -137,7 +139,8 @@ UNIT_TEST(ratios_of_ones_own_must_be_allowed)
     help_ok(study_table_solve(&t, NULL, err));
     ck_assert_double_le(t.prune_ratio[0], 0.1);
     ck_assert_ptr_null(t.pair_budgets);
-    study_table_free(&t), kvb_limits_free(&limits);
+    study_table_free(&t);
+    kvb_limits_free(&limits);
 }
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
@@ -198,7 +201,8 @@ static uint32_t count_faults(const char *path, const char *fault)
         if (found) ck_assert_str_eq(found, fault);
         n += found != NULL;
     }
-    table_check_free(k), free(k);
+    table_check_free(k);
+    free(k);
     return n;
 }
 
@@ -241,7 +245,9 @@ UNIT_TEST(a_table_of_another_record_is_refused)
     table_check_free(k);
     help_fails(table_check_open(k, help_path("t.safetensors"), from.path, &one, err), KVB_MISMATCH,
                "from 2 questions on 2 contexts, but 1 on 1");
-    table_check_free(k), free(k), study_table_free(&t);
+    table_check_free(k);
+    free(k);
+    study_table_free(&t);
 }
 
 // What a table was solved for comes out of its file, and a record of another model or shape is not its own.
@@ -259,7 +265,9 @@ UNIT_TEST(a_table_opens_with_its_record)
     help_ok(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), from.path, &all, err));
     unit_numbers(again.aggregate, o.aggregate, again.n_rows, ROWS, opened.n_metrics, 1);
     ck_assert_str_eq(opened.metrics[0], "keydiff");
-    kvb_table_close(table), kvb_limits_free(&limits), selection_close(&opened);
+    kvb_table_close(table);
+    kvb_limits_free(&limits);
+    selection_close(&opened);
     table = NULL, limits = (kvb_limits){0}, opened = (selection){0};
     const char *strange = help_path("strange.h5"), *const metrics[] = {"keydiff"};
     cJSON *attributes = case_attributes(NULL);
@@ -267,7 +275,10 @@ UNIT_TEST(a_table_opens_with_its_record)
     case_write(strange, attributes, &HEAD_0, 1, metrics, 1);
     help_fails(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), strange, &all, err),
                KVB_MISMATCH, "model");
-    kvb_table_close(table), kvb_limits_free(&limits), selection_close(&opened), study_table_free(&t);
+    kvb_table_close(table);
+    kvb_limits_free(&limits);
+    selection_close(&opened);
+    study_table_free(&t);
 }
 
 UNIT_MAIN_EACH("study table", help_setup, case_teardown)

@@ -57,7 +57,8 @@ UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
         gained += v->greedy[r] - v->optimum[r];
     }
     ck_assert_double_gt(gained, 0.1); // else the case were too easy
-    validation_free(v), free(v);
+    validation_free(v);
+    free(v);
 }
 
 UNIT_TEST(the_average_is_one_problem)
@@ -73,7 +74,8 @@ UNIT_TEST(the_average_is_one_problem)
         ck_assert_double_ge(v->optimum[r], single - 1e-12); // one for all loses no less than each its own
         ck_near(v->table_loss[r], 0);
     }
-    validation_free(v), free(v);
+    validation_free(v);
+    free(v);
 }
 
 UNIT_TEST(under_constraints_rows_of_the_options_count)
@@ -90,7 +92,9 @@ UNIT_TEST(under_constraints_rows_of_the_options_count)
     ck_assert_double_ge(v->optimum[0], 0.01);
     ck_assert_double_le(v->optimum[0], v->greedy[0] + 1e-12);
     ck_assert_double_eq(v->optimum[1], 0);
-    validation_free(v), free(v), kvb_limits_free(&limits);
+    validation_free(v);
+    free(v);
+    kvb_limits_free(&limits);
 }
 
 UNIT_MAIN_EACH("study validation", setup, case_teardown)

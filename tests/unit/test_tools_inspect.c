@@ -21,7 +21,8 @@ static const char *ranking_file(void)
     cJSON *metadata = cJSON_CreateObject();
     cJSON_AddStringToObject(metadata, "model_sha256", "abc");
     help_ok(rank_write(path, &content, metadata, err));
-    cJSON_Delete(metadata), free(named);
+    cJSON_Delete(metadata);
+    free(named);
     return path;
 }
 
@@ -70,7 +71,8 @@ UNIT_TEST(documents_as_text)
     doc = cJSON_CreateString("a\xff"); // JSON is UTF-8, whatever a file's name is
     char *whole = json_to_text(doc);
     ck_assert_str_eq(whole, "\"a?\"");
-    cJSON_free(whole), cJSON_Delete(doc);
+    cJSON_free(whole);
+    cJSON_Delete(doc);
 }
 
 UNIT_TEST(answers_need_a_record_and_its_model)

@@ -73,7 +73,8 @@ UNIT_TEST(json_to_stdout)
     ck_assert(strchr(text, '\n') != strrchr(text, '\n') && text[strlen(text) - 1] == '\n');
     cJSON *again = cJSON_Parse(text);
     ck_assert(cJSON_Compare(document, again, 1));
-    cJSON_Delete(again), cJSON_Delete(document);
+    cJSON_Delete(again);
+    cJSON_Delete(document);
 }
 
 #ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space

@@ -63,7 +63,8 @@ static void draw_map(uint32_t layers, uint32_t heads, bool bare)
                          .bare = bare};
     FILE *out = begin_picture();
     heatmap_svg(&map, out);
-    fclose(out), free(kept);
+    fclose(out);
+    free(kept);
 }
 
 UNIT_TEST(maps_of_any_shape)

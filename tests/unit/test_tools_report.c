@@ -166,7 +166,9 @@ static void write_table(const char *path, uint32_t layers, uint32_t heads)
                              .saturated = saturated,
                              .metadata = m};
     help_ok(table_write(path, &t, err));
-    cJSON_Delete(m), free(deviation), free(prune);
+    cJSON_Delete(m);
+    free(deviation);
+    free(prune);
 }
 
 // The whole page; the caller frees it.
@@ -288,7 +290,9 @@ UNIT_TEST(lines_for_kvpress)
     ck_assert_ptr_nonnull(
         strstr(code, "kvpress.LUKVPress(kvpress.KeyDiffPress(), compression_ratio=0.8, sink=4, window=1"));
     ck_assert_ptr_nonnull(strstr(code, "numpy.load(\"a\\\"b.npy\")"));
-    free(code), cJSON_Delete(press), cJSON_Delete(metadata);
+    free(code);
+    cJSON_Delete(press);
+    cJSON_Delete(metadata);
 }
 
 UNIT_MAIN_EACH("tools_report", help_setup, help_teardown)

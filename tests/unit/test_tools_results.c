@@ -35,7 +35,8 @@ UNIT_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
     ck_assert_str_eq(text, "metric,loss,saturated,kl,kl_low,kl_high\n"
                            "\"a,\"\"b\"\"\n\",0.1,true,,,\n"
                            "plain,,,0.25,,0.33333333333333331\n");
-    free(text), results_free(&r);
+    free(text);
+    results_free(&r);
     ck_assert_ptr_null(r.document);
 }
 
@@ -58,7 +59,8 @@ UNIT_TEST(json_has_schema_command_inputs_and_the_same_rows)
     ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(input, "sha256")), "ab");
     ck_assert(cJSON_IsNull(cJSON_GetObjectItem(second, "kl_low")));
     ck_assert_double_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(second, "kl")), 0.25);
-    cJSON_Delete(read), results_free(&r);
+    cJSON_Delete(read);
+    results_free(&r);
 }
 
 UNIT_TEST(files_have_the_hash_of_their_bytes)

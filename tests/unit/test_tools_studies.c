@@ -25,7 +25,8 @@ static void setup(void)
 
 static void teardown(void)
 {
-    results_free(&found), case_teardown();
+    results_free(&found);
+    case_teardown();
 }
 
 static void says(const char *what)
@@ -87,7 +88,8 @@ UNIT_TEST(of_texts_held_out)
     add_holdout(&found, h);
     ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_UNIFORM]), 0.3);
     ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_PAPER]), 0.6);
-    holdout_free(h), free(h);
+    holdout_free(h);
+    free(h);
 }
 
 UNIT_TEST(of_other_methods)
@@ -122,7 +124,8 @@ UNIT_TEST(of_a_validation)
     v->unproved[HALF] = 1;
     SHOWN(1, print_validation(v));
     says("NOT PROVED");
-    validation_free(v), free(v);
+    validation_free(v);
+    free(v);
 }
 
 // Writes the table of the record.
@@ -169,7 +172,8 @@ UNIT_TEST(of_a_fit)
     ck_near(cJSON_GetNumberValue(cJSON_GetObjectItem(json, "chosen")), 1);
     const cJSON *loss = cJSON_GetObjectItem(cJSON_GetArrayItem(trials, 1), "loss");
     ck_near(cJSON_GetNumberValue(cJSON_GetArrayItem(loss, 2)), 0.0625);
-    cJSON_Delete(json), free(l);
+    cJSON_Delete(json);
+    free(l);
 }
 
 // 200 texts lose nothing at 25 %, half of what counts at 50 %.

@@ -93,7 +93,8 @@ UNIT_TEST(allocators_are_named)
     ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
     char *text = cJSON_PrintUnformatted(r.inputs);
     ck_assert_msg(strstr(text, "\"12ab\"") && strstr(text, "\"mine\""), "%s", text);
-    free(text), results_free(&r);
+    free(text);
+    results_free(&r);
 }
 
 // A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
@@ -110,7 +111,9 @@ UNIT_TEST(results_of_a_record)
     cJSON *back = cJSON_Parse(text);
     ck_assert_msg(cJSON_Compare(back, r.document, 1), "%s", text);
     ck_assert(strstr(text, sha256) && strstr(text, "one.h5") && strstr(text, RESULTS_SCHEMA));
-    cJSON_Delete(back), results_free(&r), selection_close(&from);
+    cJSON_Delete(back);
+    results_free(&r);
+    selection_close(&from);
 }
 
 // The array and its side-car: the ratios, and the press that the metric is.
@@ -137,7 +140,8 @@ UNIT_TEST(curves_for_kvpress)
     free(bytes);
     char *side = (char *)help_slurp(help_path("curve.json"), &n);
     ck_assert_ptr_nonnull(memmem(side, n, "KeyDiffPress", 12));
-    free(side), cJSON_Delete(metadata);
+    free(side);
+    cJSON_Delete(metadata);
 }
 
 UNIT_MAIN_EACH("tools: work", help_setup, help_teardown)

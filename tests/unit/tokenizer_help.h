@@ -32,7 +32,8 @@ static inline void check_case(const char *kind, const tokenizer *t, const cJSON 
     for (size_t i = 0; i < n; i++, id = id->next)
         ck_assert_msg(ids[i] == id->valueint, "%s: %s: id %zu: expected %d, got %d", kind, hex, i, id->valueint,
                       ids[i]);
-    free(ids), free(text);
+    free(ids);
+    free(text);
 }
 
 // The text becomes these ids; `special`: control tokens are found in it.

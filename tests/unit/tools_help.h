@@ -16,7 +16,8 @@ static inline int shown_begin(int stream, FILE *to)
 static inline void shown_end(int stream, int before, FILE *file)
 {
     fflush(NULL);
-    dup2(before, stream), close(before);
+    dup2(before, stream);
+    close(before);
     rewind(file);
     shown_text[fread(shown_text, 1, sizeof shown_text - 1, file)] = '\0';
     fclose(file);
