@@ -247,7 +247,7 @@ def write(lines, page, svg):
         return
     text = page.read_text(encoding="utf-8")
     for name, rows in (("behind", behind), ("nearest", nearest), ("kl", tables), ("tasks", tasks), ("absent", absent)):
-        begin, end = f"<!-- board: {name} -->", "<!-- end -->"
+        begin, end = f"[board: {name}]: #", "[end]: #"
         if begin not in text:
             continue
         head, rest = text.split(begin, 1)

@@ -47,7 +47,7 @@ static backend_device *opened(const backend *b, const backend_limits *limits)
 
 dev put(backend_device *on, const float *values, size_t n)
 {
-    dev d = on->b->alloc(on, n);
+    dev d = backend_memory(on, n, "an array of the judge");
     ck_assert_ptr_nonnull(d.address);
     on->b->upload(on, d, values, n);
     return d;

@@ -68,6 +68,7 @@ UNIT_TEST(a_record)
     help_ok(record_open(&r, help_path("run.h5"), err));
     const record_context_info *c = record_context(r, 1);
     ck_assert(record_context_count(r) == 2 && c->n_tokens == 10 && c->n_questions == 1 && c->n_metrics == 1);
+    ck_assert(record_find(r, "1") == 1 && record_find(r, "2") == record_context_count(r));
     unit_strings(c->id, "1", c->metrics[0], "mine");
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "metrics")->valuestring,
                      "{\"mine\":{\"protect_sink\":1,\"protect_window\":1}}");

@@ -66,6 +66,24 @@ UNIT_TEST(how_many_texts)
     ck_assert_uint_eq(promise_texts_needed(many, 2, 0.2, 0.05), 0);
 }
 
+UNIT_TEST(limits_become_criteria)
+{
+    enum { RATIOS = 2, TEXTS = 30 };
+    static const double values[PROMISE_LIMITS][RATIOS][TEXTS], limits[PROMISE_LIMITS] = {0.1, NAN, 0.3};
+    promise_criterion of[PROMISE_LIMITS];
+    promise_task task = {.n_ratios = RATIOS, .n_texts = TEXTS, .error = 0.05};
+    kvb_error err = {0};
+    must(promise_ask(&task, of, limits, 0, values[0][0], &err), &err);
+    ck_assert(task.criteria == of && task.n_criteria == 2);
+    ck_assert(of[0].limit == 0.1 && of[0].cap == 0.5 && of[0].values == values[PROMISE_KL][0]);
+    ck_assert(of[1].limit == 0.3 && of[1].cap == 1.5 && of[1].values == values[PROMISE_NLL][0]);
+    must(promise_ask(&task, of, limits, 2, values[0][0], &err), &err);
+    ck_assert(of[0].cap == 2 && of[1].cap == 2);
+    task.n_texts = promise_least_texts(0.2, 0.05) - 1;
+    ck_assert(promise_ask(&task, of, limits, 0, values[0][0], &err) == KVB_ARGUMENT);
+    ck_assert(strstr(err.message, "texts promise nothing"));
+}
+
 UNIT_TEST(the_sequence_ends_at_the_first_failure)
 {
     enum { RATIOS = 4, TEXTS = 50 };

@@ -121,8 +121,7 @@ static void add_row(const promise_report *r, results *to, uint32_t criterion, ui
     const promise_row *found = row_of(r, criterion, ratio);
     cJSON *o = results_row(to), *about = results_detail(to);
     json_put(o, "ratio %g measure %s limit %g cap %g mean %g clipped %g p %g promised %d", r->ratios[ratio],
-             limit->measure, limit->limit, limit->cap, found->mean, found->clipped, found->p,
-             ratio < r->n_passed);
+             limit->measure, limit->limit, limit->cap, found->mean, found->clipped, found->p, ratio < r->n_passed);
     cJSON_AddNumberToObject(about, "row", (double)ratio * t->n_criteria + criterion);
     cJSON_AddItemToObject(about, "texts",
                           cJSON_CreateDoubleArray(limit->values + (size_t)ratio * t->n_texts, (int)t->n_texts));

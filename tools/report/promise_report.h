@@ -6,7 +6,7 @@
 
 typedef struct promise_report {
     const promise_task *task;
-    const double *ratios;                       // [n_ratios]
+    const double *ratios; // [n_ratios]
     double confidence;
     const kvb_table *table;
     bool strict;
