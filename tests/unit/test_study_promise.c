@@ -77,8 +77,8 @@ UNIT_TEST(limits_become_criteria)
     ck_assert(task.criteria == of && task.n_criteria == 2);
     ck_assert(of[0].limit == 0.1 && of[0].cap == 0.5 && of[0].values == values[PROMISE_KL][0]);
     ck_assert(of[1].limit == 0.3 && of[1].cap == 1.5 && of[1].values == values[PROMISE_NLL][0]);
-    must(promise_ask(&task, of, limits, 2, values[0][0], &err), &err);
-    ck_assert(of[0].cap == 2 && of[1].cap == 2);
+    must(promise_ask(&task, of, limits, 0.6, values[0][0], &err), &err);
+    ck_assert(of[0].cap == 0.6 && of[1].cap == 0.6);
     task.n_texts = promise_least_texts(0.2, 0.05) - 1;
     ck_assert(promise_ask(&task, of, limits, 0, values[0][0], &err) == KVB_ARGUMENT);
     ck_assert(strstr(err.message, "texts promise nothing"));
