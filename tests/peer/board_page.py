@@ -251,6 +251,6 @@ def write(lines, page, svg):
         if begin not in text:
             continue
         head, rest = text.split(begin, 1)
-        text = head + begin + "\n" + "\n".join(rows(board)) + "\n" + end + rest.split(end, 1)[1]
+        text = head + begin + "\n\n" + "\n".join(rows(board)).strip("\n") + "\n\n" + end + rest.split(end, 1)[1]
     page.write_text(text, encoding="utf-8")
     svg.write_text(picture(board), encoding="utf-8")
