@@ -89,7 +89,7 @@ seconds_of() { # KIND BUILD NAME
     *backend_* | test_profiler_backend | test_profiler_spec | errors | faults | malloc_faults | metrics | ranks)
         seconds=15 ;;
     test_profiler_cuda | *packed_tiles | test_profiler_profile | test_formats_* | test_solver_* | real_* | eval | \
-        chain | studies | validate | compute | memory | install | recommend | report | plot | folders) seconds=6 ;;
+        chain | studies | validate | compute | memory | install | recommend | report | folders) seconds=6 ;;
     esac
     case $2 in *-san) seconds=$((3 * seconds)) ;; esac
     echo $seconds

@@ -135,7 +135,6 @@ int cli_terminal_width(int fd, int otherwise);
     row(recommend) \
     row(report) \
     row(budgets) \
-    row(plot) \
     row(export) \
     row(import) \
     row(inspect) \

@@ -110,12 +110,7 @@ for f in run.h5 imported.h5 keydiff.safetensors calib.jsonl; do
     json "inspect --json $f is JSON" out 'isinstance(j, dict)'
 done
 
-# ---- plot
-expect 0 'plot' plot keydiff.safetensors ea.safetensors -o two.svg
-check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
-misused 'plot without a picture' '--output is needed' plot keydiff.safetensors
-expect 0 'ratios as per cents and shares' plot keydiff.safetensors --ratios 20,0.5 -o some.svg
-fails 'plot with a ratio that no row has' 'no row for 50.5 % pruned; it has whole per cents' plot \
-    keydiff.safetensors --ratios 50.5 -o no.svg
-misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80 -o no.svg
+# ---- report
+expect 0 'report' report keydiff.safetensors ea.safetensors -o two.html
+check 'it has a cell for every head' maps two.html 6 $((L * G))
 end

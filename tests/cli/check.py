@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -99,14 +100,15 @@ def check_same_budgets(a, b):
         assert x[k] == y[k], k
 
 
-def check_svg(path, panels, heads):
-    """Well-formed, one cell per panel and head, and no number outside 0 to 100 %."""
+def check_maps(path, panels, heads):
+    """The head maps of a report: well-formed, one cell per panel and head, and no number outside 0 to 100 %."""
     cells = 0
-    for e in xml.dom.minidom.parse(path).getElementsByTagName("title"):
-        text = e.firstChild.data
-        if text.startswith("layer "):
-            cells += 1
-            assert 0 <= float(text.split(": ")[1].split(" ")[0]) <= 100, text
+    for svg in re.findall("<svg.*?</svg>", open(path).read(), re.S):
+        if "KV head" not in svg: continue
+        document = xml.dom.minidom.parseString(svg)
+        cells += sum(e.hasAttribute("fill") for e in document.getElementsByTagName("rect"))
+        for e in document.getElementsByTagName("text"):
+            if e.getAttribute("class").startswith("n"): assert 0 <= float(e.firstChild.data) <= 100
     assert cells == int(panels) * int(heads), cells
 
 

@@ -88,18 +88,9 @@ json 'which is 0.375' out 'abs(sum(map(sum, j["details"][0]["keep"])) / 4000 - 0
 expect 0 'inspect shows the rows that there are' inspect --json t.safetensors
 json 'those three' out 'j["n_rows"] == 3 and [r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8] and all(
     0 <= r["unsure_heads"] <= 4 for r in j["rows"])'
-expect 0 'plot draws them' plot t.safetensors -o three.svg
-check 'one panel each' svg three.svg 3 4
-says 'named as they were asked for' '37\.5 % pruned' three.svg
-expect 0 'plot draws those wished for' plot t.safetensors --ratios 37.5,0.8 -o two.svg
-check 'two panels' svg two.svg 2 4
-fails 'a ratio that was not solved' 't.safetensors: no row for 50 % pruned; it was solved for 30, 37\.5, 80 %' plot \
-    t.safetensors --ratios 50 -o no.svg
-kvb solve run.h5 --metric keydiff -o full.safetensors --quiet
-fails 'beside a table of whole per cents' 'full.safetensors: no row for 37\.5 % pruned; it has whole per cents' \
-    plot full.safetensors t.safetensors -o no.svg
-expect 0 'a ratio that both have' plot full.safetensors t.safetensors --ratios 80 -o both.svg
-check 'in two panels' svg both.svg 2 4
+expect 0 'a page of them' report t.safetensors -o three.html
+check 'one map each of those near 50, 80 and 90 %' maps three.html 2 4
+says 'named as they were asked for' '37\.5 % pruned' three.html
 expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratios 0.005:0.495:0.005 \
     -o fine.safetensors --quiet
 expect 0 'inspect shows them all' inspect --json fine.safetensors

@@ -19,7 +19,7 @@ commands_for() {
     txt) printf '%s\n' "calib tiny.gguf FILE -o x.jsonl --lines 1" ;;
     h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
         "export FILE --format lukv-steps -o x.steps" "report table.safetensors --record FILE -o x.html" ;;
-    safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
+    safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" \
         "export FILE --format npy -o x.npy" "report FILE -o x.html" ;;
     json) printf '%s\n' "report table.safetensors --results FILE -o x.html" ;;
     esac

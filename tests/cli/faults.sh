@@ -35,7 +35,7 @@ printf 'line %s of a text that is not long\n' $(seq 60) >text.txt
 expect 0 'a table' solve alone1.h5 --metric keydiff -o t.safetensors --quiet
 mkdir -p a.h5 worth.json s.safetensors
 ln -s loop.h5 loop.h5
-ln -s nowhere dangling.svg
+ln -s nowhere dangling.html
 cp t.safetensors kept.safetensors
 chmod 444 kept.safetensors
 long=$(printf 'n%.0s' $(seq 240))
@@ -50,7 +50,7 @@ fails '--plan says so too' 'expected at least 301' "${PROFILE[@]}" --metric snap
 fails 'results that are a folder' 'worth.json: is a folder' "${EVAL[@]}" -o worth
 fails 'task: results that are a folder' 'worth.json: is a folder' task tiny.gguf --task niah_single_1 -o worth --quiet
 fails 'a table that is read-only' 'kept.safetensors: is read-only' solve alone1.h5 --metric keydiff -o kept.safetensors
-fails 'a picture through a link to nothing' 'dangling.svg: .*leads nowhere' plot t.safetensors -o dangling.svg
+fails 'a page through a link to nothing' 'dangling.html: .*leads nowhere' report t.safetensors -o dangling.html
 same 'the read-only table is as it was' t.safetensors kept.safetensors
 left=$(find . -name '*.parts' -o -name '*.partial' -o -name '*.cells' -o -name nowhere -o -name short.h5)
 if [ -z "$left" ]; then ok 'nothing is left behind'; else not_ok "left behind: $left"; fi

@@ -54,7 +54,7 @@ lacks 'help metrics fits the screen' '.{133}' out
 misused 'no command' 'a command is missing'
 misused 'nonsense' "unknown command 'xyzzy'" xyzzy
 misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
-misused 'help for two commands' 'expected one command' help solve plot
+misused 'help for two commands' 'expected one command' help solve budgets
 
 # Idle threads spin less, unless the user said how threads shall wait.
 spins() { # [VARIABLE=VALUE]...: what libgomp says at the last start, in an environment of nothing else

@@ -61,7 +61,7 @@ expect 0 'evaluate the metric' eval tiny.gguf text.txt --metric learned=rank.saf
     --quiet
 expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single_1 -t 900 -c 1 -r 0.5 --quiet
 
-# ---- inspect and plot
+# ---- inspect
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '

@@ -22,7 +22,6 @@ LINES = {
     "recommend": f"tiny.gguf table.safetensors text0.txt text1.txt -r 50% --max-kl 1e6 --confidence 0.1 {SIZE}",
     "report": "table.safetensors -o OUT --quiet",
     "budgets": "table.safetensors --ratio 0.5 --tokens 100",
-    "plot": "table.safetensors -o OUT",
     "export": "table.safetensors --format npy -o OUT",
     "import": "steps -o OUT",
     "inspect": "run.h5",

@@ -27,6 +27,6 @@ for m in snapkv:kvpress keydiff ea:kvpress; do
     check "the table of $m keeps the invariants" table "$t.safetensors" $L $G "$m"
     check "the heads of $m differ as the paper says" heads_differ "$t.safetensors"
 done
-expect 0 'plot' plot snapkv.safetensors keydiff.safetensors ea.safetensors -o budgets.svg
-check 'the picture has a cell for every head' svg budgets.svg 9 $((L * G))
+expect 0 'report' report snapkv.safetensors keydiff.safetensors ea.safetensors -o budgets.html
+check 'it has a cell for every head' maps budgets.html 9 $((L * G))
 end

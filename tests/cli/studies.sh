@@ -31,12 +31,6 @@ json 'every question is best off with its own optimum' ablation.json 'len(j["det
 json 'heads add up' ablation.json \
     'all(abs(sum(heads) - r["loss"]) < 1e-9 for d in j["details"] for a in d["head_loss"]
     for r, heads in zip(rows(metric=d["metric"], allocator=a), d["head_loss"][a]))'
-expect 0 'as a picture' plot ablation.json -o ablation.svg
-check 'a chart for each metric' charts ablation.svg 2
-expect 0 'held-out losses as a picture' plot text.json -o holdout.svg
-check 'one chart of them' charts holdout.svg 1
-misused 'lines in the terminal' '--output is needed' plot text.json
-misused 'ratios of results' '--ratios is for' plot text.json -o x.svg --ratios 50
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
 
@@ -62,7 +56,9 @@ json 'a perfect metric would lose less, and this one more than it' oracle.json '
     o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
     o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(
     list(zip(j["rows"], json.load(open("metric.json"))["rows"])))'
-misused 'tables and results' 'cannot share one picture' plot oracle.safetensors text.json -o x.svg
+expect 0 'a page of the table and the studies' report oracle.safetensors --results ablation.json --results text.json \
+    -o studies.html
+says 'a chart for each metric of the ablation' '<figcaption>snapkv:kvpress[^:]*: loss, share' studies.html
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
 for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do

@@ -66,7 +66,6 @@ CASES = [
     case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),
     case("export duo", "export IN/keydiff.safetensors -f duo -r 0.5 -t 99 -o duo"),
-    case("plot", "plot IN/keydiff.safetensors -o t.svg", before="old.svg:t.svg"),
     case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --repeat 2 --quiet",
          before="old.jsonl:c.jsonl"),
     case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),

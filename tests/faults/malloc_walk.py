@@ -43,7 +43,6 @@ COMMANDS = {
                + SHORT, 30),
     "report": ("report table.safetensors --record run.h5 -r worth.json -o page.html", 20),
     "budgets": ("budgets table.safetensors --ratio 0.5 --tokens 100 --json", 15),
-    "plot": ("plot table.safetensors -o t.svg", 15),
     "export npy": ("export table.safetensors --format npy -o t.npy", 15),
     "export lukv-steps": ("export run.h5 --format lukv-steps -o steps", 15),
     "export varlen": ("export table.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays", 15),

@@ -14,11 +14,6 @@ static double scale(double kept)
     return sqrt(fmin(1, fmax(0, kept)));
 }
 
-static const double *panel_at(const heatmap *map, size_t table, size_t ratio)
-{
-    return map->kept + (table * map->n_ratios + ratio) * map->n_layers * map->n_heads;
-}
-
 typedef struct range {
     double least, most;
 } range;
@@ -45,7 +40,6 @@ static const char *percent(char out[8], double share)
 
 enum {
     MARGIN = SVG_MARGIN,
-    HEADER = 74, // title, subtitle and what the colours are; in a page there is none of it
     PANEL_TITLE = 40,
     PANEL_FOOT = 46,
     LAYER_LABELS = 46,
@@ -55,7 +49,7 @@ enum {
 };
 
 typedef struct svg_layout {
-    int cell_width, cell_height, panel_width, panel_height, column_step, row_step, top, width, height;
+    int cell_width, cell_height, panel_width, panel_height, column_step, width, height;
 } svg_layout;
 
 static int clamp(int value, int low, int high)
@@ -72,12 +66,9 @@ static svg_layout layout_svg(const heatmap *map)
     l.panel_width = clamp(l.cell_width * heads, 152, 1 << 20); // room for the heading
     l.panel_height = l.cell_height * layers;
     l.column_step = LAYER_LABELS + l.panel_width + PANEL_SPACE;
-    l.row_step = PANEL_TITLE + l.panel_height + PANEL_FOOT;
     l.width = 2 * MARGIN + l.column_step * (int)map->n_ratios + BAR_SPACE;
-    if (l.width < 640 && !map->bare) l.width = 640; // room for the title
-    l.top = map->bare ? MARGIN : MARGIN + HEADER;
-    l.height = l.top + l.row_step * (int)map->n_tables;
-    if (map->bare && l.height < l.top + 200 + MARGIN) l.height = l.top + 200 + MARGIN; // the colour bar of few layers
+    l.height = MARGIN + PANEL_TITLE + l.panel_height + PANEL_FOOT;
+    if (l.height < 200 + 2 * MARGIN) l.height = 200 + 2 * MARGIN; // the colour bar of few layers
     return l;
 }
 
@@ -89,10 +80,8 @@ static void put_panel_cells(const heatmap *map, const svg_layout *l, const doubl
             double share = kept[(size_t)layer * map->n_heads + g];
             viridis_rgb c = viridis_at(scale(share));
             int cx = x + (int)g * l->cell_width, cy = y + (int)layer * l->cell_height;
-            fprintf(out, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#%02x%02x%02x\"", cx, cy,
+            fprintf(out, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#%02x%02x%02x\"/>\n", cx, cy,
                     l->cell_width, l->cell_height, (unsigned)c.r, (unsigned)c.g, (unsigned)c.b);
-            if (map->bare) fputs("/>\n", out); // a page must stay small
-            else fprintf(out, "><title>layer %u, KV head %u: %.2f %%</title></rect>\n", layer, g, 100 * share);
             char text[8];
             if (numbers)
                 svg_text(out, cx + l->cell_width / 2.0, cy + l->cell_height / 2.0 + 3.2,
@@ -103,14 +92,12 @@ static void put_panel_cells(const heatmap *map, const svg_layout *l, const doubl
             l->cell_width * (int)map->n_heads + 1, l->panel_height + 1);
 }
 
-static void put_panel(const heatmap *map, const svg_layout *l, size_t table, size_t ratio, FILE *out)
+static void put_panel(const heatmap *map, const svg_layout *l, size_t ratio, FILE *out)
 {
-    const double *kept = panel_at(map, table, ratio);
-    int left = MARGIN + (int)ratio * l->column_step, x = left + LAYER_LABELS,
-        y = l->top + (int)table * l->row_step + PANEL_TITLE;
+    const double *kept = map->kept + ratio * map->n_layers * map->n_heads;
+    int left = MARGIN + (int)ratio * l->column_step, x = left + LAYER_LABELS, y = MARGIN + PANEL_TITLE;
     char text[96], least[8], most[8];
     range r = panel_range(map, kept);
-    if (ratio == 0 && !map->bare) svg_text(out, left, y - 26, "name", map->table_names[table]);
     snprintf(text, sizeof text, "%.3g %% pruned, kept %s to %s %%", 100 * map->ratios[ratio], percent(least, r.least),
              percent(most, r.most));
     svg_text(out, x, y - 8, "t", text);
@@ -136,7 +123,7 @@ static void put_panel(const heatmap *map, const svg_layout *l, size_t table, siz
 
 static void put_colour_bar(const heatmap *map, const svg_layout *l, FILE *out)
 {
-    int x = MARGIN + l->column_step * (int)map->n_ratios + 10, y = l->top + PANEL_TITLE;
+    int x = MARGIN + l->column_step * (int)map->n_ratios + 10, y = MARGIN + PANEL_TITLE;
     int height = clamp(l->panel_height, 160, 480);
     fputs("<defs><linearGradient id=\"kept\" x1=\"0\" y1=\"1\" x2=\"0\" y2=\"0\">\n", out);
     for (int i = 0; i <= VIRIDIS_LAST; i++) {
@@ -161,16 +148,10 @@ static void put_colour_bar(const heatmap *map, const svg_layout *l, FILE *out)
 void heatmap_svg(const heatmap *map, FILE *out)
 {
     svg_layout l = layout_svg(map);
-    if (map->bare) {
-        fprintf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n<title>", l.width, l.height);
-        html_put(out, map->title);
-        fputs("</title>\n", out);
-    } else {
-        svg_begin(out, l.width, l.height, map->title, map->subtitle);
-        svg_text(out, MARGIN, MARGIN + 51, "sub", "Colour and number: percent of its tokens that a KV head keeps.");
-    }
-    for (size_t table = 0; table < map->n_tables; table++)
-        for (size_t ratio = 0; ratio < map->n_ratios; ratio++) put_panel(map, &l, table, ratio, out);
+    fprintf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\">\n<title>", l.width, l.height);
+    html_put(out, map->title);
+    fputs("</title>\n", out);
+    for (size_t ratio = 0; ratio < map->n_ratios; ratio++) put_panel(map, &l, ratio, out);
     put_colour_bar(map, &l, out);
     svg_end(out);
 }

@@ -1,6 +1,5 @@
 #include "tools/report/output.h"
 #include "runtime/fail.h"
-#include "runtime/text.h"
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -43,14 +42,4 @@ kvb_status output_check(const char *pattern, const output_form *form, const char
         if (status == KVB_OK) status = named_output(path, form->option, form->kind, err);
     }
     return status;
-}
-
-kvb_status picture_check(const char *path, kvb_error *err)
-{
-    if (kvb_ends_with(path, ".svg") && strlen(path) > 4) return KVB_OK;
-    return kvb_fail(
-        err, KVB_ARGUMENT,
-        "%s: expected a name that ends in .svg; `rsvg-convert -f pdf x.svg -o x.pdf` makes a PDF of it, and "
-        "-f png a PNG",
-        path);
 }

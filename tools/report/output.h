@@ -22,7 +22,3 @@ typedef struct output_form {
 // fails with KVB_ARGUMENT.
 kvb_status output_check(const char *pattern, const output_form *form, const char *const *metrics, size_t n,
                         kvb_error *err);
-
-// Checks that a picture's name ends in .svg; otherwise fails with KVB_ARGUMENT and a message that names rsvg-convert,
-// which makes PDF and PNG from SVG.
-kvb_status picture_check(const char *path, kvb_error *err);

@@ -636,16 +636,12 @@ static void put_map(page_writer *w, const page_table *t, size_t n_cells)
         for (size_t h = 0; h < heads; h++) kept[n * heads + h] = 1 - row.prune_ratio[h];
         ratios[n++] = row.ratio;
     }
-    const char *name = info->metric;
     const heatmap map = {.n_layers = info->n_layers,
                          .n_heads = info->n_kv_heads,
-                         .n_tables = 1,
                          .n_ratios = n,
-                         .title = name,
-                         .table_names = &name,
+                         .title = info->metric,
                          .ratios = ratios,
-                         .kept = kept,
-                         .bare = true};
+                         .kept = kept};
     fputs("<figure class=\"chart\"><figcaption>", w->out);
     put_name(w, t);
     fputs("</figcaption>\n<div class=\"plot\">", w->out);

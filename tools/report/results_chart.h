@@ -1,5 +1,5 @@
 // Charts of results: for every method and task of documents a chart of each column that people look at, with a line per
-// allocator. `plot`, NAME.svg of eval and task, and the page draw the same ones.
+// allocator. NAME.svg of eval and task and the page draw the same ones.
 #pragma once
 #include "tools/report/results.h"
 #include "tools/report/svg.h"

@@ -57,8 +57,6 @@ from_record() {
     kvbudget solve "$record" -m $metric -o "$work/$metric.safetensors"
     plain budgets "$work/$metric.safetensors" --ratio 0.8 --tokens 3000 --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name budgets"
-    plain plot "$work/$metric.safetensors" -o "$work/plot.svg" >/dev/null
-    hash_file "$work/plot.svg" "$name plot"
 }
 
 python3 - "$work" <<'PY'

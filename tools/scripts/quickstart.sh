@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From nothing to a table: the default model, its best table by one command, a picture. Called by `make quickstart`,
+# From nothing to a table: the default model, its best table by one command. Called by `make quickstart`,
 # which has installed what is needed and built the program. What is done is not done again.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -19,8 +19,7 @@ echo "$MODEL"
 step '2. Its best table: which tokens each head keeps, and how many, for 99 compression ratios'
 "$KVB" tune "$MODEL" -o "${TABLE%.safetensors}"
 
-step "3. What an engine would get for a context of 4096 tokens, 80 % pruned (50 and 90 % too: $OUT/budgets.svg)"
-"$KVB" plot "$TABLE" -o "$OUT/budgets.svg" --force
+step '3. What an engine would get for a context of 4096 tokens, 80 % pruned'
 "$KVB" budgets "$TABLE" --ratio 0.8 --tokens 4096
 
 step 'What to do with it'
