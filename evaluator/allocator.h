@@ -4,7 +4,6 @@
 #include "profiler/model/model_config.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
-#include <stddef.h>
 
 typedef enum allocator_kind {
     ALLOCATOR_UNIFORM,

@@ -17,10 +17,7 @@ void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim)
 
 void attend_release(attend_scratch *s)
 {
-    free(s->scores);
-    free(s->queries);
-    free(s->outputs);
-    free(s->rows);
+    free_all(s->scores, s->queries, s->outputs, s->rows);
     *s = (attend_scratch){0};
 }
 

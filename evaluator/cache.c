@@ -11,12 +11,7 @@ static size_t n_heads(const kv_cache *c)
 
 static void free_arrays(kv_cache *c)
 {
-    free(c->k);
-    free(c->v);
-    free(c->positions);
-    free(c->formats);
-    free(c->packed);
-    free(c->packed_at);
+    free_all(c->k, c->v, c->positions, c->formats, c->packed, c->packed_at);
     c->k = c->v = NULL;
     c->positions = NULL;
     c->formats = c->packed = NULL;
@@ -59,9 +54,7 @@ void kv_cache_close(kv_cache *c)
 {
     if (!c) return;
     free_arrays(c);
-    free(c->offsets);
-    free(c->counts);
-    free(c);
+    free_all(c->offsets, c->counts, c);
 }
 
 kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head)
@@ -173,8 +166,7 @@ kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err)
     c->packed = packed;
     c->packed_at = at;
     c->formats = need_copy(formats, 2 * heads, 1, "formats");
-    free(c->k);
-    free(c->v);
+    free_all(c->k, c->v);
     c->k = c->v = NULL;
     return status;
 }
@@ -253,8 +245,6 @@ kept_set kept_set_open(uint32_t n, size_t n_positions)
 
 void kept_set_free(kept_set *kept)
 {
-    free(kept->offsets);
-    free(kept->positions);
-    free(kept->formats);
+    free_all(kept->offsets, kept->positions, kept->formats);
     *kept = (kept_set){0};
 }

@@ -48,13 +48,7 @@ void damage_close(damage *d)
     if (!d) return;
     session_close(d->s);
     for (uint32_t i = 0; i < d->plan.batch; i++) kv_cache_close(d->caches[i]);
-    free(d->logits);
-    free(d->caches);
-    free(d->n_rows);
-    free(d->ids);
-    free(d->rows);
-    free(d->cuts);
-    free(d);
+    free_all(d->logits, d->caches, d->n_rows, d->ids, d->rows, d->cuts, d);
 }
 
 // ---- Texts ----
@@ -213,12 +207,7 @@ static void close_head_work(head_work *w)
     for (uint32_t i = 0; w->cut && i < w->n; i++) kv_cache_close(w->cut[i]);
     for (uint32_t i = 0; i < w->waiting; i++) kv_cache_close(w->caches[i]);
     kv_cache_close(w->whole);
-    free(w->cut);
-    free(w->hidden);
-    free(w->counts);
-    free(w->streams);
-    free(w->stream);
-    free(w->caches);
+    free_all(w->cut, w->hidden, w->counts, w->streams, w->stream, w->caches);
 }
 
 static kvb_status cut_levels(head_work *w, kvb_error *err)

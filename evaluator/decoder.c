@@ -85,15 +85,7 @@ void decoder_close(decoder *d)
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) d->b->release(d->m->device, places[i]);
     layer_pass_close(&d->pass);
     for (int t = 0; d->scratch && t < d->n_threads; t++) attend_release(&d->scratch[t]);
-    free(d->scratch);
-    free(d->chosen);
-    free(d->sinks);
-    free(d->positions);
-    free(d->host_q);
-    free(d->host_o);
-    free(d->host_k);
-    free(d->host_v);
-    free(d);
+    free_all(d->scratch, d->chosen, d->sinks, d->positions, d->host_q, d->host_o, d->host_k, d->host_v, d);
 }
 
 void decoder_begin_context(decoder *d, uint32_t n_tokens)

@@ -26,8 +26,7 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
 void fidelity_close(fidelity *f)
 {
     if (!f) return;
-    free(f->importance);
-    free(f->cell_logits);
+    free_all(f->importance, f->cell_logits);
     predictions_close(&f->full);
     free(f);
 }
@@ -61,9 +60,7 @@ fidelity_cell fidelity_cell_open(uint32_t n)
 
 void fidelity_cell_free(fidelity_cell *c)
 {
-    free(c->kl);
-    free(c->nll);
-    free(c->agree);
+    free_all(c->kl, c->nll, c->agree);
     *c = (fidelity_cell){0};
 }
 
@@ -148,9 +145,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
         kv_cache_close(caches[n + i]);
         if (status != KVB_OK) fidelity_cell_free(&out[i]);
     }
-    free(caches);
-    free(n_rows);
-    free(ids);
+    free_all(caches, n_rows, ids);
     return status;
 }
 

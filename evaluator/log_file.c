@@ -198,8 +198,7 @@ kvb_status log_close(log_file *log, kvb_status status, kvb_error *err)
     if (log->file >= 0 && !file_close(log->file) && status == KVB_OK)
         status = kvb_fail(err, KVB_IO, "%s: cannot be closed: %s", log->path, strerror(errno));
     tdestroy(log->tree, free_entry);
-    free(log->path);
-    free(log);
+    free_all(log->path, log);
     return status;
 }
 

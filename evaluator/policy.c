@@ -271,8 +271,7 @@ static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, uint32
         status = keydiff_best(h, keys, joined, best, &n_best, err);
         for (uint32_t i = 0; status == KVB_OK && i < n_best; i++) keep[i] = keep[best[i]];
     }
-    free(best);
-    free(keys);
+    free_all(best, keys);
     *n_keep = n;
     return status;
 }
@@ -327,8 +326,7 @@ static void compress_partition(policy_head *h, const float *k, const float *v, u
     memmove(keep + first + n_best, keep + first + lag, (*n_keep - first - lag) * sizeof *keep);
     *n_keep -= lag - n_best;
     h->counts[0] += n_best;
-    free(keys);
-    free(best);
+    free_all(keys, best);
 }
 
 static kvb_status lagkv_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)

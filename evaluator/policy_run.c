@@ -33,9 +33,7 @@ static void copy_state(const policy_run *r, policy_state *to, const policy_state
 
 static void free_state(policy_state *s)
 {
-    free(s->heads);
-    free(s->memory);
-    free(s->marks);
+    free_all(s->heads, s->memory, s->marks);
 }
 
 // Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in
@@ -105,10 +103,7 @@ void policy_run_close(policy_run *r)
     kept_set_free(&r->kept);
     free_state(&r->now);
     free_state(&r->after);
-    free(r->memory_at);
-    free(r->keep);
-    free(r->scores);
-    free(r);
+    free_all(r->memory_at, r->keep, r->scores, r);
 }
 
 // ---- Prefill ----

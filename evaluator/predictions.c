@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include <math.h>
-#include <stdlib.h>
 
 predictions predictions_open(uint32_t n, uint32_t vocabulary)
 {
@@ -19,12 +18,7 @@ predictions predictions_open(uint32_t n, uint32_t vocabulary)
 
 void predictions_close(predictions *a)
 {
-    free(a->next);
-    free(a->logits);
-    free(a->p);
-    free(a->log_sum);
-    free(a->nll);
-    free(a->likeliest);
+    free_all(a->next, a->logits, a->p, a->log_sum, a->nll, a->likeliest);
     *a = (predictions){0};
 }
 

@@ -143,9 +143,7 @@ typedef struct new_cuts {
 
 static void close_new(new_cuts *w)
 {
-    free(w->cuts);
-    free(w->keys);
-    free(w->found);
+    free_all(w->cuts, w->keys, w->found);
 }
 
 // Those among n cuts of one text. Equal cuts, as different shifts may make, are measured once.
@@ -298,8 +296,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
         }
         if (set == SET_TEST) close_text(&b->open[b->members[set][t]]); // each is asked once
     }
-    free(both);
-    free(found);
+    free_all(both, found);
     *out = status == KVB_OK ? kl : NULL;
     if (status != KVB_OK) free(kl);
     return status;
@@ -366,9 +363,7 @@ static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t 
         if (status == KVB_OK && b->heads_told) b->heads_told(b, n_levels, t + 1, n_texts, meter_now() - begin);
     }
     kvb_table_close(table);
-    free(none);
-    free(keep);
-    free(found);
+    free_all(none, keep, found);
     return status;
 }
 

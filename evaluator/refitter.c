@@ -19,8 +19,7 @@ refitter refitter_open(const model *m, uint32_t max_tokens, uint32_t n_queries)
 
 void refitter_free(refitter *r)
 {
-    free(r->queries);
-    free(r->plain);
+    free_all(r->queries, r->plain);
     *r = (refitter){0};
 }
 

@@ -60,8 +60,7 @@ void session_close(session *s)
     session_context_free(&s->now);
     window_attention_free(&s->attention);
     refitter_free(&s->refit);
-    free(s->ranked);
-    free(s);
+    free_all(s->ranked, s);
 }
 
 typedef struct watcher {
@@ -135,8 +134,7 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
     kvb_status status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
     if (status == KVB_OK && importance) spread_importance(s, importance);
-    free(rows);
-    free(wanted);
+    free_all(rows, wanted);
     return status;
 }
 
@@ -197,11 +195,7 @@ void session_context_free(session_context *c)
 {
     for (size_t i = 0; c->scores && i < c->n_metrics; i++) free(c->scores[i]);
     for (size_t i = 0; c->first && i < c->n_metrics; i++) free(c->first[i]);
-    free(c->scores);
-    free(c->first);
-    free(c->k);
-    free(c->v);
-    free(c->queries);
+    free_all(c->scores, c->first, c->k, c->v, c->queries);
     *c = (session_context){0};
 }
 

@@ -209,8 +209,7 @@ static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32
     if (status == KVB_OK) status = fidelity_measure(r->f, kept, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = keep_result(r, cells[i], &results[i], &kept[i], err);
     for (uint32_t i = 0; i < n; i++) kept_set_free(&kept[i]);
-    free(kept);
-    free(results);
+    free_all(kept, results);
     return status;
 }
 
@@ -349,8 +348,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     session_close(r.session);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);
     atomic_file_abandon(&r.kept);
-    free(r.runs);
-    free(metrics);
+    free_all(r.runs, metrics);
     return status;
 }
 
@@ -379,8 +377,7 @@ static summary_rows rows_open(const sweep *s)
 static void rows_free(summary_rows *r)
 {
     free(r->kl); // the first of its list
-    free(r->agreements);
-    free(r->n);
+    free_all(r->agreements, r->n);
 }
 
 static bool is_uniform(const allocator *a)

@@ -242,8 +242,7 @@ static void hide_in_essay(task_draft *d, const char *const *needles, size_t n_ne
         if (i < n_needles) fprintf(d->context, " %s ", needles[i]);
     }
     fputc('\n', d->context);
-    free(places);
-    free(text);
+    free_all(places, text);
 }
 
 // ---- Needles in a haystack (RULER, 3) ----
@@ -281,8 +280,7 @@ static void hide_needles(task_draft *d, const needle *n, size_t count)
     else
         hide_in_lines(d->context, &d->random, d->units, d->t->kind->hay == HAY_NEEDLES ? n + count : NULL, texts,
                       count);
-    free(order);
-    free(texts);
+    free_all(order, texts);
 }
 
 // One question for all values of these keys, whose first needles are given.
@@ -326,8 +324,7 @@ static kvb_status build_niah(task_draft *d, kvb_error *err)
         for (size_t i = 0; i < set->queries; i++) keys[i] = &n[order[q * set->queries + i] * set->values];
         ask_for_keys(d, keys, set->queries, set->values, type);
     }
-    free(order);
-    free(n);
+    free_all(order, n);
     return KVB_OK;
 }
 
@@ -381,8 +378,7 @@ static kvb_status show_solved_chain(task_draft *d, uint32_t n, kvb_error *err)
     fputs(best, d->context);
     for (uint32_t i = 0; i < n; i++) fprintf(d->context, " %s", names[i]);
     fputs("\n\n", d->context);
-    free(best);
-    free(text);
+    free_all(best, text);
     return status;
 }
 
@@ -476,8 +472,7 @@ static kvb_status build_frequent(task_draft *d, kvb_error *err)
                   "most frequently appeared words in the above coded text? "),
         need_text("Answer: According to the coded text above, the three most frequently appeared words are:"));
     for (int i = 1; i <= 3; i++) add_gold(d->sample, names[i]);
-    free(names);
-    free(list);
+    free_all(names, list);
     return KVB_OK;
 }
 
@@ -504,8 +499,7 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
                      need_text("%s", ""));
         add_gold(d->sample, pairs[asked[i]][1]);
     }
-    free(pairs);
-    free(asked);
+    free_all(pairs, asked);
     return KVB_OK;
 }
 
@@ -744,8 +738,7 @@ kvb_status task_parse(task *out, const char *text, kvb_error *err)
 void task_sample_free(task_sample *s)
 {
     for (size_t i = 0; i < s->n_questions; i++) {
-        free(s->questions[i].text);
-        free(s->questions[i].prefix);
+        free_all(s->questions[i].text, s->questions[i].prefix);
         for (size_t k = 0; k < s->questions[i].n_gold; k++) free(s->questions[i].gold[k]);
     }
     free(s->context);

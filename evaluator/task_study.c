@@ -133,12 +133,7 @@ static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
 
 static void step_close(step *s)
 {
-    free(s->active);
-    free(s->caches);
-    free(s->rows);
-    free(s->hooks);
-    free(s->ids);
-    free(s->logits);
+    free_all(s->active, s->caches, s->rows, s->hooks, s->ids, s->logits);
 }
 
 // Lists the talks that go on and what each feeds to the model.
@@ -523,12 +518,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
         kv_cache_close(b.cells[i].context); // one that could not be refitted
     }
     session_close(b.session);
-    free(b.cells);
-    free(b.turns);
-    free(b.owners);
-    free(b.questions);
-    free(metrics);
-    free(ids);
+    free_all(b.cells, b.turns, b.owners, b.questions, metrics, ids);
     return status;
 }
 
@@ -569,7 +559,6 @@ kvb_status task_summarize(const task_study *s, size_t cell, task_outcome *out, k
         out->score = interval_share(&groups);
         if (uniform) out->to_uniform = interval_share_difference(&groups, others);
     }
-    free(scores);
-    free(counts);
+    free_all(scores, counts);
     return status;
 }

@@ -14,10 +14,7 @@ window_attention window_attention_open(uint32_t n_layers, uint32_t n_kv_heads, u
 
 void window_attention_free(window_attention *a)
 {
-    free(a->score);
-    free(a->entropy);
-    free(a->dispersion);
-    free(a->shift);
+    free_all(a->score, a->entropy, a->dispersion, a->shift);
     *a = (window_attention){0};
 }
 

@@ -55,6 +55,11 @@ void *needed(void *p, const char *what)
     return p;
 }
 
+void free_each(void *const *blocks, size_t n)
+{
+    for (size_t i = 0; i < n; i++) free(blocks[i]);
+}
+
 char *need_text(const char *format, ...)
 {
     va_list args, again;

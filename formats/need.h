@@ -17,5 +17,8 @@ void *need_more(void *old, size_t count, size_t size, const char *what);
 void *need_copy(const void *from, size_t count, size_t size, const char *what);
 // Returns p, which a library allocated; NULL means that memory ran out.
 void *needed(void *p, const char *what);
+// Frees each argument, a block or NULL.
+#define free_all(...) free_each((void *[]){__VA_ARGS__}, sizeof((void *[]){__VA_ARGS__}) / sizeof(void *))
+void free_each(void *const *blocks, size_t n);
 // Returns the text that printf would print; the caller frees it.
 char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -86,8 +86,7 @@ static kvb_status add_own(const maker *m, const calib_context *from, const calib
                           m->c->sample_id);
     const int32_t *said = answer ? answer : q->answer_ids;
     if (status == KVB_OK) add_question(m, asked, n_asked, given ? said : NULL, n_answer);
-    free(asked);
-    free(answer);
+    free_all(asked, answer);
     return status;
 }
 
@@ -132,9 +131,7 @@ static kvb_status add_repetition(const maker *m, size_t at)
                      : need_text("\n\nRepeat the text above word for word, from its beginning:\n");
     kvb_status status = encode(m, asked, strlen(asked), &ids, &n);
     if (status == KVB_OK) add_question(m, ids, n, m->text + at, n_answer);
-    free(asked);
-    free(ids);
-    free(quoted);
+    free_all(asked, ids, quoted);
     return status;
 }
 
@@ -168,9 +165,7 @@ static kvb_status add_line_question(const maker *m, const char *text, const text
     if (status == KVB_OK) status = encode(m, text + line->head, line->end - line->head, &answer, &n_answer);
     if (status == KVB_OK && n_answer > m->r->n_answer) n_answer = m->r->n_answer;
     if (status == KVB_OK) add_question(m, asked, n_asked, answer, n_answer);
-    free(question);
-    free(asked);
-    free(answer);
+    free_all(question, asked, answer);
     return status;
 }
 
@@ -221,8 +216,7 @@ static kvb_status add_lines(const maker *m)
     text_line *lines = text_lines_find(&n, text, size);
     kvb_status status = keep_answers(m, text, lines, &n);
     if (status == KVB_OK) status = draw_lines(m, text, lines, n);
-    free(lines);
-    free(text);
+    free_all(lines, text);
     return status;
 }
 

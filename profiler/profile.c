@@ -72,14 +72,7 @@ static void close_buffers(run *r)
     profile_losses_close(&r->losses);
     forward_close(r->f);
     for (size_t i = 0; r->scores && i < r->o->n_metrics; i++) free(r->scores[i]);
-    free(r->scores);
-    free(r->importance);
-    free(r->keys);
-    free(r->drawn);
-    free(r->rows);
-    free(r->ids);
-    free(r->logit_rows);
-    free(r->answers);
+    free_all(r->scores, r->importance, r->keys, r->drawn, r->rows, r->ids, r->logit_rows, r->answers);
 }
 
 // layer_observer: every metric's scores of one layer.
@@ -286,8 +279,7 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
         if (status == KVB_OK) status = put_losses(r, c, batch + first, n, err);
     }
     r->times->decode += meter_now() - start;
-    free(batch);
-    free(questions);
+    free_all(batch, questions);
     profile_recorded_free(&held);
     return status;
 }

@@ -92,8 +92,7 @@ static kvb_status prepare_question(profile_question *out, const model_text *t, c
     if (status == KVB_OK && (suffix.n > INT32_MAX / 2 || answer.n > INT32_MAX / 2))
         status = kvb_fail(err, KVB_ARGUMENT, "question and answer have %zu tokens, too many", suffix.n + answer.n);
     if (status != KVB_OK) {
-        free(suffix.ids);
-        free(answer.ids);
+        free_all(suffix.ids, answer.ids);
         return status;
     }
     // An answer's last token is never a query. How many tokens a text has is the tokenizer's doing, so a short answer
@@ -147,11 +146,9 @@ static kvb_status prepare_context(profile_context *out, const model *m, const mo
 static void free_context(profile_context *c)
 {
     for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
-        free(c->questions[q].suffix);
-        free(c->questions[q].answer);
+        free_all(c->questions[q].suffix, c->questions[q].answer);
     }
-    free(c->questions);
-    free(c->ids);
+    free_all(c->questions, c->ids);
 }
 
 // ---- Growing a record -----------------------------------------------------------------------------------------------
@@ -498,11 +495,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
 void profile_job_free(profile_job *job)
 {
     for (size_t i = 0; job->contexts && i < job->n_contexts; i++) free_context(&job->contexts[i]);
-    free(job->contexts);
-    free(job->calibration_files);
-    free(job->growth.ids);
-    free(job->growth.own);
-    free(job->growth.check.ids);
+    free_all(job->contexts, job->calibration_files, job->growth.ids, job->growth.own, job->growth.check.ids);
     memset(job, 0, sizeof *job);
 }
 

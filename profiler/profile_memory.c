@@ -4,7 +4,6 @@
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <omp.h>
-#include <string.h>
 
 // Importance and tails of one batch, unless the user says how many questions: more does not make products faster, and a
 // batch is what an interrupted run loses.

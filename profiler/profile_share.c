@@ -264,11 +264,7 @@ kvb_status profile_share_out(profile_share *out, const model *m, const profile_j
     find_missing(&p, state);
     choose_cut(&p);
     take_share(out, &p, share);
-    free(p.left);
-    free(p.missing);
-    free(p.pieces);
-    free(p.load);
-    free(p.heap);
+    free_all(p.left, p.missing, p.pieces, p.load, p.heap);
     return KVB_OK;
 }
 

@@ -3,7 +3,6 @@
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 
 void ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads)
 {
@@ -14,8 +13,7 @@ void ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads)
 
 void ratio_mean_free(ratio_mean *r)
 {
-    free(r->sum);
-    free(r->square);
+    free_all(r->sum, r->square);
     *r = (ratio_mean){0};
 }
 

@@ -88,8 +88,7 @@ static hull_set make_hulls(const bytes_problem *p)
         memcpy(h.corner + h.first[n], hull, corners * sizeof *hull);
         h.first[n + 1] = end;
     }
-    free(all);
-    free(hull);
+    free_all(all, hull);
     return h;
 }
 
@@ -165,8 +164,7 @@ static void sweep(bytes_rows *x, const bytes_problem *p, const hull_set *h, cons
         put_row(x, r, at, p, budget[r]);
         at[head] = held;
     }
-    free(at);
-    free(list);
+    free_all(at, list);
 }
 
 double bytes_bound(const bytes_problem *p, uint64_t budget, double lambda)
@@ -219,8 +217,7 @@ kvb_status bytes_solve(bytes_rows *out, const bytes_problem *p, const uint64_t *
     out->saturated = need(n_rows, sizeof *out->saturated, "rows");
     hull_set hulls = make_hulls(p);
     sweep(out, p, &hulls, budget);
-    free(hulls.corner);
-    free(hulls.first);
+    free_all(hulls.corner, hulls.first);
     return KVB_OK;
 }
 

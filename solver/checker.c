@@ -364,8 +364,7 @@ kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, 
                                   lambda ? lambda[r] * limits->block : 0, &where);
         }
     }
-    free(cap_price);
-    free(totals);
+    free_all(cap_price, totals);
     constrained_instance_free(&x);
     return status;
 }

@@ -43,14 +43,7 @@ static uint64_t part_total(const solving *s, uint32_t part, const uint32_t *unit
 static void free_solving(solving *s)
 {
     for (uint32_t i = 0; s->levels && i < s->x.n_groups * s->x.parts; i++) level_part_free(&s->levels[i]);
-    free(s->levels);
-    free(s->budget);
-    free(s->keep);
-    free(s->lambda);
-    free(s->price);
-    free(s->saturated);
-    free(s->least);
-    free(s->most);
+    free_all(s->levels, s->budget, s->keep, s->lambda, s->price, s->saturated, s->least, s->most);
     constrained_instance_free(&s->x);
 }
 
@@ -345,11 +338,7 @@ static void sweep_rows(solving *s)
                .units = need(shape_heads(&x->curves.shape), sizeof *w.units, "heads"),
                .total = need(x->parts, sizeof *w.total, "parts")};
     for (uint32_t group = 0; group < x->n_groups; group++) sweep_group(s, &w, group);
-    free(w.segments);
-    free(w.scratch);
-    free(w.blocks);
-    free(w.units);
-    free(w.total);
+    free_all(w.segments, w.scratch, w.blocks, w.units, w.total);
 }
 
 // ---- Exactly --------------------------------------------------------------------------------------------------------

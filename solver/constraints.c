@@ -8,10 +8,7 @@
 void constrained_instance_free(constrained_instance *x)
 {
     loss_curves_free(&x->curves);
-    free(x->origin);
-    free(x->least);
-    free(x->most);
-    free(x->cap);
+    free_all(x->origin, x->least, x->most, x->cap);
     *x = (constrained_instance){0};
 }
 

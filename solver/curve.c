@@ -93,8 +93,7 @@ loss_curves loss_curves_make(const cache_shape *shape)
 
 void loss_curves_free(loss_curves *c)
 {
-    free(c->gain);
-    free(c->loss);
+    free_all(c->gain, c->loss);
     *c = (loss_curves){0};
 }
 

@@ -41,14 +41,9 @@ void allocation_free(allocation *a)
 {
     sweep_work *w = a->work;
     if (w) {
-        free(w->current);
-        free(w->segments);
-        free(w->scratch);
+        free_all(w->current, w->segments, w->scratch);
     }
-    free(w);
-    free(a->keep);
-    free(a->lambda);
-    free(a->saturated);
+    free_all(w, a->keep, a->lambda, a->saturated);
     *a = (allocation){0};
 }
 

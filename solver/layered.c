@@ -9,8 +9,7 @@
 
 void level_part_free(level_part *p)
 {
-    free(p->begin);
-    free(p->point);
+    free_all(p->begin, p->point);
     *p = (level_part){0};
 }
 
@@ -81,8 +80,7 @@ kvb_status level_part_make(level_part *p, const constrained_instance *x, uint32_
     double *curve = need(units + 1, sizeof *curve, "pages");
     level_point *hull = need(units + 1, sizeof *hull, "pages");
     make_hulls(p, curve, hull);
-    free(curve);
-    free(hull);
+    free_all(curve, hull);
     level_answer a;
     level_part_price(p, 0, &a);
     if (a.value < INFINITY) return KVB_OK;

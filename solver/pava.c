@@ -122,8 +122,7 @@ size_t published_blocks(hull_block *blocks, const double *gains, size_t n)
         double sum = (double)cumulative[b] - (double)cumulative[a];
         blocks[k] = (hull_block){.sum = sum, .slope = (double)(float)(sum / (b - a)), .length = b - a};
     }
-    free(points);
-    free(cumulative);
+    free_all(points, cumulative);
     return top - 1;
 }
 
@@ -137,8 +136,7 @@ void hulls_init(hulls *h, const cache_shape *shape)
 
 void hulls_free(hulls *h)
 {
-    free(h->count);
-    free(h->block);
+    free_all(h->count, h->block);
     *h = (hulls){0};
 }
 

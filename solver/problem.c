@@ -1,7 +1,6 @@
 #include "solver/problem.h"
 #include "formats/need.h"
 #include "solver/constrained.h"
-#include <stdlib.h>
 #include <string.h>
 
 void problem_init(problem *p, const cache_shape *shape, const solve_options *options)
@@ -20,9 +19,7 @@ void problem_free(problem *p)
     loss_curves_free(&p->curves);
     hulls_free(&p->hulls);
     allocation_free(&p->allocation);
-    free(p->loss);
-    free(p->bound);
-    free(p->lambda);
+    free_all(p->loss, p->bound, p->lambda);
     *p = (problem){0};
 }
 

@@ -8,12 +8,7 @@
 
 void robust_free(robust_result *r)
 {
-    free(r->prune_ratio);
-    free(r->loss);
-    free(r->bound);
-    free(r->weight);
-    free(r->lambda);
-    free(r->saturated);
+    free_all(r->prune_ratio, r->loss, r->bound, r->weight, r->lambda, r->saturated);
     *r = (robust_result){0};
 }
 
@@ -109,10 +104,7 @@ typedef struct search {
 static void search_free(search *s)
 {
     problem_free(&s->problem);
-    free(s->share);
-    free(s->sum);
-    free(s->loss);
-    free(s->weight);
+    free_all(s->share, s->sum, s->loss, s->weight);
 }
 
 static search make_search(const loss_mean *texts, uint32_t n_texts, double tail, const solve_options *options)

@@ -1,7 +1,6 @@
 #include "study/formats.h"
 #include "formats/need.h"
 #include <math.h>
-#include <stdlib.h>
 
 void formats_of(const study_options *o, uint32_t j, uint8_t formats[2])
 {
@@ -36,7 +35,6 @@ bytes_problem formats_problem(const study_options *o, const double *loss, const 
 
 void formats_problem_free(bytes_problem *p)
 {
-    free(p->added);
-    free(p->cost);
+    free_all(p->added, p->cost);
     *p = (bytes_problem){0};
 }

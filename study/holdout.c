@@ -111,10 +111,7 @@ void holdout_free(holdout *h)
 {
     for (uint32_t t = 0; t < h->n_texts && h->texts; t++) pair_sums_free(&h->texts[t]);
     for (int m = 0; m < N_METHODS; m++) free(h->tables[m]);
-    free(h->texts);
-    free(h->first);
-    free(h->selected);
-    free(h->loss);
+    free_all(h->texts, h->first, h->selected, h->loss);
     pairs_close(&h->pairs);
     *h = (holdout){.n_texts = 0};
 }

@@ -148,8 +148,7 @@ void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interva
         // A loss of the base that is 0 says nothing: the change is 0.
         ratio[m] = isnan(x.value) ? (interval){0, 0, 0} : (interval){x.value - 1, x.low - 1, x.high - 1};
     }
-    free(counts);
-    free(own);
+    free_all(counts, own);
 }
 
 uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags)

@@ -58,11 +58,7 @@ static kvb_status text_init(learn_text *t, const learned *l, kvb_error *err)
 
 static void text_free(learn_text *t)
 {
-    free(t->z);
-    free(t->layer);
-    free(t->plain);
-    free(t->mean);
-    free(t->top);
+    free_all(t->z, t->layer, t->plain, t->mean, t->top);
     *t = (learn_text){0};
 }
 
@@ -215,9 +211,7 @@ static learn_systems make_systems(const learned *l, double exponent)
 
 static void free_systems(learn_systems *s)
 {
-    free(s->a);
-    free(s->b);
-    free(s->n_texts);
+    free_all(s->a, s->b, s->n_texts);
     *s = (learn_systems){0};
 }
 
@@ -387,8 +381,7 @@ static kvb_status try_ranking(learn_trial *trial, const learn_systems *s, const 
         rank_text(scores, t, s, trial->set, weights);
         status = add_losses(trial, t, scores, err);
     }
-    free(scores);
-    free(weights);
+    free_all(scores, weights);
     return status;
 }
 
@@ -613,9 +606,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
 
 void learn_free(learned *l)
 {
-    free(l->weights);
-    free(l->contexts);
-    free(l->fold);
+    free_all(l->weights, l->contexts, l->fold);
     l->weights = NULL;
     l->contexts = NULL;
     l->fold = NULL;

@@ -5,7 +5,6 @@
 #include "study/learned_scores.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 // ---- What there is --------------------------------------------------------------------------------------------------
 
@@ -133,8 +132,7 @@ kvb_status pair_walk_close(pair_walk *w)
 {
     kvb_status status = w->status;
     leave_context(w);
-    free(w->scores);
-    free(w->oracle);
+    free_all(w->scores, w->oracle);
     *w = (pair_walk){0};
     return status;
 }

@@ -58,8 +58,7 @@ static kvb_status measure_shifts(const refine_task *t, bool selection, const dou
     kvb_status status = t->measure(t->context, selection, shift, n, texts, n_texts, each, err);
     for (size_t i = 0; i < (size_t)n * t->n_knots && status == KVB_OK; i++)
         loss[i] = mean_over_texts(each + i * n_texts, n_texts);
-    free(each);
-    free(all);
+    free_all(each, all);
     return status;
 }
 
@@ -112,9 +111,7 @@ static void gradient_model_close(gradient_model *m)
 {
     if (!m) return;
     gsl_matrix_free(m->products);
-    free(m->signs);
-    free(m->texts);
-    free(m);
+    free_all(m->signs, m->texts, m);
 }
 
 static gradient_model *gradient_model_open(const refine_state *s)
@@ -446,9 +443,7 @@ static kvb_status search_groups(refine_job *j, refine_state *s, const refine_sta
     s->group = group;
     s->origin = origin;
     kvb_status status = run_stage(j, s, stage, err);
-    free(group);
-    free(origin);
-    free(s->centre);
+    free_all(group, origin, s->centre);
     s->centre = NULL;
     return status;
 }
@@ -528,10 +523,6 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
 
 void refine_free(refine_result *r)
 {
-    free(r->shift);
-    free(r->calibration_before);
-    free(r->calibration);
-    free(r->selection_before);
-    free(r->selection);
+    free_all(r->shift, r->calibration_before, r->calibration, r->selection_before, r->selection);
     *r = (refine_result){0};
 }

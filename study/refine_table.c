@@ -4,7 +4,6 @@
 #include "formats/table_export.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
-#include <string.h>
 
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err)
 {
@@ -57,8 +56,7 @@ kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32
     kvb_status status = shift_content(t, knots, n_knots, shift, &content, &numbers, err);
     if (status == KVB_OK) status = table_serialize(&bytes, &size, &content, err);
     if (status == KVB_OK) status = kvb_table_open_memory(out, bytes, size, "refined table", NULL, err);
-    free(bytes);
-    free(numbers);
+    free_all(bytes, numbers);
     return status;
 }
 

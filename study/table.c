@@ -40,12 +40,7 @@ void study_table_free(study_table *t)
 {
     pairs_close(&t->pairs);
     layer_map_free(&t->layers);
-    free(t->prune_ratio);
-    free(t->std);
-    free(t->pair_budgets);
-    free(t->formats);
-    free(t->packing_loss);
-    free(t->text_weights);
+    free_all(t->prune_ratio, t->std, t->pair_budgets, t->formats, t->packing_loss, t->text_weights);
     *t = (study_table){.n_heads = 0};
 }
 
@@ -479,9 +474,7 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
                                    .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
     kvb_status status = table_write(path, &content, err);
-    free(formats);
-    free(prune_ratio);
-    free(std);
+    free_all(formats, prune_ratio, std);
     return status;
 }
 

@@ -234,8 +234,7 @@ static packed_matrix *pack_matrix(precision p, const stored_matrix *w, unsigned 
     if (m->in_place) return m;
     m->panels = (char *)host_memory((m->kept_bytes * m->n_panels + sizeof(float) - 1) / sizeof(float));
     if (m->panels && pack_panels(m, w)) return m;
-    free(m->panels);
-    free(m);
+    free_all(m->panels, m);
     return NULL;
 }
 
@@ -249,8 +248,7 @@ static void cpu_matrix_release(backend_device *on, dev_matrix *w)
 {
     packed_matrix *m = w->packed;
     if (m) free(m->panels);
-    free(m);
-    free(w->address);
+    free_all(m, w->address);
     w->packed = NULL;
     w->address = NULL;
 }
@@ -605,9 +603,7 @@ static bool cpu_scratch_take(cpu_device *on, const backend_limits *limits)
 static void cpu_close(backend_device *on)
 {
     if (!on) return;
-    free(cpu_of(on)->threads);
-    free(cpu_of(on)->block);
-    free(on);
+    free_all(cpu_of(on)->threads, cpu_of(on)->block, on);
 }
 
 static kvb_status cpu_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)

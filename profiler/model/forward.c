@@ -137,12 +137,7 @@ static void close_kept(forward *f)
     f->b->release(f->m->device, l->queries);
     f->b->release(f->m->device, l->k);
     f->b->release(f->m->device, l->v);
-    free(l->slot);
-    free(l->tail);
-    free(l->rows);
-    free(l->local);
-    free(l->grams);
-    free(l);
+    free_all(l->slot, l->tail, l->rows, l->local, l->grams, l);
 }
 
 void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
@@ -200,8 +195,7 @@ void forward_close(forward *f)
     for (int i = 0; i < N_PIECES; i++) f->b->release(f->m->device, *(dev *)((char *)f + pieces[i].offset));
     layer_views_close(&f->views);
     layer_pass_close(&f->pass);
-    free(f->positions);
-    free(f);
+    free_all(f->positions, f);
 }
 
 prefix_kv forward_prefix(const forward *f, uint32_t layer)

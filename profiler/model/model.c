@@ -100,6 +100,5 @@ void model_free(model *m)
         m->device->b->close(m->device);
     }
     weights_close(m->source);
-    free(m->rooms);
-    free(m);
+    free_all(m->rooms, m);
 }

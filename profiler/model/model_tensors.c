@@ -330,8 +330,7 @@ static void load_oss(tensor_walk *k, dev_matrix *out, uint32_t layer, const oss_
     if (values) stored = stored_floats(values + terms * all, (uint32_t)rows, (uint32_t)terms);
     unsigned hold = model_hold(m, layer + 1, false) & ~(unsigned)(HOLD_MAPPED | HOLD_IN_PLACE); // these are copies
     if (k->status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, hold);
-    free(values);
-    free(blocks);
+    free_all(values, blocks);
 }
 
 // ---- Biases ----
@@ -697,8 +696,7 @@ kvb_status model_load_tensors(model *m, kvb_error *err)
         load_layer(&k, layer);
         weights_forget(k.w);
     }
-    free(k.values);
-    free(k.roots);
+    free_all(k.values, k.roots);
     return k.status;
 }
 

@@ -4,7 +4,6 @@
 //     I[g,j] = max over steps k, max over h in group g, of A[h,k,j] * w[h,j]
 // The maximum is taken inside the backend's attention (backend.h, attend_rows); this part depends on weights only.
 #pragma once
-#include <stddef.h>
 #include <stdint.h>
 
 // root [H,d,d] with root_h^T root_h = W_O^(h) W_O^(h)T, so that ||v W_O^(h)|| = ||root_h v|| costs d^2 instead of d*D

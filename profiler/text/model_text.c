@@ -91,8 +91,7 @@ kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bo
     if (status == KVB_OK) status = text_around(&front, &back, template, &plain, other, name, err);
     if (status == KVB_OK && (strcmp(front, out->front) != 0 || strcmp(back, out->back) != 0))
         status = refuse_template(name, "its output depends on the message", err);
-    free(front);
-    free(back);
+    free_all(front, back);
     if (status != KVB_OK) {
         chat_frame_free(out);
         return status;
@@ -123,15 +122,13 @@ kvb_status chat_frame_of(chat_frame *out, const tokenizer *t, const char *name, 
                         name);
     char *bos = token_text(t, tokenizer_special(t).bos), *eos = token_text(t, tokenizer_special(t).eos);
     kvb_status status = chat_frame_read(out, template, bos, eos, name, err);
-    free(bos);
-    free(eos);
+    free_all(bos, eos);
     return status;
 }
 
 void chat_frame_free(chat_frame *f)
 {
-    free(f->front);
-    free(f->back);
+    free_all(f->front, f->back);
     *f = (chat_frame){0};
 }
 

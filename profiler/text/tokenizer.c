@@ -169,11 +169,7 @@ bool vocabulary_put_merge(vocabulary *v, const char *left, size_t left_size, con
 
 static void vocabulary_free(vocabulary *v)
 {
-    free(v->text);
-    free(v->start);
-    free(v->type);
-    free(v->slots);
-    free(v->merges);
+    free_all(v->text, v->start, v->type, v->slots, v->merges);
     *v = (vocabulary){0};
 }
 
@@ -218,11 +214,7 @@ static word_merger *word_merger_open(const tokenizer *t, size_t ids_room)
 
 static void word_merger_close(word_merger *w)
 {
-    free(w->ids);
-    free(w->symbols);
-    free(w->heap);
-    free(w->characters);
-    free(w);
+    free_all(w->ids, w->symbols, w->heap, w->characters, w);
 }
 
 static void word_merger_put(word_merger *w, uint32_t id)
@@ -238,9 +230,7 @@ static void reserve_word(word_merger *w, size_t size)
 {
     if (size <= w->word_room) return;
     size_t room = w->word_room = size < 256 ? 256 : size + size / 2;
-    free(w->symbols);
-    free(w->heap);
-    free(w->characters);
+    free_all(w->symbols, w->heap, w->characters);
     // Each of the n-1 first pairs is one candidate, and each of the at most n-1 merges adds at most two.
     w->symbols = need_more(NULL, room, sizeof *w->symbols, "bytes of a word");
     w->heap = need_more(NULL, 3 * room, sizeof *w->heap, "pairs of a word");
@@ -595,8 +585,7 @@ void added_sort(added_index *x)
 static void added_free(added_index *x)
 {
     for (size_t i = 0; i < x->n_owned; i++) free(x->owned[i]);
-    free(x->owned);
-    free(x->tokens);
+    free_all(x->owned, x->tokens);
     *x = (added_index){0};
 }
 
@@ -620,10 +609,7 @@ void tokenizer_free(tokenizer *t)
     normal_free(&t->normal);
     normal_free(&t->before_words);
     for (size_t i = 0; i < t->n_cuts; i++) expression_free(&t->cuts[i].separator);
-    free(t->pre);
-    free(t->ends);
-    free(t->chat_template);
-    free(t);
+    free_all(t->pre, t->ends, t->chat_template, t);
 }
 
 void tokenizer_find_bytes(tokenizer *t)
@@ -864,8 +850,7 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
     encoder e = {t, .special = parse_special, .plain = repaired + before, .plain_end = repaired + before + middle,
                  .err = err};
     kvb_status status = encode_valid(&e, repaired, before + middle + behind, ids, n);
-    free(owned);
-    free(whole);
+    free_all(owned, whole);
     return status;
 }
 

@@ -560,10 +560,7 @@ kvb_status gguf_open(gguf_file *out, const char *path, kvb_error *err)
 void gguf_close(gguf_file *f)
 {
     if (!f) return;
-    free(f->values);
-    free(f->tensors);
-    free(f->value_order);
-    free(f->tensor_order);
+    free_all(f->values, f->tensors, f->value_order, f->tensor_order);
     file_unmap(&f->map);
     *f = (gguf_file){0};
 }
@@ -688,7 +685,6 @@ void gguf_set_close(gguf_set *s)
         gguf_close(&s->files[i]);
         free(s->paths[i]);
     }
-    free(s->files);
-    free(s->paths);
+    free_all(s->files, s->paths);
     *s = (gguf_set){0};
 }

@@ -4,7 +4,6 @@
 // E. Layers with experts have no gate, up and down of their own, and only they have a router; the experts' own tensors
 // are model_tensors.c's.
 #pragma once
-#include <stdbool.h>
 
 // Matrices. The oracle and CriticalKV need W_O's rows.
 #define LAYER_MATRICES(X)                                                                  \

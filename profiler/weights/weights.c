@@ -42,8 +42,7 @@ void weights_close(weights *w)
     if (!w) return;
     if (w->kind) w->kind->close(w);
     for (size_t i = 0; i < w->n_names; i++) free(w->names[i].name);
-    free(w->names);
-    free(w->files);
+    free_all(w->names, w->files);
     origin_free(&w->origin);
     free(w);
 }

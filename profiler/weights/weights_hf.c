@@ -256,14 +256,12 @@ static void close_folder(weights *w)
     for (size_t i = 0; i < f->n_shards; i++) {
         kvb_safetensors_free(&f->shards[i].tensors);
         file_unmap(&f->shards[i].map);
-        free(f->shards[i].name);
-        free(f->shards[i].path);
+        free_all(f->shards[i].name, f->shards[i].path);
     }
     free(f->shards);
     cJSON_Delete(f->config);
     cJSON_Delete(f->generation);
-    free(f->path);
-    free(f);
+    free_all(f->path, f);
 }
 
 // ---- Numbers ----
