@@ -105,7 +105,7 @@ PAGE_CSS  := $(BUILD)/tools/report/page_css
 TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d))) $(PAGE_CSS).o
 SONAME    := libkvbudget.so.$(SOVERSION)
 EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
-HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
+HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer tokens logits)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -143,7 +143,7 @@ all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 
 $(call add_program,kvbudget,$(TOOL_OBJ) $(call archives,tools),,$(MPI_LIBS))
 $(call add_program,tests/tiny_model,tests/tiny_model.c $(call archives,profiler))
-$(call add_program,tests/score_layer,tests/peer/score_layer.c $(call archives,profiler))
+$(foreach p,score_layer tokens logits,$(call add_program,tests/$(p),tests/peer/$(p).c $(call archives,profiler)))
 $(call add_program,tests/bytes_rows,tests/peer/bytes_rows.c $(call archives,solver))
 $(call add_program,tests/task_score,tests/peer/task_score.c $(call archives,evaluator))
 

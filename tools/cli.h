@@ -138,8 +138,6 @@ int cli_terminal_width(int fd, int otherwise);
     row(export) \
     row(import) \
     row(inspect) \
-    row(tokenize) \
-    row(logits) \
     row(task)
 // clang-format on
 #define DECLARE_COMMAND(name) extern const cli_command cmd_##name;

@@ -150,38 +150,17 @@ void terminal_guard_streams(void)
     }
 }
 
-// What is printed between the two calls is the program's own.
-static guarded *begin_own(FILE *out)
-{
-    guarded *g = guard_of(out);
-    if (!g) return NULL;
-    fflush(out);
-    g->own = true;
-    return g;
-}
-
-static void end_own(guarded *g)
-{
-    if (!g) return;
-    fflush(g->stream);
-    g->own = false;
-}
-
 void terminal_sequence(FILE *out, const char *format, ...)
 {
-    guarded *g = begin_own(out);
+    guarded *g = guard_of(out);
+    if (g) fflush(out);
+    if (g) g->own = true;
     va_list args;
     va_start(args, format);
     vfprintf(out, format, args);
     va_end(args);
-    end_own(g);
-}
-
-void terminal_put_bytes(const void *bytes, size_t size)
-{
-    guarded *g = isatty(STDOUT_FILENO) ? NULL : begin_own(stdout);
-    fwrite(bytes, 1, size, stdout);
-    end_own(g);
+    if (g) fflush(out);
+    if (g) g->own = false;
 }
 
 const char *terminal_output_failure(void)

@@ -1,6 +1,6 @@
 // Standard output and standard error. What the program prints contains names of files and texts from files, and a
 // terminal must not obey control characters in those. So everything is filtered, except what the program prints with
-// terminal_sequence() and terminal_put_bytes().
+// terminal_sequence().
 #pragma once
 #include <stdio.h>
 
@@ -12,9 +12,6 @@ void terminal_guard_streams(void);
 
 // Prints, like printf, an escape sequence or a carriage return that the terminal is to obey.
 void terminal_sequence(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-// Prints bytes to standard output: unchanged into a file or pipe, filtered on a terminal.
-void terminal_put_bytes(const void *bytes, size_t size);
 
 // Flushes standard output. Returns NULL, or a message that says why not everything could be written.
 const char *terminal_output_failure(void);

@@ -13,8 +13,7 @@ head -c 4096 /dev/zero >zeros
 # commands_for KIND: every command that reads such a file, one per line, with FILE in its place.
 commands_for() {
     case $1 in
-    gguf) printf '%s\n' "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" \
-        "logits FILE calib.jsonl -o x.npy" "calib FILE calib.jsonl -o x.jsonl" ;;
+    gguf) printf '%s\n' "profile FILE calib.jsonl -o x.h5 --quiet" "calib FILE calib.jsonl -o x.jsonl" ;;
     jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" "calib tiny.gguf FILE -o x.jsonl" ;;
     txt) printf '%s\n' "calib tiny.gguf FILE -o x.jsonl --lines 1" ;;
     h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
@@ -51,7 +50,6 @@ while read -r own line; do
     done
 done <<'END'
 tiny.gguf profile FILE calib.jsonl -o x.h5 --quiet
-tiny.gguf tokenize FILE calib.jsonl
 calib.jsonl profile tiny.gguf FILE -o x.h5 --quiet
 calib.jsonl calib tiny.gguf FILE -o x.jsonl --lines 1
 tiny.gguf calib FILE calib.jsonl -o x.jsonl
@@ -120,10 +118,10 @@ ended 0 'a shard under srun'
 loader=$(ldd "$KVB" | awk '/ld-linux/ { print $1 }')
 if [ -n "$loader" ] && ! grep -q __asan_init "$KVB"; then
     CODE=0
-    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "$loader" "$KVB" logits tiny.gguf "$KVB_ROOT/LICENSE" --max-tokens 10 \
-        -o by_loader.npy >out 2>err </dev/null || CODE=$?
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "$loader" "$KVB" profile tiny.gguf calib.jsonl -n 4 --quiet \
+        -o by_loader.h5 >out 2>err </dev/null || CODE=$?
     ended 0 'started by the loader'
-    exists 'with its output' by_loader.npy
+    exists 'with its output' by_loader.h5
 fi
 
 # damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, never

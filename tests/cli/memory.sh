@@ -83,7 +83,7 @@ if ! grep -q __asan_init "$KVB"; then
     for limit in $(seq 70 14 420); do
         (
             ulimit -v $((limit * 1024))
-            "$KVB" logits tiny.gguf text.txt --max-tokens 40 -o limited.npy >out 2>err
+            "$KVB" eval tiny.gguf text.txt -m keydiff -a uniform -r 0.5 -t 40 -n 4 --quiet >out 2>err
         ) 2>/dev/null
         CODE=$?
         if [ "$CODE" = 0 ]; then went=$((went + 1))

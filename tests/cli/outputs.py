@@ -25,8 +25,6 @@ LINES = {
     "export": "table.safetensors --format npy -o OUT",
     "import": "steps -o OUT",
     "inspect": "run.h5",
-    "tokenize": "tiny.gguf text0.txt",
-    "logits": "tiny.gguf text0.txt --max-tokens 8 -o OUT",
     "task": "tiny.gguf -k niah_single_1 -t 700 -c 1 -q --answer",
 }
 NAMES = ("eval --output", "task --results", "tune --output")  # of which names of files are made: tried by outputs.sh

@@ -53,7 +53,7 @@ CODE=0
 ended 1 'a file that may not grow is an error'
 says 'which names it' 'big.npy: .*File too large' err
 CODE=0
-"$KVB" tokenize tiny.gguf calib.jsonl >/dev/full 2>err || CODE=$?
+"$KVB" inspect whole.safetensors >/dev/full 2>err || CODE=$?
 ended 1 'a full device behind standard output is an error'
 says 'with its reason' 'standard output: No space left on device' err
 end

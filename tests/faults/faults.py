@@ -68,8 +68,6 @@ CASES = [
     case("export duo", "export IN/keydiff.safetensors -f duo -r 0.5 -t 99 -o duo"),
     case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --repeat 2 --quiet",
          before="old.jsonl:c.jsonl"),
-    case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),
-    case("logits", "logits IN/tiny.gguf IN/ids.npy -o l.npy", before="old.npy:l.npy"),
     case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old_rank.safetensors:rank.safetensors"),
     case("recommend", "recommend IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --max-kl 9 --confidence 0.5 "
          f"--csv rows.csv {DAMAGE}", before="old.csv:rows.csv"),
@@ -132,7 +130,6 @@ class Bench:
         self.plain("export keydiff.safetensors --format npy -o keydiff.npy")
         self.plain("export old.safetensors --format npy -o old.npy")
         self.plain("export run.h5 --format lukv-steps -o steps")
-        self.plain("tokenize tiny.gguf text.txt --npy ids.npy")
         # The parts of a run that was killed when all were there, before the record was assembled.
         folder = self.work / "killed"
         folder.mkdir()

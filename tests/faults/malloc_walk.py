@@ -54,8 +54,6 @@ COMMANDS = {
     "inspect jsonl": ("inspect calib.jsonl", 8),
     "calib": ("calib tiny.gguf text.txt -o c.jsonl -t 300 --lines 2 --continue 1 --repeat 2 -n 4 --quiet", 20),
     "calib of jsonl": ("calib tiny.gguf texts.jsonl calib.jsonl -o c.jsonl -t 64 --repeat 1 -q 1 --quiet", 20),
-    "tokenize": ("tokenize tiny.gguf text.txt", 15),
-    "logits": ("logits tiny.gguf text.txt -o l.npy --max-tokens 40", 15),
 }
 
 

@@ -1,4 +1,4 @@
-"""Compares the ids of `kvbudget tokenize --chat` with transformers' apply_chat_template, for templates of every kind
+"""Compares the ids that chat templates make (tokens.c) with transformers' apply_chat_template, for templates of every kind
 and on messages that are hard to wrap; and that templates without a frame around the message are refused.
 
 usage: compare_chat.py KVBUDGET [--templates FOLDER]     (needs: pip install transformers tokenizers)
@@ -175,7 +175,7 @@ def make_tokenizer(folder):
 
 def ours(program, folder, message):
     """The ids, or what was said where it is refused."""
-    found = subprocess.run([program, "tokenize", folder, "-", "--chat"], input=message.encode(), capture_output=True)
+    found = subprocess.run([os.path.join(os.path.dirname(program), "tests/tokens"), folder, "-", "--chat"], input=message.encode(), capture_output=True)
     return [int(i) for i in found.stdout.split()] if found.returncode == 0 else found.stderr.decode().strip()
 
 

@@ -30,7 +30,8 @@ with open(a.text, encoding="utf-8") as f:
 with tempfile.TemporaryDirectory() as folder:
     np.save(f"{folder}/ids.npy", ids[0].numpy().astype("<i4"))
     out = f"{folder}/logits.npy"
-    subprocess.run([a.program, "logits", a.model, f"{folder}/ids.npy", "-o", out, "--backend", a.backend], check=True)
+    logits = os.path.join(os.path.dirname(a.program), "tests/logits")
+    subprocess.run([logits, a.model, f"{folder}/ids.npy", out, a.backend], check=True)
     ours = torch.from_numpy(np.load(out))
 with torch.no_grad():
     theirs = model(ids).logits[0]

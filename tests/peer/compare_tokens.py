@@ -1,4 +1,4 @@
-"""Compare the ids of `kvbudget tokenize` with the Hugging Face tokenizers on mixed text.
+"""Compare the ids that the program makes of texts (tokens.c) with the Hugging Face tokenizers on mixed text.
 
 usage: compare_tokens.py MODEL.gguf [--kvbudget build/kvbudget] [--bytes 1000000] [--seed 1] [--save TEXT]
 Needs: pip install "transformers>=4.56,<5.3" gguf torch      (tokenizers comes with transformers)
@@ -123,7 +123,8 @@ def kvbudget_ids(a, path, *options):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "ids.npy")
         start = time.time()
-        subprocess.run([a.kvbudget, "tokenize", a.model, path, "--special", "--npy", out, *options], check=True)
+        tokens = os.path.join(os.path.dirname(a.kvbudget), "tests/tokens")
+        subprocess.run([tokens, a.model, path, "--special", "--npy", out, *options], check=True)
         return np.load(out).tolist(), time.time() - start
 
 

@@ -3,7 +3,7 @@ by side.
 
 usage: eval_rate.py MODEL.gguf HF TABLE.npy... --ids IDS.npy... [--tokens 2048] [--ratios 0.5 0.8] [--program
        build/kvbudget] [--compute f32 ...]
-Both sides get the same token ids (`kvbudget tokenize` writes them).
+Both sides get the same token ids (build/tests/tokens writes them).
 HF is the same model as a Hugging Face folder (or the .gguf). Every TABLE.npy has its .json and .safetensors beside it.
 Both sides evict each text for every metric, ratio and allocator (uniform, AdaKV, the table) and teacher-force the next
 64 tokens on the same number of threads. kvpress's time counts its compressed runs alone, each with its prefill, which a

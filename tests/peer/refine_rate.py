@@ -4,7 +4,7 @@ usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids 
        [--tokens 1024...] [--next 64...] [--ratios 0.8...] [--compute f32...] [--evaluations 10]
        [--program build/kvbudget]
 
-HF is the same model as a Hugging Face folder (or the .gguf). Both sides get the same token ids (`kvbudget tokenize`
+HF is the same model as a Hugging Face folder (or the .gguf). Both sides get the same token ids (build/tests/tokens
 writes them), at least two texts, and the same number of threads, one side after the other, for every length of
 context and continuation. The search in transformers, in float32, has two forms: "press" is kvpress as it is used, a
 prefill for every cut; "kept" holds keys, values and scores of a text, as refine does, selects with LUKVPress and hides,

@@ -1,4 +1,4 @@
-"""Trains tokenizers of every kind on mixed text and compares the ids of `kvbudget tokenize` with their libraries' on
+"""Trains tokenizers of every kind on mixed text and compares the ids of tokens.c with their libraries' on
 another 1 MB: English, code, Chinese, emoji, odd spaces, special tokens, broken UTF-8; and, line by line, on strings
 that are hard to cut.
 
@@ -246,9 +246,13 @@ def sentencepiece_gguf(folder, texts, prefix):
     return stem + ".gguf", model.encode, model.decode
 
 
+def tokens(program):
+    return os.path.join(os.path.dirname(program), "tests/tokens")
+
+
 def ids_of(program, model, path):
     out = path + ".npy"
-    run = [program, "tokenize", model, path, "--special", "--bos", "no", "--npy", out]
+    run = [tokens(program), model, path, "--special", "--bos", "no", "--npy", out]
     done = subprocess.run(run, capture_output=True, text=True)
     return np.load(out) if done.returncode == 0 else done.stderr.strip()
 
@@ -256,7 +260,7 @@ def ids_of(program, model, path):
 def text_of(program, model, ids, folder):
     path = os.path.join(folder, "ids.npy")
     np.save(path, np.array(ids, dtype=np.int32))
-    return subprocess.run([program, "tokenize", model, path, "--decode"], capture_output=True).stdout
+    return subprocess.run([tokens(program), model, path, "--decode"], capture_output=True).stdout
 
 
 def compare(name, program, model, encode, decode, text, folder, hard=HARD):

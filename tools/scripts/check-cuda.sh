@@ -45,9 +45,9 @@ compare_logits() {
         model=$work/tiny.gguf
         "$BUILD/tests/tiny_model" --type f32 "$model" || return 1
     fi
-    head -c 3000 tools/scripts/check-cuda.sh >"$work/text"
+    "$BUILD/tests/tokens" "$model" <(head -c 3000 tools/scripts/check-cuda.sh) --npy "$work/ids.npy" || return 1
     for backend in cpu cuda; do
-        "$BUILD/kvbudget" logits "$model" "$work/text" -o "$work/$backend.npy" --backend "$backend" || return 1
+        "$BUILD/tests/logits" "$model" "$work/ids.npy" "$work/$backend.npy" "$backend" || return 1
     done
     "${PYTHON:-python3}" - "$work" <<'PY'
 import array, struct, sys

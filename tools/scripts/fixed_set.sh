@@ -2,7 +2,7 @@
 # Hashes of a fixed set of results, to prove that a change of the code changed no number: run it with the program of
 # before and with that of after, on one machine, and compare.
 #   tools/scripts/fixed_set.sh BUILD [--tiny] >after.txt; diff before.txt after.txt
-# BUILD holds kvbudget and tests/tiny_model. --tiny leaves out the default model. Contents are hashed, as exported, not
+# BUILD holds kvbudget and tests/tiny_model, tokens and logits. --tiny leaves out the default model. Contents are hashed, as exported, not
 # files, whose attributes may name versions.
 set -euo pipefail
 BUILD=$(cd "${1:?BUILD}" && pwd)
@@ -86,7 +86,8 @@ for kind in 'ref f32' 'cpu f32' 'cpu bf16x3' 'cpu bf16'; do
         -a oracle -b "$backend" --compute "$compute" -o "$work/worth"
     hash_worth "tiny $kind eval"
     rm -f "$work"/worth.*
-    plain logits "$work/tiny.gguf" "$work/text0.txt" -b "$backend" --compute "$compute" -o "$work/logits.npy" >/dev/null
+    "$BUILD/tests/tokens" "$work/tiny.gguf" "$work/text0.txt" --npy "$work/ids.npy"
+    "$BUILD/tests/logits" "$work/tiny.gguf" "$work/ids.npy" "$work/logits.npy" "$backend" "$compute"
     hash_file "$work/logits.npy" "tiny $kind logits"
 done
 [ "$only" = --tiny ] && exit
