@@ -13,13 +13,13 @@ holds 'make install-runtime' env PKG_CONFIG_LIBDIR="$T/pc" make --no-print-direc
 holds 'seven files' [ "$(find "$prefix" ! -type d | wc -l)" = 7 ]
 absent 'of the library alone' "$prefix/bin"
 
-# The program: example 4 as a user has it, over a table of the generated model.
+# The program: example 1 as a user has it, over a table of the generated model.
 tiny_inputs
 "$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 --metric keydiff --quiet \
     && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
-cp "$KVB_ROOT/runtime/examples/04_batch.c" app.c
-run() { "$@" t.safetensors 0.8 4096 100; }
-run "$KVB_BUILD/examples/04_batch" >expected.out
+cp "$KVB_ROOT/runtime/examples/01_evict.c" app.c
+run() { "$@" t.safetensors 0.8 4096; }
+run "$KVB_BUILD/examples/01_evict" >expected.out
 
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 # shellcheck disable=SC2046,SC2086

@@ -1,7 +1,7 @@
 // A server's decode loop on the CPU: the caches of several requests lie in pages, and each KV head is as long as the
 // table says. One server per ratio; they step in turns, so that all meet the same machine.
-//     cc -O2 -fopenmp 07_serve.c $(pkg-config --cflags --libs kvbudget) -o 07_serve     (without -fopenmp: one core)
-//     ./07_serve keydiff.safetensors 8192 2 33 0 0.5 0.8 0.9
+//     cc -O2 -fopenmp 03_serve.c $(pkg-config --cflags --libs kvbudget) -o 03_serve     (without -fopenmp: one core)
+//     ./03_serve keydiff.safetensors 8192 2 33 0 0.5 0.8 0.9
 //
 // Keys, values and queries are made up, and a layer's matrices are left out: a step here is its attention.
 #define _POSIX_C_SOURCE 199309L

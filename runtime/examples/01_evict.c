@@ -1,6 +1,6 @@
 // Evicts for real: budgets, then positions, then a K/V cache that is as small as it should be.
-//     cc 02_evict.c $(pkg-config --cflags --libs kvbudget) -o 02_evict
-//     ./02_evict snapkv.safetensors 0.8 4096
+//     cc 01_evict.c $(pkg-config --cflags --libs kvbudget) -o 01_evict
+//     ./01_evict snapkv.safetensors 0.8 4096
 //
 // The cache here is made up: key and value of token j hold the number j, so that one sees who has stayed. Scores are
 // random; a real engine takes those of the table's metric (kvb_table_info(table)->metric) after the prefill.
@@ -45,9 +45,14 @@ int main(int argc, char **argv)
     }
     double ratio = strtod(argv[2], NULL);
     uint32_t n_tokens = (uint32_t)strtoul(argv[3], NULL, 10);
+    // Everything in the file is checked here; nothing below can meet a damaged table.
     if (kvb_table_open(&table, argv[1], NULL, &err) != KVB_OK) goto failed;
 
+    // An engine would also give its model's shape and hash, so that it never runs with another model's table.
     const kvb_info *info = kvb_table_info(table);
+    kvb_expectation expected = {0};
+    expected.metric = info->metric;
+    if (kvb_table_check(table, &expected, &err) != KVB_OK) goto failed;
     size_t n_heads = (size_t)info->n_layers * info->n_kv_heads, head_dim = info->head_dim;
     size_t n_rows = n_heads * n_tokens, row_bytes = head_dim * sizeof *keys;
     keys = malloc(n_rows * row_bytes);

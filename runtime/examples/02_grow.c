@@ -1,9 +1,9 @@
 // A long answer: the cache grows by a token a step, and every 128 steps it is cut again.
-//     cc 03_grow.c $(pkg-config --cflags --libs kvbudget) -o 03_grow
-//     ./03_grow keydiff.safetensors 0.8 1000 512           # to what the table gives for all tokens seen so far
-//     ./03_grow keydiff.safetensors 0.8 1000 512 1000      # to what it gives for 1,000: the cache no longer grows
+//     cc 02_grow.c $(pkg-config --cflags --libs kvbudget) -o 02_grow
+//     ./02_grow keydiff.safetensors 0.8 1000 512           # to what the table gives for all tokens seen so far
+//     ./02_grow keydiff.safetensors 0.8 1000 512 1000      # to what it gives for 1,000: the cache no longer grows
 //
-// Of the cache only the rows' positions are here, and scores are made up; 02_evict.c shows how keys and values move.
+// Of the cache only the rows' positions are here, and scores are made up; 01_evict.c shows how keys and values move.
 #include <kvbudget.h>
 #include <stdio.h>
 #include <stdlib.h>
