@@ -212,6 +212,99 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
     }
 }
 
+// ---- With formats, in bytes
+// ----------------------------------------------------------------------------------------------
+
+enum { SIDES = 2, GROUP_NUMBERS = 32, GROUP_SHARED = 4 }; // formats/README.md
+
+// Bytes of `lines` lines of n numbers each, in groups that share a least number and a step; bf16 shares nothing.
+static double stored_bytes(uint32_t packing, uint32_t lines, uint32_t n)
+{
+    uint32_t bits = 16u >> packing, rest = n % GROUP_NUMBERS;
+    if (packing == KVB_PACK_BF16) return 2.0 * lines * n;
+    double group = GROUP_SHARED + GROUP_NUMBERS / 8 * bits, last = GROUP_SHARED + (double)((rest * bits + 7) / 8);
+    return lines * (n / GROUP_NUMBERS * group + (rest ? last : 0));
+}
+
+static double side_bytes(const checker_formats *f, uint32_t side, uint32_t packing, uint32_t keep)
+{
+    return side == KVB_KEYS ? stored_bytes(packing, f->head_dim, keep) : stored_bytes(packing, keep, f->head_dim);
+}
+
+static double side_loss(const checker_formats *f, size_t head, uint32_t side, uint32_t packing)
+{
+    enum { INTEGERS = KVB_PACKINGS - 1 };
+    return packing == KVB_PACK_BF16 ? 0 : f->loss[(head * SIDES + side) * INTEGERS + packing - 1];
+}
+
+// The least of loss + lambda bytes: for each number of tokens, keys and values choose by themselves.
+static double least_stored(const checker_formats *f, const double *bytes, uint32_t head, double lambda)
+{
+    const loss_curves *c = f->curves;
+    uint32_t T = c->shape.n_tokens;
+    double least = INFINITY;
+    for (uint32_t b = c->floor; b <= T; b++) {
+        double sum = loss_at(c, head, b);
+        for (uint32_t side = 0; side < SIDES; side++) {
+            double own = INFINITY;
+            for (uint32_t p = 0; p < KVB_PACKINGS; p++)
+                if (f->choices >> p & 1)
+                    own = fmin(own, side_loss(f, head, side, p) +
+                                        lambda * bytes[((size_t)side * KVB_PACKINGS + p) * (T + 1) + b]);
+            sum += own;
+        }
+        least = fmin(least, sum);
+    }
+    return least;
+}
+
+// Bytes of a row, infinite with a format that was no choice; fills in its losses.
+static double row_bytes(const checker_formats *f, const uint32_t *keep, const uint8_t *formats, checked_row *out)
+{
+    double sum = 0;
+    for (uint32_t n = 0; n < shape_heads(&f->curves->shape); n++) out->loss += loss_at(f->curves, n, keep[n]);
+    for (uint32_t i = 0; i < SIDES * shape_heads(&f->curves->shape); i++) {
+        if (!(f->choices >> formats[i] & 1)) return INFINITY;
+        sum += side_bytes(f, i % SIDES, formats[i], keep[i / SIDES]);
+        out->added += side_loss(f, i / SIDES, i % SIDES, formats[i]);
+    }
+    out->loss += out->added;
+    return sum;
+}
+
+// What a share of everything in bf16 leaves; more only where all heads have to take more.
+static double allowed_bytes(const checker_formats *f, double ratio, double *budget)
+{
+    const cache_shape *s = &f->curves->shape;
+    double least = 0;
+    for (uint32_t side = 0; side < SIDES; side++) {
+        double own = INFINITY;
+        for (uint32_t p = 0; p < KVB_PACKINGS; p++)
+            if (f->choices >> p & 1) own = fmin(own, side_bytes(f, side, p, f->curves->floor));
+        least += own * shape_heads(s);
+    }
+    *budget = floor((1 - ratio) * 4.0 * s->n_tokens * f->head_dim * shape_heads(s) + 1e-6);
+    return fmax(*budget, least);
+}
+
+void checker_formats_rows(const checker_formats *f, uint32_t n_rows, const double *ratios, const double *lambda,
+                          const uint32_t *keep, const uint8_t *formats, checked_row *out)
+{
+    uint32_t T = f->curves->shape.n_tokens, N = shape_heads(&f->curves->shape);
+    double *bytes = need((size_t)SIDES * KVB_PACKINGS * (T + 1), sizeof *bytes, "bytes of formats");
+    for (uint32_t i = 0; i < SIDES * KVB_PACKINGS; i++)
+        for (uint32_t b = 0; b <= T; b++)
+            bytes[(size_t)i * (T + 1) + b] = side_bytes(f, i / KVB_PACKINGS, i % KVB_PACKINGS, b);
+#pragma omp parallel for schedule(dynamic)
+    for (uint32_t r = 0; r < n_rows; r++) {
+        double budget, allowed = allowed_bytes(f, ratios[r], &budget);
+        out[r] = (checked_row){.bound = -lambda[r] * budget};
+        for (uint32_t n = 0; n < N; n++) out[r].bound += least_stored(f, bytes, n, lambda[r]);
+        out[r].fits = row_bytes(f, keep + (size_t)r * N, formats + (size_t)r * N * SIDES, &out[r]) <= allowed;
+    }
+    free(bytes);
+}
+
 // ---- Under constraints
 // ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,29 @@
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
                   double *bound);
 
-// The same under constraints. On failure (constrained_instance_make(), or more than 8 heads with levels) the contents
-// of bound are undefined. With levels, every step looks at all 2^heads sets of a layer: O(2^G G L T).
+// Heads that may store keys and values in formats of their own, which is what bytes.h solves; costs and losses are
+// worked out here again.
+typedef struct checker_formats {
+    const loss_curves *curves;
+    const double *loss; // [N, 6] what int8, int4 and int2 keys lose besides, and such values
+    uint32_t head_dim;
+    unsigned choices; // bit p: the kvb_packing p could be chosen
+} checker_formats;
+
+typedef struct checked_row {
+    double bound; // D(lambda): the budgets are of bytes, and every head chooses tokens and formats
+    double loss;  // of the row
+    double added; // the part of it that is for its formats
+    bool
+        fits; // within the ratio's share of a bf16 cache, or the least that all heads can take; its formats are choices
+} checked_row;
+
+// Checks R rows at their multipliers lambda >= 0: keep [R, N] tokens, formats [R, N, 2] of keys and values.
+void checker_formats_rows(const checker_formats *f, uint32_t n_rows, const double *ratios, const double *lambda,
+                          const uint32_t *keep, const uint8_t *formats, checked_row *out /* [R] */);
+
+// The same as checker_rows() under constraints. On failure (constrained_instance_make(), or more than 8 heads with
+// levels) the contents of bound are undefined. With levels, every step looks at all 2^heads sets of a layer: O(2^G G L
+// T).
 kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, uint32_t n_rows, const double *ratios,
                                 const double *lambda, double *bound, kvb_error *err);

@@ -110,22 +110,30 @@ static kvb_status add_bounds(table_check *k, const loss_curves *c, double weight
     return status;
 }
 
-// Of a table with formats: D at the stored multiplier, and what its formats lose.
+// Of a table with formats: D at the stored multiplier, what its formats lose, and whether its rows fit.
 static void bound_formats(table_check *k, const loss_curves *c)
 {
     const kvb_info *info = kvb_table_info(k->table);
-    uint32_t G = info->n_kv_heads;
-    uint64_t budget[ROWS];
-    bytes_problem p = formats_problem(&k->options, k->packing_loss, c, info->head_dim, budget);
+    size_t G = info->n_kv_heads, n = (size_t)k->options.n_rows * info->n_budgeted * G, head = 0;
+    checker_formats f = {c, k->packing_loss, info->head_dim, 0};
+    checked_row row[ROWS];
+    uint32_t *keep = need(n, sizeof *keep, "budgets");
+    uint8_t *formats = need(2 * n, sizeof *formats, "formats");
+    for (uint32_t i = 0; i < k->options.n_packings; i++) f.choices |= 1u << k->options.packings[i];
+    for (size_t i = 0; i < n; i++)
+        keep[i] = (uint32_t)rint((1 - kvb_table_budgeted_ratios(k->table)[i]) * c->shape.n_tokens);
+    for (size_t i = 0; i < (size_t)k->options.n_rows * info->n_layers * G; i++)
+        if (!info->bounded || !info->bounded[i / G % info->n_layers])
+            memcpy(formats + 2 * head++, k->table->formats + 2 * i, 2);
+    checker_formats_rows(&f, k->options.n_rows, k->options.ratios, k->lambda, keep, formats, row);
     for (uint32_t r = 0; r < k->options.n_rows; r++) {
-        const uint8_t *row = k->table->formats + (size_t)r * info->n_layers * G * 2;
-        size_t head = 0;
-        k->bound[r] = fmax(0, bytes_bound(&p, budget[r], k->lambda[r]));
-        for (size_t h = 0; h < (size_t)info->n_layers * G; h++)
-            if (!info->bounded || !info->bounded[h / G])
-                k->table_loss[r] += k->pairs.n_pairs * formats_loss(k->packing_loss, head++, row + 2 * h);
+        k->bound[r] = fmax(0, row[r].bound);
+        k->loss[r] = row[r].loss;
+        k->table_loss[r] += k->pairs.n_pairs * row[r].added;
+        k->too_large[r] = !row[r].fits;
     }
-    formats_problem_free(&p);
+    free(keep);
+    free(formats);
 }
 
 // The texts' curves, weighted.
@@ -215,8 +223,10 @@ kvb_status table_check_limits(const table_check *k, kvb_error *err)
 const char *table_check_fault(const table_check *k, const kvb_row *row, uint32_t r)
 {
     static const double TOLERANCE = 1e-9;
+    if (k->too_large[r]) return "takes more bytes than its ratio leaves, or a format that was no choice";
     if (!(row->lower_bound <= k->bound[r] + TOLERANCE)) return "no multiplier proves the bound";
     if (!(row->lower_bound <= row->loss + TOLERANCE)) return "the bound is above the loss";
+    if (k->options.n_packings && !(fabs(row->loss - k->loss[r]) <= TOLERANCE)) return "the loss is another";
     const char *unknown = kvb_table_metadata(k->table, "unknown"); // refined: other budgets under the same bounds
     if (unknown && strstr(unknown, "table_loss")) return NULL;
     if (!(fabs(row->table_loss - k->table_loss[r]) <= TOLERANCE)) return "the table's own loss is another";

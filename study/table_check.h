@@ -14,6 +14,8 @@ typedef struct table_check {
     double *packing_loss;                 // [N, RECORD_PACKINGS] of a table with formats; owned
     double lambda[ROWS];                  // stored multipliers
     double bound[ROWS], table_loss[ROWS]; // our own, means over the problems or pairs
+    double loss[ROWS];                    // of a table with formats alone
+    bool too_large[ROWS];                 // the same: exceeds its bytes
 } table_check;
 
 // Opens a table and the record that it belongs to, and takes the options and the metric from the table. wanted:

@@ -3,7 +3,7 @@
 A layer that is not cut goes to sdpa or eager attention with unchanged arguments, so a model may keep the registered
 name for good. Per segment there are two ways to compute, with one interface:
 
-segments  one scaled_dot_product_attention per sequence and head: works everywhere
+segments  one scaled_dot_product_attention per sequence and head: works everywhere, and unpacks a head for it
 varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding or softcaps
 """
 
@@ -61,14 +61,14 @@ def by_segment(
     batch, n_heads, n, d = query.shape
     group = n_heads // layer.n_heads
     out = query.new_empty(batch, n, n_heads, layer.flat_values.shape[1])
-    for s, length in enumerate(layer.lengths):
+    for s in range(len(layer.lengths)):
         b, h = divmod(s, layer.n_heads)
         heads = slice(h * group, (h + 1) * group)
         k, v, _ = layer.segment(s)
         q = query[b, heads].reshape(1, 1, group * n, d)
         mask = None
         if visible is not None:
-            mask = F.pad(visible[b], (length - visible.shape[2], 0), value=True).repeat(group, 1)
+            mask = F.pad(visible[b], (len(k) - visible.shape[2], 0), value=True).repeat(group, 1)
         if softcap is None and sinks is None:
             rows = F.scaled_dot_product_attention(q, k[None, None], v[None, None], attn_mask=mask, scale=scaling)[0, 0]
         else:
@@ -115,7 +115,7 @@ def by_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling
 
 
 def _kernel(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
-    if layer.kernel == "segments" or (layer.kernel == "auto" and not query.is_cuda):
+    if layer.packed or layer.kernel == "segments" or (layer.kernel == "auto" and not query.is_cuda):
         return by_segment
     causal = new_tokens_mask(layer, query.shape[2], None)
     fits = varlen_attn is not None and (visible is None or (causal is not None and torch.equal(visible, causal)))

@@ -62,11 +62,17 @@ class Controller:
         if interval is not None and metric.once:
             raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
         one_of("kernel", kernel, ("auto", "segments", "varlen"))
+        if table.has_formats and target_size is not None:
+            said = "counts tokens, and this table shares out bytes; give a ratio, and an interval for long answers"
+            raise KVBudgetError(f"target_size: {said}", "UNSUPPORTED")
+        if table.has_formats and kernel == "varlen":
+            raise KVBudgetError("kernel varlen: reads plain rows, which this table packs; leave it out", "UNSUPPORTED")
         self.ratio, self.target_size, self.interval, self._options = ratio, target_size, interval, options
         self._hold = 0 if buffer is None or interval is None else buffer - interval
         self._kernel, self._refit, self._track = kernel, refit, interval is not None
         self._slack = min(interval or 32, MOST_SLACK) if slack is None else slack
         self._n_heads = table.info.n_budgeted * table.info.n_kv_heads
+        self._formats = table.formats(ratio).tolist() if ratio is not None and table.has_formats else None
         self.budgets(1)  # a wrong ratio or option is refused here, not in the middle of a prefill
         self.cuts = ratio is None or ratio > 0
         self._last, self._has_cut = State(), False
@@ -194,6 +200,7 @@ class Controller:
             if self._refit:
                 state.warnings["later cuts do not refit again; what was refitted at the first one stays so"] = None
             place.recut(partial(self._choose_again, place, layer, state))
+            self._pack(place, layer)
         elif not self._all_stay(state, place):
             self._first_cut(cache, layer, state)
         place.cut_at = total
@@ -227,6 +234,11 @@ class Controller:
         state.sizes[layer.index] = self._put(cache, layer, kept)  # the full layer is freed: the peak is one layer
         if self._refit:
             state.refitted[layer.index] = refit.refit(layer, keys, values, cache.layers[layer.index])
+        self._pack(cache.layers[layer.index], layer)
+
+    def _pack(self, place: RaggedLayer, layer: AttentionLayer) -> None:
+        if self._formats:
+            place.pack(self._formats[layer.index])
 
     def _put(self, cache: Any, layer: AttentionLayer, kept: list[Tensor]) -> Size:
         full = cache.layers[layer.index]

@@ -32,6 +32,8 @@ class BudgetPress(BasePress):  # type: ignore[misc]
     ):
         one_of("mode", mode, ("compact", "mask"))
         self.table = table if isinstance(table, Table) else Table(table)
+        if mode == "mask" and self.table.has_formats:
+            raise KVBudgetError('mode="mask" hides tokens and packs none, as this table does', "UNSUPPORTED")
         self.compression_ratio, self.mode, self.options = compression_ratio, mode, options
         self.run: Run | None = None
 

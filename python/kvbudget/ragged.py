@@ -2,7 +2,8 @@
 
 All segments of a cut layer, one per sequence and KV head, lie behind one another in two flat tensors [rows, d], each
 with some free rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each
-segment is a view.
+segment is a view. Where a table says in which formats heads are stored, what was kept lies packed (packed.py) in front
+of the segments, and the flat tensors hold only the tokens since the cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from ._library import KVBudgetError
+from .packed import Segment
 
 GROWTH = 64  # free rows per segment when a layer is laid out anew
 
@@ -35,10 +37,19 @@ class Size:
     rows: int = 0  # of them that are there
     allocated: int = 0  # the same with free rows
     at_cut: tuple[int, int] = (0, 0)  # after the latest cut: rows that stayed, of tokens without padding
+    packed: tuple[int, int] = (0, 0)  # rows that are packed, beside the others, and the bytes that they take
+
+    @property
+    def promised(self) -> int:
+        return self.rows * self.row_bytes + self.packed[1]
+
+    @property
+    def with_slack(self) -> int:
+        return self.allocated * self.row_bytes + self.packed[1]
 
     @property
     def bytes_now(self) -> int:
-        return self.allocated * (self.row_bytes + self.place_bytes)
+        return self.with_slack + (self.allocated + self.packed[0]) * self.place_bytes
 
 
 class WatchedLayer(DynamicLayer):
@@ -111,6 +122,7 @@ class RaggedLayer(WatchedLayer):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.kernel, self.slack, self.observed = kernel, slack, list(observed)
         self.size = Size(keys.element_size() * (keys.shape[-1] + values.shape[-1]))
+        self.packed: list[Segment] = []  # by segment; empty: nothing is packed
         self.hidden: Tensor | None = None  # of the latest pass with a mask: which later tokens its last row saw
         self.seen = n_tokens  # position of the next token
         self.cut_at = n_tokens  # tokens before this one may be gone; all later ones are there
@@ -130,6 +142,8 @@ class RaggedLayer(WatchedLayer):
     def _measure(self) -> None:
         self.size.tokens, self.size.rows = len(self.lengths) * self.seen, sum(self.lengths)
         self.size.allocated = self.starts[-1]
+        own = {id(x): x for x in self.packed}.values()  # beams share them
+        self.size.packed = sum(len(x.places) for x in own), sum(x.bytes for x in own)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -195,7 +209,7 @@ class RaggedLayer(WatchedLayer):
         self.device, self.dtype = device, dtype
         self.size.row_bytes = dtype.itemsize * (self.flat_keys.shape[1] + self.flat_values.shape[1])
         self.flat_keys, self.flat_values = (x.to(device, dtype) for x in (self.flat_keys, self.flat_values))
-        self.places = self.places.to(device)
+        self.places, self.packed = self.places.to(device), [x.to(device) for x in self.packed]
         self._rebuild(range(len(self.lengths)), max(self.free, 1))
 
     def _move(self, n: int) -> None:
@@ -234,13 +248,17 @@ class RaggedLayer(WatchedLayer):
             self._move(-n)
             return
         self.seen = self.cut_at = max(self.seen - n, 0)
+        formats = self._unpack()
         self._rebuild(range(len(self.lengths)), self.slack, lambda s: (self.segment(s)[2] < self.seen).nonzero()[:, 0])
+        self.pack(formats)
 
     def _take_sequences(self, rows: Sequence[int]) -> None:
         self.n_sequences = len(rows)
         self.observed = [self.observed[b].copy() for b in rows] if self.observed else []
         self.hidden = None if self.hidden is None else self.hidden[list(rows)]
-        self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
+        segments = [b * self.n_heads + h for b in rows for h in range(self.n_heads)]
+        self.packed = [self.packed[s] for s in segments] if self.packed else []
+        self._rebuild(segments, max(self.free, 1))
 
     def reset(self) -> None:
         raise KVBudgetError("a cut cache cannot be filled again: make a new DynamicCache")
@@ -268,14 +286,39 @@ class RaggedLayer(WatchedLayer):
     # ---- Eviction ----
 
     def segment(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys [n, d], values [n, dv] and positions [n] of a segment: views."""
+        """Keys [n, d], values [n, dv] and positions [n] of a segment: views, if nothing is packed."""
         a, b = self.starts[s], self.starts[s] + self.lengths[s]
-        return self.flat_keys[a:b], self.flat_values[a:b], self.places[a:b]
+        own = self.flat_keys[a:b], self.flat_values[a:b], self.places[a:b]
+        if not self.packed:
+            return own
+        k, v, places = (torch.cat(parts) for parts in zip(self.packed[s].rows(self.dtype), own))
+        return k, v, places
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def pack(self, formats: Sequence[Sequence[str]]) -> None:
+        """Stores what is there in the formats [H][2] of keys and values; later tokens are not packed. [] does nothing.
+        Raises KVBudgetError, and changes nothing, if a number is not finite."""
+        if formats:
+            segments = range(len(self.lengths))
+            self.packed = [Segment.of(self.segment(s), formats[s % self.n_heads]) for s in segments]
+            self._rebuild(segments, self.slack, lambda _: torch.arange(0))
+
+    def _unpack(self) -> list[Sequence[str]]:
+        """The other way; the formats, for pack()."""
+        formats, rows = [x.formats for x in self.packed], [self.segment(s) for s in range(len(self.lengths))]
+        if formats:
+            self.packed = []
+            k, v, places = (torch.cat(parts) for parts in zip(*rows))
+            self._lay_out(k, v, places, [len(r[2]) for r in rows], self.slack)
+        return formats[: self.n_heads]
 
     def recut(self, part: Callable[[int], Tensor]) -> None:
-        """Keeps only the rows part(s), ascending and counted from the segment's start, of every segment s."""
+        """Keeps only the rows part(s), ascending and counted from the segment's start, of every segment s; not packed
+        afterwards."""
         if self.hidden is not None and bool(self.hidden[:, : self.seen - self.cut_at].any()):
             raise KVBudgetError("a cache with padding behind its first tokens cannot be cut again", "UNSUPPORTED")
+        self._unpack()
         self._rebuild(range(len(self.lengths)), self.slack, part)
         self._was_cut()
 

@@ -16,7 +16,7 @@ class Report:
     cache is gone, as they were last."""
 
     bytes_full: int  # what a full cache of all the tokens seen so far takes
-    bytes_promised: int  # the tokens that are there alone
+    bytes_promised: int  # the tokens that are there alone, in the formats in which they are stored
     bytes_with_slack: int  # the same with the free rows for new tokens
     bytes_now: int  # the same with positions: what is really taken
     saved: float  # 1 - now / full
@@ -50,8 +50,8 @@ class State:
         windows = f"{len(self.left)} of {len(self.left) + len(sizes)} layers have a sliding window and were left alone"
         return Report(
             bytes_full=full,
-            bytes_promised=sum(s.rows * s.row_bytes for s in sizes),
-            bytes_with_slack=sum(s.allocated * s.row_bytes for s in sizes),
+            bytes_promised=sum(s.promised for s in sizes),
+            bytes_with_slack=sum(s.with_slack for s in sizes),
             bytes_now=now,
             saved=1 - now / full if full else 0.0,
             requested_ratio=self.requested if requested_ratio is None else requested_ratio,
@@ -70,7 +70,9 @@ def cache_bytes(cache: Cache, layers: Sequence[int] | None = None) -> int:
     for i in range(len(cache.layers)) if layers is None else layers:
         layer: Any = cache.layers[i]
         ragged = isinstance(layer, RaggedLayer)
-        tensors = (layer.flat_keys, layer.flat_values, layer.places) if ragged else (layer.keys, layer.values)
+        tensors = [layer.flat_keys, layer.flat_values, layer.places] if ragged else [layer.keys, layer.values]
+        for part in layer.packed if ragged else ():
+            tensors += [*part.stored, part.places]
         for tensor in filter(lambda t: isinstance(t, Tensor), tensors):
             storage = tensor.untyped_storage()
             seen[storage.data_ptr()] = storage.nbytes()

@@ -131,8 +131,8 @@ class Table:
         lib.call("kvb_table_open_memory", c.byref(handle), data, len(data), os.fsencode(path), None)
         self._handle = handle
         self._close = weakref.finalize(self, lib.library().kvb_table_close, handle)
-        if lib.library().kvb_table_has_formats(handle):
-            raise lib.KVBudgetError(f"{path}: says how heads are stored, which this package does not do", "UNSUPPORTED")
+        #: Does it say how heads store what they keep? Budgets are then in bytes (docs/bits.md).
+        self.has_formats = bool(lib.library().kvb_table_has_formats(handle))
         self.info = _info(path, lib.library().kvb_table_info(handle).contents)
         info = self.info
         shape = (info.n_rows, info.n_layers, info.n_kv_heads)
@@ -244,7 +244,8 @@ class Table:
     ) -> NDArray[np.uint32]:
         """[L, G]: how many of ``tokens`` tokens each head keeps when the share ``ratio`` of the whole cache goes.
 
-        The defaults give kvpress's integers. ``strict`` keeps sinks and window in every head, ``block`` gives whole
+        The defaults give kvpress's integers. Where the table has formats, the ratio is the share of a bf16 cache's bytes
+        that is saved, and more tokens are kept. ``strict`` keeps sinks and window in every head, ``block`` gives whole
         pages, ``lookup="linear"`` takes ratios between two rows, and ``rounding`` is explained in runtime/README.md.
         """
         keep = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32)
@@ -252,6 +253,13 @@ class Table:
         tokens = lib.count(tokens, "tokens")
         lib.call("kvb_budgets", self._handle, ratio, tokens, c.byref(options), _pointer(keep), keep.size)
         return keep
+
+    def formats(self, ratio: float) -> NDArray[np.str_]:
+        """[L, G, 2]: the names of the formats in which each head stores its keys and its values, in the row that
+        :meth:`keep` uses for this ratio: "bf16", "int8", "int4" or "int2"."""
+        found = np.empty((self.info.n_layers, self.info.n_kv_heads, 2), np.uint8)
+        lib.call("kvb_formats", self._handle, ratio, found.ctypes.data, found.size)
+        return np.array([lib.library().kvb_packing_name(i).decode() for i in range(4)])[found]
 
     def budgets(
         self,

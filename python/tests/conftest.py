@@ -3,7 +3,7 @@
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ def write_table(
     window: int = 1,
     seed: int = 0,
     spread: float = 1,
+    formats: Sequence[int] = (),
     **more: str,
 ) -> Path:
     """A table of random prune ratios whose mean is the row's ratio, in the format of formats/README.md; with spread=0
-    all heads are alike."""
+    all heads are alike. With ``formats`` one of them is drawn for every head's keys, and for its values: version 2."""
     rng = np.random.default_rng(seed)
     rho = np.arange(1, ROWS + 1) / 100
     spread = spread * np.minimum(rho, 1 - rho)[:, None, None] * rng.uniform(-1, 1, (1, n_layers, n_kv_heads))
@@ -39,6 +40,9 @@ def write_table(
     rows |= {name: np.zeros(ROWS) for name in ("loss", "lower_bound", "lambda", "table_loss")}
     tensors: dict[str, np.ndarray] = {"prune_ratio": prune, "std": np.zeros_like(prune), **rows}
     tensors["saturated"] = np.zeros(ROWS, np.uint8)
+    if formats:
+        tensors["formats"] = rng.choice(formats, (ROWS, n_layers, n_kv_heads, 2)).astype(np.uint8)
+        more |= {"format_version": "2", "packings": "bf16,int8,int4,int2"}
     meta = {
         "format": "kvbudget-table", "format_version": "1", "tool_version": "0", "architecture": "test", "model_id": "",
         "model_sha256": "", "tokenizer_sha256": "", "calibration_sha256": "", "record_sha256": "",

@@ -108,6 +108,8 @@ def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
 def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
     """mode="mask" frees nothing and hides as many tokens as the table evicts."""
     table = make_table(4, 4, 2, 16)
+    with pytest.raises(kvbudget.KVBudgetError, match="packs none"):
+        kvbudget.BudgetPress(str(make_table(4, 4, 2, 16, formats=[2])), 0.6, mode="mask")
     press = kvbudget.BudgetPress(str(table), 0.6, mode="mask")
     with press(model):
         cache = prefill(model, prompt())

@@ -58,6 +58,12 @@ for r in range(99):
     assert saturated or used <= (1 - (r + 1) / 100) * 4 * longest * 4 * d + 1e-3, (r, used)
 PYTHON_END
 expect 0 'the bounds are proved' validate nats.h5 --certificate bits.safetensors
+for tensor in lower_bound table_loss loss lambda formats; do
+    "$PYTHON" "$KVB_ROOT/tests/cli/check.py" damage bits.safetensors bad.safetensors $tensor 69 >/dev/null
+    expect 1 "a wrong $tensor is found" validate nats.h5 --certificate bad.safetensors --quiet
+    says 'in its row' '^  70 %: '
+done
+says 'as more bytes than there are' 'takes more bytes than its ratio leaves'
 fails 'a comparison of tokens alone' 'has formats.*--certificate' validate nats.h5 bits.safetensors
 for wrong in '--formats int3' '--formats int4,int4' '--formats int4 --exact' '--formats int4 --block 16' \
     '--formats int4 --bytes 1MB --tokens 60 --dtype fp8'; do

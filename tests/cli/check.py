@@ -134,7 +134,10 @@ def check_damage(source, target, tensor, row):
     (size,) = struct.unpack("<Q", data[:8])
     first = 8 + size + json.loads(data[8 : 8 + size])[tensor]["data_offsets"][0] + 8 * int(row)
     (value,) = struct.unpack_from("<d", data, first)
-    struct.pack_into("<d", data, first, value * 0.5 if tensor == "loss" else value * 1.000001 + 1e-6)
+    if tensor == "formats":  # all of two layers of two heads in 16 bits
+        data[first : first + 8] = bytes(8)
+    else:
+        struct.pack_into("<d", data, first, value * 0.5 if tensor == "loss" else value * 1.000001 + 1e-6)
     said = json.loads(data[8 : 8 + size])["__metadata__"]["content_sha256"].encode()
     zeros = data.replace(said, b"0" * 64)
     open(target, "wb").write(data.replace(said, hashlib.sha256(zeros).hexdigest().encode()))

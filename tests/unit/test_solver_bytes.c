@@ -1,5 +1,6 @@
 // Tokens and formats under a budget of bytes, against a plain dynamic program over bytes.
 #include "solver/bytes.h"
+#include "solver/checker.h"
 #include "test_solver_cases.h"
 
 enum { MOST_FORMATS = 5, ROWS = 7 };
@@ -123,6 +124,71 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
     }
     printf("bytes: gap of greedy: %.2f %% of all losses, %.0f %% at most\n", 100 * sum / all, 100 * worst);
     ck_assert(sum < 0.05 * all);
+}
+
+// A problem of real formats for the solver, from what the checker is given.
+static bytes_problem problem_of(const checker_formats *f, uint8_t (*pair)[2], uint32_t J)
+{
+    uint32_t N = shape_heads(&f->curves->shape), T = f->curves->shape.n_tokens;
+    bytes_problem p = {f->curves, J, calloc((size_t)N * J, sizeof(double)), calloc(J * (T + 1), sizeof(uint64_t))};
+    for (uint32_t j = 0; j < J; j++) {
+        uint8_t k = pair[j][0], v = pair[j][1];
+        for (uint32_t n = 0; n < N; n++)
+            p.added[n * J + j] = (k ? f->loss[6 * n + k - 1] : 0) + (v ? f->loss[6 * n + 3 + v - 1] : 0);
+        for (uint32_t b = 0; b <= T; b++)
+            p.cost[j * (T + 1) + b] =
+                kvb_packed_bytes(k, KVB_KEYS, b, f->head_dim) + kvb_packed_bytes(v, KVB_VALUES, b, f->head_dim);
+    }
+    return p;
+}
+
+// One problem of real formats: the checker's bytes, losses and bounds are the solver's, and wrong rows are found.
+static void check_formats_case(case_kind kind)
+{
+    static const double ratios[ROWS] = {0, 0.3, 0.6, 0.8, 0.9, 0.95, 0.99};
+    cache_shape shape = {1 + case_below(3), 1 + case_below(2), 40 + case_below(60), case_below(3), 1 + case_below(3)};
+    uint32_t N = shape_heads(&shape), J = 0, d = 8 + case_below(70);
+    loss_curves curves = loss_curves_make(&shape);
+    double loss[6 * 6], lambda[ROWS];
+    uint8_t pair[16][2], formats[ROWS * 6 * 2];
+    checker_formats f = {&curves, loss, d, 1u << case_below(4) | 1u << case_below(4) | 1u << case_below(4)};
+    uint64_t budget[ROWS];
+    bytes_rows x;
+    checked_row row[ROWS];
+    for (size_t i = 0; i < (size_t)N * shape_middle(&shape); i++) curves.gain[i] = case_importance(kind);
+    loss_curves_sum(&curves);
+    for (int i = 0; i < 6 * 6; i++) loss[i] = case_uniform() * curves.total / 4;
+    for (uint8_t i = 0; i < 16; i++)
+        if (f.choices >> i / 4 & 1 && f.choices >> i % 4 & 1) memcpy(pair[J++], (uint8_t[2]){i / 4, i % 4}, 2);
+    bytes_problem p = problem_of(&f, pair, J);
+    for (int r = 0; r < ROWS; r++) budget[r] = (uint64_t)((1 - ratios[r]) * 4 * shape.n_tokens * d * N + 1e-6);
+    ck_assert_int_eq(bytes_solve(&x, &p, budget, ROWS, NULL), KVB_OK);
+    for (uint32_t i = 0; i < ROWS * N; i++) memcpy(formats + 2 * i, pair[x.format[i]], 2);
+    for (int r = 0; r < ROWS; r++) lambda[r] = x.lambda[r] * (r % 2 ? 1 : 0.3 + case_uniform());
+    checker_formats_rows(&f, ROWS, ratios, lambda, x.keep, formats, row);
+    for (uint32_t r = 0; r < ROWS; r++) {
+        double tokens = 0;
+        for (uint32_t n = 0; n < N; n++) tokens += loss_at(&curves, n, x.keep[r * N + n]);
+        ck_assert(row[r].fits);
+        ck_assert_double_eq_tol(row[r].loss, x.loss[r], 1e-9 * (1 + curves.total));
+        ck_assert_double_eq_tol(tokens + row[r].added, x.loss[r], 1e-9 * (1 + curves.total));
+        ck_assert_double_eq_tol(row[r].bound, bytes_bound(&p, budget[r], lambda[r]), 1e-9 * (1 + curves.total));
+        x.keep[r * N] = shape.n_tokens;
+        for (uint32_t n = 0; n < N && r == 3; n++) formats[2 * (r * N + n) + 1] = 0; // at 80 %, values of 16 bits
+    }
+    checker_formats_rows(&f, ROWS, ratios, lambda, x.keep, formats, row);
+    ck_assert(f.choices & 1 || !row[3].fits);
+    if (f.choices == 1) ck_assert(!row[4].fits && !row[5].fits && !row[6].fits);
+    bytes_rows_free(&x);
+    loss_curves_free(&curves);
+    free(p.added);
+    free(p.cost);
+}
+
+UNIT_TEST(test_the_checker_agrees_with_the_solver)
+{
+    case_seed();
+    for (int i = 0; i < 60; i++) check_formats_case((case_kind)(i % CASE_KINDS));
 }
 
 UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
