@@ -232,6 +232,22 @@ typedef struct backend {
     void (*output_norms)(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
+// The operations of a backend's table. `own` begins the names of its functions; `memory` those of operations that only
+// move numbers, and `packing` those of packed keys and values, which backends may share.
+#define BACKEND_OPERATIONS(own, memory, packing)                                                                      \
+    .open = own##_open, .close = own##_close, .check = memory##_check, .alloc = memory##_alloc,                       \
+    .release = memory##_release, .upload = memory##_upload, .download = memory##_download, .copy = memory##_copy,     \
+    .clear = memory##_clear, .host_view = memory##_view, .matrix_load = own##_matrix_load,                            \
+    .matrix_bytes = own##_matrix_bytes, .matrix_release = own##_matrix_release, .scratch_bytes = own##_scratch_bytes, \
+    .free_bytes = memory##_free_bytes, .gather = own##_gather, .rms_norm = own##_rms_norm, .matmul = own##_matmul,    \
+    .project = own##_project, .layer_norm = own##_layer_norm, .glu = own##_glu, .softcap = own##_softcap,             \
+    .clip = own##_clip, .scale = memory##_scale, .add_row = memory##_add_row, .add_scaled = own##_add_scaled,         \
+    .take_rows = memory##_take_rows, .add_rows = own##_add_rows, .rope = own##_rope,                                  \
+    .store_prefix = memory##_store_prefix, .store_tail = memory##_store_tail,                                         \
+    .packed_floats = packing##_packed_floats, .pack_prefix = packing##_pack_prefix,                                   \
+    .attend_prefix = own##_attend_prefix, .attend_rows = own##_attend_rows, .value_weights = own##_value_weights,     \
+    .sample = memory##_sample, .column_sums = own##_column_sums, .output_norms = own##_output_norms
+
 extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,
     backend_cuda_bf16; // the last one only where it was built
 

@@ -668,31 +668,11 @@ static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
     }
 }
 
-// What follows is bound by memory: plain loops over pieces that are cut by size alone.
-static void cpu_scale(backend_device *on, dev y, float by, size_t n_floats)
-{
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
-}
-
-static void cpu_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
-{
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
-}
-
+// Bound by memory, as what the host backends share: plain loops over pieces that are cut by size alone.
 static void cpu_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
 {
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] += by * x.address[i];
-}
-
-static void cpu_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
-{
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
 }
 
 static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
@@ -716,40 +696,11 @@ static void cpu_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32
                   cos_sin.address + (size_t)positions[i] * rope_dim, heads, d, rope_dim);
 }
 
-static void cpu_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
-                             uint32_t n_kv_heads, uint32_t d)
-{
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t g = 0; g < n_kv_heads; g++)
-            memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
-                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
-}
-
-static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
-                           uint32_t n, uint32_t n_kv_heads, uint32_t d)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t g = 0; g < n_kv_heads; g++)
-            memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
-                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
-}
-
 // One table for each precision of the products.
-#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                  \
-    {                                                                                                                  \
-        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,         \
-        .sums_importance = true, .close = cpu_close, .check = host_check, .alloc = host_alloc,                         \
-        .release = host_release, .upload = host_upload, .download = host_download, .copy = host_copy,                  \
-        .clear = host_clear, .host_view = host_view, .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, \
-        .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes, .free_bytes = host_free_bytes,       \
-        .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix, .gather = cpu_gather,                      \
-        .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project, .layer_norm = cpu_layer_norm,          \
-        .glu = cpu_glu, .softcap = cpu_softcap, .clip = cpu_clip, .take_rows = cpu_take_rows,                          \
-        .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,            \
-        .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                              \
-        .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,        \
-        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms,                       \
+#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                 \
+    {                                                                                                                 \
+        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .sums_importance = true, \
+        BACKEND_OPERATIONS(cpu, host, cpu),                                                                           \
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");

@@ -101,17 +101,7 @@ static void cuda_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n
 #define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
     {                                                                                                                  \
         .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS,                    \
-        .sums_importance = false, .open = cuda_open, .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc,    \
-        .release = cuda_release, .upload = cuda_upload, .download = cuda_download, .copy = cuda_copy,                  \
-        .clear = cuda_clear, .host_view = cuda_host_view, .matrix_load = cuda_matrix_load,                             \
-        .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes, \
-        .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
-        .project = cuda_project, .layer_norm = cuda_layer_norm, .glu = cuda_glu, .softcap = cuda_softcap,              \
-        .clip = cuda_clip, .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled,                \
-        .take_rows = cuda_take_rows, .add_rows = cuda_add_rows, .rope = cuda_rope, .store_prefix = cuda_store_prefix,  \
-        .store_tail = cuda_store_tail, .packed_floats = host_packed_floats, .pack_prefix = host_pack_prefix,           \
-        .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows, .value_weights = cuda_value_weights,     \
-        .sample = cuda_sample, .column_sums = cuda_column_sums, .output_norms = cuda_output_norms,                     \
+        .sums_importance = false, BACKEND_OPERATIONS(cuda, cuda, host),                                                \
     }
 
 extern "C" const backend backend_cuda =

@@ -51,7 +51,7 @@ static void cuda_clear(backend_device *, dev memory, size_t n)
     if (n && gpu_works()) gpu_note(cudaMemsetAsync(memory.address, 0, n * sizeof(float), gpu.stream), "clear");
 }
 
-static const float *cuda_host_view(backend_device *, dev from)
+static const float *cuda_view(backend_device *, dev from)
 {
     (void)from;
     return NULL;

@@ -1,21 +1,8 @@
 #include "profiler/backend/backend_host.h"
-#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-kvb_status host_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
-{
-    *out = need(1, sizeof **out, "devices");
-    (*out)->b = b;
-    return KVB_OK;
-}
-
-void host_close(backend_device *on)
-{
-    free(on);
-}
 
 kvb_status host_check(backend_device *on, kvb_error *err)
 {
@@ -84,6 +71,46 @@ const float *host_view(backend_device *on, dev from)
     return from.address;
 }
 
+// Every task moves pieces that are cut by size alone.
+void host_scale(backend_device *on, dev y, float by, size_t n_floats)
+{
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
+}
+
+void host_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
+{
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
+}
+
+void host_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
+{
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
+}
+
+void host_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
+                       uint32_t n_kv_heads, uint32_t d)
+{
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t g = 0; g < n_kv_heads; g++)
+            memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
+                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+}
+
+void host_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                     uint32_t n_kv_heads, uint32_t d)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t g = 0; g < n_kv_heads; g++)
+            memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
+                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+}
+
 void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
                  const draw_key *keys)
 {
@@ -104,12 +131,6 @@ float *host_matrix_values(const stored_matrix *w, unsigned hold)
     if (ok) return values;
     free(values);
     return NULL;
-}
-
-void host_matrix_release(backend_device *on, dev_matrix *w)
-{
-    free(w->address);
-    w->address = NULL;
 }
 
 size_t host_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s)

@@ -2,9 +2,6 @@
 #pragma once
 #include "profiler/backend/backend.h"
 
-// A device without scratch memory.
-kvb_status host_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err);
-void host_close(backend_device *on);
 kvb_status host_check(backend_device *on, kvb_error *err);
 uint64_t host_free_bytes(backend_device *on);        // 0: the host's memory is judged elsewhere
 float *host_memory(size_t n_floats);                 // aligned to a cache line, zeroed, freed by the caller; NULL if
@@ -16,9 +13,15 @@ void host_download(backend_device *on, float *to, dev from, size_t n);
 void host_copy(backend_device *on, dev to, dev from, size_t n);
 void host_clear(backend_device *on, dev memory, size_t n);
 const float *host_view(backend_device *on, dev from);
+void host_scale(backend_device *on, dev y, float by, size_t n_floats);
+void host_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width);
+void host_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width);
+void host_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
+                       uint32_t n_kv_heads, uint32_t d);
+void host_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                     uint32_t n_kv_heads, uint32_t d);
 void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
                  const draw_key *keys);
-void host_matrix_release(backend_device *on, dev_matrix *w);
 // Returns the values of w in float32, rounded if `hold` says so; the caller frees them. NULL if memory runs out or a
 // value is not finite.
 float *host_matrix_values(const stored_matrix *w, unsigned hold);

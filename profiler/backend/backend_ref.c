@@ -1,4 +1,5 @@
 // The judge: every operation as plain loops with double sums, in the order of the formula. Slow and obviously right.
+#include "formats/need.h"
 #include "profiler/backend/backend_host.h"
 #include <math.h>
 #include <stdlib.h>
@@ -12,6 +13,12 @@ static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, un
 static uint64_t ref_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     return (uint64_t)w->out * w->in * sizeof(float);
+}
+
+static void ref_matrix_release(backend_device *on, dev_matrix *w)
+{
+    free(w->address);
+    w->address = NULL;
 }
 
 static uint64_t ref_scratch_bytes(backend_device *on, const backend_limits *limits)
@@ -90,12 +97,6 @@ static void ref_clip(backend_device *on, dev y, float most, size_t n_floats)
     for (size_t i = 0; i < n_floats; i++) y.address[i] = fminf(fmaxf(y.address[i], -most), most);
 }
 
-static void ref_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
-{
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
-}
-
 static void ref_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
                          uint32_t width)
 {
@@ -104,17 +105,6 @@ static void ref_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows,
             float *to = y.address + (size_t)rows[i] * width + c;
             *to = (float)(*to + (double)weights[i] * x.address[(size_t)i * width + c]);
         }
-}
-
-static void ref_scale(backend_device *on, dev y, float by, size_t n_floats)
-{
-    for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
-}
-
-static void ref_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
 }
 
 static void ref_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
@@ -138,24 +128,6 @@ static void ref_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32
             }
             for (uint32_t c = rope_dim; c < d; c++) out[c] = in[c];
         }
-}
-
-static void ref_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
-                             uint32_t n_kv_heads, uint32_t d)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t g = 0; g < n_kv_heads; g++)
-            memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
-                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
-}
-
-static void ref_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
-                           uint32_t n, uint32_t n_kv_heads, uint32_t d)
-{
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t g = 0; g < n_kv_heads; g++)
-            memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
-                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
 }
 
 static double dot(const float *a, const float *b, uint32_t n)
@@ -307,49 +279,23 @@ static void ref_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
         }
 }
 
+static kvb_status ref_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
+{
+    *out = need(1, sizeof **out, "devices");
+    (*out)->b = b;
+    return KVB_OK;
+}
+
+static void ref_close(backend_device *on)
+{
+    free(on);
+}
+
 const backend backend_ref = {
     .name = "ref",
-    .sums_importance = true,
     .compute = "f32",
     .summary = "plain C with double sums: the judge of the others, slow",
     .context_rows = BACKEND_CHUNK_ROWS,
-    .open = host_open,
-    .close = host_close,
-    .check = host_check,
-    .alloc = host_alloc,
-    .release = host_release,
-    .upload = host_upload,
-    .download = host_download,
-    .copy = host_copy,
-    .clear = host_clear,
-    .host_view = host_view,
-    .matrix_load = ref_matrix_load,
-    .matrix_bytes = ref_matrix_bytes,
-    .matrix_release = host_matrix_release,
-    .scratch_bytes = ref_scratch_bytes,
-    .free_bytes = host_free_bytes,
-    .gather = ref_gather,
-    .rms_norm = ref_rms_norm,
-    .matmul = ref_matmul,
-    .project = ref_project,
-    .layer_norm = ref_layer_norm,
-    .glu = ref_glu,
-    .softcap = ref_softcap,
-    .clip = ref_clip,
-    .take_rows = ref_take_rows,
-    .add_rows = ref_add_rows,
-    .scale = ref_scale,
-    .add_row = ref_add_row,
-    .add_scaled = ref_add_scaled,
-    .rope = ref_rope,
-    .store_prefix = ref_store_prefix,
-    .store_tail = ref_store_tail,
-    .packed_floats = host_packed_floats,
-    .pack_prefix = host_pack_prefix,
-    .attend_prefix = ref_attend_prefix,
-    .attend_rows = ref_attend_rows,
-    .value_weights = ref_value_weights,
-    .sample = host_sample,
-    .column_sums = ref_column_sums,
-    .output_norms = ref_output_norms,
+    .sums_importance = true,
+    BACKEND_OPERATIONS(ref, host, host),
 };
