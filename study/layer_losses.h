@@ -6,13 +6,10 @@ typedef struct layer_losses {
     uint32_t n_layers; // that are budgeted
     double *layer;     // [n_layers] their numbers in the model
     double *gain;      // [n_layers] nats per squared movement
-    double *loss;      // [n, n_layers] nats, means over the questions
+    double *loss;      // [n_layers] nats, means over the questions
 } layer_losses;
 
-// Computes them from the record at `path`, for n sets of budgets. pruned [n, L, G]: the pruned share of every head, of
-// all of the model's layers; if it is NULL, all heads are pruned by the n ratios `even` [n]. Errors: those of
-// selection_open() and pairs_open(); KVB_MISMATCH if the record has no curves and gains. The caller frees, also after a
-// failure.
-kvb_status layer_losses_read(layer_losses *out, const char *path, const char *metric, const double *even,
-                             const double *pruned, size_t n, kvb_error *err);
+// Computes them from the record at `path`, with this share of every head pruned. Errors: those of selection_open() and
+// pairs_open(); KVB_MISMATCH if the record has no curves and gains. The caller frees, also after a failure.
+kvb_status layer_losses_read(layer_losses *out, const char *path, const char *metric, double ratio, kvb_error *err);
 void layer_losses_free(layer_losses *l); // a zero struct is allowed; leaves it zero

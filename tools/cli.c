@@ -2,7 +2,6 @@
 #include "tools/cli.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -21,6 +20,12 @@ static void print_prefix(const cli_command *command)
     fprintf(stderr, "kvbudget%s%s: ", command ? " " : "", command ? command->name : "");
 }
 
+static int suggest_help(const cli_command *command)
+{
+    fprintf(stderr, "Try 'kvbudget help%s%s'.\n", command ? " " : "", command ? command->name : "");
+    return EXIT_USAGE;
+}
+
 int cli_usage_error(const cli_command *command, const char *format, ...)
 {
     print_prefix(command);
@@ -28,8 +33,8 @@ int cli_usage_error(const cli_command *command, const char *format, ...)
     va_start(args, format);
     vfprintf(stderr, format, args);
     va_end(args);
-    fprintf(stderr, "\nTry 'kvbudget help%s%s'.\n", command ? " " : "", command ? command->name : "");
-    return EXIT_USAGE;
+    fputc('\n', stderr);
+    return suggest_help(command);
 }
 
 int cli_failed(const cli_command *command, const kvb_error *err)
@@ -114,24 +119,6 @@ static int store(const cli_command *command, const cli_option *option, const cha
     }
 }
 
-// What getopt_long calls the option that it has just refused. optopt is the short letter, the value of a long option
-// that was known but used wrongly, or 0 for an unknown long option, which is then the previous word.
-static int refuse_option(const cli_command *command, const cli_option *options, int letter, int argc, char **argv)
-{
-    const char *word = optind > 0 && optind <= argc ? argv[optind - 1] : "";
-    bool is_long = optopt == 0 || optopt >= OPTION_HELP;
-    if (letter == ':') {
-        if (is_long) return cli_usage_error(command, "--%s needs a value", options[optopt - OPTION_HELP - 1].name);
-        return cli_usage_error(command, "-%c needs a value", optopt);
-    }
-    if (optopt == OPTION_HELP) return cli_usage_error(command, "--help takes no value");
-    if (optopt == OPTION_FORCE) return cli_usage_error(command, "--force takes no value");
-    if (optopt > OPTION_HELP)
-        return cli_usage_error(command, "--%s takes no value", options[optopt - OPTION_HELP - 1].name);
-    if (is_long) return cli_usage_error(command, "unknown or ambiguous option '%s'", word);
-    return cli_usage_error(command, isprint(optopt) ? "unknown option '-%c'" : "unknown option (byte %d)", optopt);
-}
-
 // ---- Options --------------------------------------------------------------------------------------------------------
 
 static bool force_given; // where the command itself has no such option
@@ -153,7 +140,7 @@ static const cli_option *own_force(const cli_option *options)
 static int parse_options(const cli_command *command, const cli_option *options, int argc, char **argv)
 {
     struct option longs[OPTIONS_MAX + 3] = {{"help", no_argument, NULL, OPTION_HELP}};
-    char shorts[2 * OPTIONS_MAX + 4] = ":h"; // the colon makes getopt tell a missing value from an unknown option
+    char shorts[2 * OPTIONS_MAX + 4] = "h", *name = argv[0];
     size_t n = 0, length = strlen(shorts);
     for (; n < OPTIONS_MAX && options[n].name; n++) {
         bool flag = options[n].kind == CLI_FLAG;
@@ -165,22 +152,21 @@ static int parse_options(const cli_command *command, const cli_option *options, 
     }
     if (own_force(options)) longs[n + 1] = (struct option){force_option.name, no_argument, NULL, OPTION_FORCE};
     force_given = false;
-    optind = 0; // glibc: forget the state of an earlier call
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
-        if (c == 'h' || c == OPTION_HELP) {
-            cli_print_manual(command, options);
-            return -1;
-        }
+    optind = 0;                                        // glibc: forget the state of an earlier call
+    argv[0] = need_text("kvbudget %s", command->name); // which getopt's messages begin with
+    int code = EXIT_DONE;
+    for (int c; code == EXIT_DONE && (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
+        if (c == 'h' || c == OPTION_HELP) cli_print_manual(command, options);
         const cli_option *option = c == OPTION_FORCE ? &force_option : NULL;
         for (size_t i = 0; i < n && !option; i++)
             if (c == OPTION_HELP + 1 + (int)i || (options[i].short_name && c == options[i].short_name))
                 option = &options[i];
-        if (!option) return refuse_option(command, options, c, argc, argv);
-        int code = store(command, option, optarg);
-        if (code != EXIT_DONE) return code;
+        if (c == '?') code = suggest_help(command);
+        else code = option ? store(command, option, optarg) : -1;
     }
-    return EXIT_DONE;
+    free(argv[0]);
+    argv[0] = name;
+    return code;
 }
 
 static void name_inputs(const cli_option *options, char **operands, int n)

@@ -26,8 +26,8 @@ for c in $COMMANDS; do
     cp out first
     expect 0 "$c --help" "$c" --help
     same "$c --help is help $c" first out
-    misused "$c with an unknown option" "unknown or ambiguous option '--no-such-option'" "$c" --no-such-option
-    misused "$c with an unknown letter" "unknown option '-!'" "$c" '-!'
+    misused "$c with an unknown option" "unrecognized option '--no-such-option'" "$c" --no-such-option
+    misused "$c with an unknown letter" "invalid option -- '!'" "$c" '-!'
     [ "$c" = tables ] || misused "$c without anything" '.' "$c" # which lists them
 done
 # eval calls --output what task calls --results: NAME.json and its like.

@@ -29,11 +29,10 @@ static void add_question(cJSON *list, const record_question_info *q)
 // Where a metric has curves: each layer's gain, and what it is predicted to lose with even budgets at 80 %, in nats.
 static void add_layers(cJSON *doc, const char *path, const record_context_info *c)
 {
-    const double ratio = 0.8;
     cJSON *layers = NULL;
     for (uint32_t m = 0; m < c->n_metrics; m++) {
         layer_losses found;
-        if (layer_losses_read(&found, path, c->metrics[m], &ratio, NULL, 1, NULL) == KVB_OK) {
+        if (layer_losses_read(&found, path, c->metrics[m], 0.8, NULL) == KVB_OK) {
             bool first = !layers;
             if (first) layers = cJSON_AddArrayToObject(doc, "predicted_loss_at_80_percent");
             for (uint32_t l = 0; l < found.n_layers; l++) {

@@ -11,7 +11,7 @@ static int run_report(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_PAGE), &output, "FILE.html", "the page to write"},
         {"record", 'R', CLI_INPUTS, &records, "RUN.h5",
-         "the record that a table was made from, repeatable: its texts and settings"},
+         "the record that a table was made from, repeatable: its settings"},
         {"results", 'r', CLI_INPUTS, &found, "FILE.json",
          "what eval, task or solve --holdout found (their --json, or the NAME.json of eval\nand task), "
          "repeatable"},

@@ -6,7 +6,6 @@
 #include "formats/table_export.h"
 #include "runtime/fail.h"
 #include "study/interval.h"
-#include "study/layer_losses.h"
 #include "tools/report/heatmap.h"
 #include "tools/report/html.h"
 #include "tools/report/results_chart.h"
@@ -333,24 +332,35 @@ static void put_untried(page_writer *w, const page_table *t)
     fputs(" --results worth.json -o report.html</pre>\n", w->out);
 }
 
+// Heads of which the questions' own best budgets differ by more than what the head is given.
+static void put_unsure(page_writer *w, const kvb_info *info, const kvb_row *row)
+{
+    enum { LISTED = 16 };
+    uint32_t heads = info->n_layers * info->n_kv_heads, listed = 0;
+    uint8_t *flags = need(heads, sizeof *flags, "heads");
+    uint32_t n = flag_heads(row->prune_ratio, row->std, heads, flags);
+    if (n)
+        fprintf(w->out,
+                "<li>%u of %u heads are not certain at %.4g&nbsp;%%: from question to question they need more or less "
+                "by more than they get. Profile more texts and questions of the kind that you serve; until then "
+                "<code>solve --shrink 0.3</code> or <code>--min-keep</code> guards such heads. As layer.head: ",
+                n, heads, 100 * row->ratio);
+    for (uint32_t h = 0; h < heads && listed < LISTED; h++)
+        if (flags[h]) fprintf(w->out, "%s%u.%u", listed++ ? ", " : "", h / info->n_kv_heads, h % info->n_kv_heads);
+    if (n) fprintf(w->out, "%s</li>\n", n > LISTED ? ", ..." : "");
+    free(flags);
+}
+
 static void put_warnings(page_writer *w, const page_table *t)
 {
     const kvb_info *info = kvb_table_info(t->file);
-    uint32_t heads = info->n_layers * info->n_kv_heads;
     kvb_row row = row_near(t->file, HEADLINE);
-    uint32_t unsure = t->knows_deviation ? flag_heads(row.prune_ratio, row.std, heads, NULL) : 0;
-    bool few = info->n_contexts > 0 && info->n_contexts < 4;
-    if (!few && unsure == 0 && t->knows_deviation) return;
     fputs("<ul>\n", w->out);
-    if (few)
+    if (info->n_contexts > 0 && info->n_contexts < 4)
         fprintf(w->out, "<li>Made from %u text%s only: heads that none of them needed may be cut too far.</li>\n",
                 info->n_contexts, info->n_contexts == 1 ? "" : "s");
-    if (unsure > 0)
-        fprintf(w->out,
-                "<li>%u of %u heads are not certain at %.4g&nbsp;%%: <a href=\"#unsure\">which, and what to do</a>."
-                "</li>\n",
-                unsure, heads, 100 * row.ratio);
-    if (!t->knows_deviation)
+    if (t->knows_deviation) put_unsure(w, info, &row);
+    else
         fputs("<li>Nothing is known about how certain its heads are: one question, or an imported table.</li>\n",
               w->out);
     fputs("</ul>\n", w->out);
@@ -426,18 +436,17 @@ static void put_number(FILE *out, const svg_chart *c, const svg_series *s, size_
 static bool is_shown(const svg_chart *c, size_t i)
 {
     enum { FEW = 20 };
-    return c->x_name || c->n <= FEW || lround(100 * c->x[i]) % 10 == 0 || i + 1 == c->n;
+    return c->n <= FEW || lround(100 * c->x[i]) % 10 == 0 || i + 1 == c->n;
 }
 
 static void put_chart_numbers(FILE *out, const svg_chart *c)
 {
-    html_fill(out, "<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>%s</th>",
-              c->x_name ? c->x_name : "per cent pruned");
+    fputs("<details><summary>The numbers</summary><div class=\"wide\"><table><thead><tr><th>per cent pruned</th>", out);
     for (size_t s = 0; s < c->n_series; s++) html_fill(out, "<th>%s</th>", c->series[s].name);
     fputs("</tr></thead><tbody>\n", out);
     for (size_t i = 0; i < c->n; i++) {
         if (!is_shown(c, i)) continue;
-        fprintf(out, "<tr><th>%.4g</th>", c->x_name ? c->x[i] : 100 * c->x[i]);
+        fprintf(out, "<tr><th>%.4g</th>", 100 * c->x[i]);
         for (size_t s = 0; s < c->n_series; s++) put_number(out, c, &c->series[s], i);
         fputs("</tr>\n", out);
     }
@@ -536,54 +545,6 @@ static void put_predicted(page_writer *w)
     if (any) fputs("</div></section>\n", w->out);
 }
 
-// Which layers matter, where a table's record has curves.
-static void put_layers_of(page_writer *w, const page_table *t, bool *any)
-{
-    const kvb_info *info = kvb_table_info(t->file);
-    kvb_row row = row_near(t->file, HEADLINE);
-    size_t heads = (size_t)info->n_layers * info->n_kv_heads;
-    double *pruned = need(2 * heads, sizeof *pruned, "shares");
-    char title[CHART_TITLE_SIZE];
-    layer_losses found;
-    for (size_t h = 0; h < heads; h++) {
-        pruned[h] = row.ratio;
-        pruned[heads + h] = row.prune_ratio[h];
-    }
-    if (layer_losses_read(&found, t->from->path, info->metric, NULL, pruned, 2, NULL) == KVB_OK) {
-        const svg_series gain = {.name = "gain", .y = found.gain},
-                         loss[] = {{.name = "this table", .y = found.loss + found.n_layers},
-                                   {.name = "even split", .y = found.loss}};
-        svg_chart chart = {.title = "gain of each layer: nats per squared movement of its output",
-                           .x = found.layer,
-                           .x_name = "layer",
-                           .n = found.n_layers,
-                           .n_series = 1,
-                           .series = &gain,
-                           .logarithmic = true,
-                           .y_unit = SVG_NUMBERS};
-        if (!*any)
-            fputs("<section id=\"layers\"><h2>Which layers matter</h2>\n<p>What a movement of a layer's attention does "
-                  "to the model's predictions, and what each layer is predicted to lose.</p>\n<div class=\"charts\">\n",
-                  w->out);
-        if (!*any) put_chart(w, &chart);
-        *any = true;
-        snprintf(title, sizeof title, "%.150s: nats lost at %.4g %% pruned, layer by layer", info->metric,
-                 100 * row.ratio);
-        chart.title = title, chart.series = loss, chart.n_series = 2;
-        put_chart(w, &chart);
-    }
-    layer_losses_free(&found);
-    free(pruned);
-}
-
-static void put_layers(page_writer *w)
-{
-    bool any = false;
-    for (size_t i = 0; i < w->p->n_tables; i++)
-        if (w->p->tables[i].from) put_layers_of(w, &w->p->tables[i], &any);
-    if (any) fputs("</div></section>\n", w->out);
-}
-
 static void put_losses(page_writer *w)
 {
     bool any = false;
@@ -619,9 +580,9 @@ static void put_results(page_writer *w, const char *heading, bool held_out)
     if (any) fputs("</div></section>\n", w->out);
 }
 
-// ---- Head maps, and heads that are not certain ----------------------------------------------------------------------
+// ---- Head maps ------------------------------------------------------------------------------------------------------
 
-enum { LISTED = 16, MAPS_MAX = 1000000, BYTES_OF_A_CELL = 140 };
+enum { MAPS_MAX = 1000000, BYTES_OF_A_CELL = 140 };
 
 // The maps at the usual ratios; of many heads only the one that the verdict speaks of.
 static void put_map(page_writer *w, const page_table *t, size_t n_cells)
@@ -665,47 +626,6 @@ static void put_maps(page_writer *w)
     fputs("</div></section>\n", w->out);
 }
 
-static void put_flags(page_writer *w, const page_table *t, double ratio)
-{
-    const kvb_info *info = kvb_table_info(t->file);
-    uint32_t heads = info->n_layers * info->n_kv_heads, listed = 0;
-    kvb_row row = row_near(t->file, ratio);
-    uint8_t *flags = need(heads, sizeof *flags, "heads");
-    uint32_t n = flag_heads(row.prune_ratio, row.std, heads, flags);
-    fputs("<tr><th>", w->out);
-    put_name(w, t);
-    fprintf(w->out, "</th><td>%.4g&nbsp;%%</td><td>%u of %u</td><td class=\"text\">", 100 * row.ratio, n, heads);
-    for (uint32_t h = 0; h < heads && listed < LISTED; h++)
-        if (flags[h]) fprintf(w->out, "%s%u.%u", listed++ ? ", " : "", h / info->n_kv_heads, h % info->n_kv_heads);
-    fprintf(w->out, "%s</td></tr>\n", n > LISTED ? ", ..." : "");
-    free(flags);
-}
-
-static void put_unsure(page_writer *w)
-{
-    fputs(
-        "<section id=\"unsure\"><h2>Heads that are not certain</h2>\n"
-        "<p>Every question has budgets of its own that would have been best for it. Where these differ, from question "
-        "to question, by more than what the head is given (the standard deviation is larger than the share kept), "
-        "the texts do not agree about that head.</p>\n"
-        "<p>What to do: profile more texts and more questions of the kind that you serve (<code>profile</code>); "
-        "until then guard such heads with <code>solve --shrink 0.3</code> or <code>--min-keep</code>, or look after "
-        "the texts that lose most with <code>solve --aggregate worst</code>.</p>\n"
-        "<div class=\"wide\"><table><thead><tr><th>table</th><th>pruned</th><th>not certain</th>"
-        "<th class=\"text\">layer.head</th></tr></thead><tbody>\n",
-        w->out);
-    for (size_t i = 0; i < w->p->n_tables; i++) {
-        const page_table *t = &w->p->tables[i];
-        for (size_t r = 0; r < N_RATIOS && t->knows_deviation; r++) put_flags(w, t, RATIOS[r]);
-        if (t->knows_deviation) continue;
-        fputs("<tr><th>", w->out);
-        put_name(w, t);
-        fputs("</th><td>–</td><td>not known</td><td class=\"text\">one question, or an imported table</td></tr>\n",
-              w->out);
-    }
-    fputs("</tbody></table></div></section>\n", w->out);
-}
-
 // ---- What each table is for and what it was made from ---------------------------------------------------------------
 
 static void put_fact(FILE *out, const char *name, const char *value)
@@ -724,22 +644,6 @@ static void put_lengths(FILE *out, const kvb_info *info)
     if (info->n_queries_min == info->n_queries_max) fprintf(out, ", %u decoded tokens each", info->n_queries_max);
     else fprintf(out, ", %u to %u decoded tokens each", info->n_queries_min, info->n_queries_max);
     fprintf(out, "; it serves contexts of %u to %u tokens best</dd>\n", least / 2, 2 * most);
-}
-
-static void put_texts(FILE *out, const page_record *r)
-{
-    fputs("<details><summary>The texts of the record</summary><div class=\"wide\"><table><thead><tr><th>text</th>"
-          "<th>tokens</th><th>questions</th><th>decoded tokens</th></tr></thead><tbody>\n",
-          out);
-    for (size_t i = 0; i < record_context_count(r->file); i++) {
-        const record_context_info *c = record_context(r->file, i);
-        uint64_t queries = 0;
-        for (uint32_t q = 0; q < c->n_questions; q++) queries += c->questions[q].n_queries;
-        html_fill(out, "<tr><th>%s</th>", c->id);
-        fprintf(out, "<td>%u</td><td>%u</td><td>%llu</td></tr>\n", c->n_tokens, c->n_questions,
-                (unsigned long long)queries);
-    }
-    fputs("</tbody></table></div></details>\n", out);
 }
 
 static void put_origin(page_writer *w, const page_table *t)
@@ -764,7 +668,6 @@ static void put_origin(page_writer *w, const page_table *t)
     fprintf(w->out, "<dt>ratios</dt><dd>%u, from %.4g to %.4g&nbsp;%% pruned</dd>\n", info->n_rows,
             100 * row_near(t->file, 0).ratio, 100 * row_near(t->file, 1).ratio);
     fputs("</dl>\n", w->out);
-    if (t->from) put_texts(w->out, t->from);
     fputs("</article>\n", w->out);
 }
 
@@ -912,14 +815,12 @@ static void put_page(const page *p, FILE *out)
                 false);
     put_predicted(&w);
     put_maps(&w);
-    put_layers(&w);
     put_losses(&w);
     put_results(&w,
                 "<section id=\"holdout\"><h2>On calibration texts that were left out</h2>\n"
                 "<p>Each text (or question) in turn was left out, the table made from the others, and judged on "
                 "it.</p>\n<div class=\"charts\">\n",
                 true);
-    put_unsure(&w);
     put_origins(&w);
     put_repeat(&w);
     html_fill(

@@ -163,7 +163,6 @@ typedef struct axes {
     double x_least, x_most, y_least, y_most; // logarithms of y when logarithmic
     bool logarithmic;
     svg_unit y_unit;
-    const char *x_name;
 } axes;
 
 static double place_x(const axes *a, double x)
@@ -209,7 +208,6 @@ static void find_range(axes *a, const svg_chart *chart)
     a->x_least = chart->x[0];
     a->x_most = chart->x[chart->n - 1];
     a->y_unit = chart->y_unit;
-    a->x_name = chart->x_name;
     a->logarithmic = chart->logarithmic;
     a->y_least = 0;
     a->y_most = most > 0 ? 1.05 * most : 1;
@@ -275,7 +273,7 @@ static void put_y_axis(FILE *out, const axes *a)
 static void put_x_tick(FILE *out, const axes *a, double x, bool labelled)
 {
     char text[16];
-    snprintf(text, sizeof text, "%.6g", a->x_name ? x : rint(1e4 * x) / 100 + 0.0); // -0 is 0
+    snprintf(text, sizeof text, "%.6g", rint(1e4 * x) / 100 + 0.0); // -0 is 0
     fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f v%.1f\"/>\n", place_x(a, x), a->top, a->height);
     if (labelled) svg_text(out, place_x(a, x), a->top + a->height + 15, "m", text);
 }
@@ -291,11 +289,9 @@ static void put_x_axis(FILE *out, const axes *a, const svg_chart *chart)
         if (labelled) last = place_x(a, chart->x[i]);
     }
     double ticks[TICKS_MAX];
-    int n = chart->n > FEW
-                ? list_ticks(ticks, a->x_least, a->x_most, a->x_name ? fmax(1, nice_step(a->x_most - a->x_least)) : 0.1)
-                : 0;
+    int n = chart->n > FEW ? list_ticks(ticks, a->x_least, a->x_most, 0.1) : 0;
     for (int i = 0; i < n; i++) put_x_tick(out, a, ticks[i], true);
-    svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", a->x_name ? a->x_name : "per cent pruned");
+    svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", "per cent pruned");
 }
 
 // Height of a value in the picture; NaN where it has none.

@@ -21,13 +21,12 @@ typedef struct svg_series {
 
 typedef enum svg_unit { SVG_SHARES, SVG_NUMBERS } svg_unit; // SVG_SHARES: labelled in per cents
 
-// Lines over the pruned share, or over layers, each in the style of its name, with marks at the points, or at twenty of
+// Lines over the pruned share, each in the style of its name, with marks at the points, or at twenty of
 // many. Up to twelve shares have a tick each. On a logarithmic axis values of 0 leave a gap, and so do those more than
 // eight decades below the largest. Name the fields: what is left out is zero, and zero is the usual thing.
 typedef struct svg_chart {
     const char *title;
-    const double *x;    // [n], ascending: pruned shares, or whole numbers with a name
-    const char *x_name; // "layer"; NULL: per cent pruned
+    const double *x; // [n], ascending
     size_t n, n_series;
     const svg_series *series;
     bool logarithmic; // the y axis
