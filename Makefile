@@ -39,8 +39,9 @@ BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenm
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference judges by tolerance may fuse.
 FLAGS_profiler_backend_backend_cpu_loops := -ffp-contract=fast
 # Of tables of operations, whose parameters not every operation needs.
-$(foreach f,backend_backend_ref backend_backend_host backend_backend_cpu weights_dequant, \
-    $(eval FLAGS_profiler_$(f) := -Wno-unused-parameter))
+$(foreach f,$(wildcard profiler/metric/scorer_*.c) $(addprefix profiler/backend/,backend_ref.c backend_host.c \
+    backend_cpu.c packed_steps.c packed_tiles.c) profiler/weights/dequant.c evaluator/policy.c evaluator/task.c, \
+    $(eval FLAGS_$(subst /,_,$(f:.c=)) := -Wno-unused-parameter))
 FLAGS_evaluator_attend           := -ffp-contract=fast
 FLAGS_runtime_attend             := -ffp-contract=fast
 

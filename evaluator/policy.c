@@ -16,17 +16,6 @@ static uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint
     return keep < n ? keep : n;
 }
 
-// Sum over the group of attention rows first .. first + n - 1 of KV head g: out [n, T]; scratch [n, T].
-static void group_rows(float *out, float *scratch, const layer_view *view, uint32_t g, uint32_t first, uint32_t n)
-{
-    uint32_t group = view->n_heads / view->n_kv_heads;
-    attention_rows(out, view, g * group, first, n);
-    for (uint32_t h = 1; h < group; h++) {
-        attention_rows(scratch, view, g * group + h, first, n);
-        for (size_t i = 0; i < (size_t)n * view->n_tokens; i++) out[i] += scratch[i];
-    }
-}
-
 // ==== Policies that evict at every step by the attention they saw: MorphKV, TOVA, H2O; and StreamingLLM ====
 
 static uint32_t smaller(uint32_t a, uint32_t b)
@@ -90,7 +79,6 @@ static void morph_attended(policy_head *h, kv_span span, const float *weights)
 
 static kvb_status morph_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
-    (void)err;
     if (span.count <= h->capacity) return KVB_OK;
     *n_keep = policy_best(morph_fuse(h, span.count), span.count, h->capacity, 0, morph_recent(h), keep);
     for (uint32_t i = 0; i < h->counts[1]; i++) compact_row(morph_row(h, i), keep, *n_keep);
@@ -101,7 +89,7 @@ static void morph_see(policy_head *h, const layer_view *view)
 {
     uint32_t T = view->n_tokens, R = smaller(h->p->set.morphkv.window, view->n_queries);
     float *rows = need((size_t)2 * R * T, sizeof *rows, "numbers of attention rows");
-    group_rows(rows, rows + (size_t)R * T, view, h->kv_head, view->n_queries - R, R);
+    group_attention_rows(rows, rows + (size_t)R * T, view, h->kv_head, view->n_queries - R, R);
     h->counts[0] = 0;
     h->counts[1] = R;
     for (uint32_t i = 0; i < R; i++) memcpy(morph_row(h, i), rows + (size_t)i * T, T * sizeof *rows);
@@ -139,7 +127,6 @@ static void tova_attended(policy_head *h, kv_span span, const float *weights)
 
 static kvb_status tova_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
-    (void)err;
     if (span.count > h->capacity) *n_keep = policy_best(h->memory, span.count, h->capacity, 0, 1, keep);
     return KVB_OK;
 }
@@ -148,7 +135,7 @@ static void tova_see(policy_head *h, const layer_view *view)
 {
     uint32_t T = view->n_tokens;
     float *rows = need((size_t)2 * T, sizeof *rows, "numbers of attention rows");
-    group_rows(rows, rows + T, view, h->kv_head, view->n_queries - 1, 1);
+    group_attention_rows(rows, rows + T, view, h->kv_head, view->n_queries - 1, 1);
     memcpy(h->memory, rows, T * sizeof *rows);
     free(rows);
 }
@@ -178,7 +165,6 @@ static void h2o_attended(policy_head *h, kv_span span, const float *weights)
 
 static kvb_status h2o_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
-    (void)err;
     if (span.count <= h->capacity) return KVB_OK;
     *n_keep = policy_best(h->memory, span.count, h->capacity, 0, h2o_recent(h), keep);
     compact_row(h->memory, keep, *n_keep);
@@ -212,7 +198,6 @@ static const policy_kind policy_h2o = {
 static kvb_status stream_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
     uint32_t n = smaller(span.count, h->capacity), sinks = smaller(h->p->set.streaming.sinks, n);
-    (void)err;
     for (uint32_t i = sinks; i < n; i++) keep[i] = span.count - n + i;
     *n_keep = n;
     return KVB_OK;
@@ -332,7 +317,6 @@ static void compress_partition(policy_head *h, const float *k, const float *v, u
 static kvb_status lagkv_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
     uint32_t lag = h->p->set.lagkv.lag, sink = h->p->set.lagkv.sink;
-    (void)err;
     if (h->counts[0] < sink) h->counts[0] = span.count < sink ? span.count : sink;
     while (*n_keep - h->counts[0] >= 2 * lag) compress_partition(h, span.k, span.v, keep, n_keep);
     return KVB_OK;

@@ -454,7 +454,6 @@ static kvb_status build_frequent(task_draft *d, kvb_error *err)
            n = room / 50 > 4 ? room / 50 : 4, length = 0;
     char(*names)[NAME_MAX_ROOM] = need(n, sizeof *names, "words");
     uint32_t *list = need(d->units + 1, sizeof *list, "words");
-    (void)err;
     draw_names(names, n, 6, 'a', &d->random);
     snprintf(names[0], sizeof names[0], "..."); // the most frequent one is noise
     for (uint32_t k = 0; k < n; k++) {
@@ -485,7 +484,6 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
     bool uuid = d->t->set.pairs.uuid;
     char(*pairs)[2][40] = need(n, sizeof *pairs, "pairs");
     uint32_t *asked = pick_items(&d->random, (uint32_t)n, questions);
-    (void)err;
     fprintf(d->context, "Extract the value corresponding to the specified key in the JSON object below.\n\n{");
     for (size_t i = 0; i < n; i++) {
         for (int k = 0; k < 2; k++)

@@ -35,6 +35,11 @@ void *need_more(void *old, size_t count, size_t size, const char *what)
     return p;
 }
 
+void *need_one_more(void *old, size_t n, size_t size, const char *what)
+{
+    return n & (n - 1) ? old : need_more(old, n ? 2 * n : 1, size, what);
+}
+
 void *need(size_t count, size_t size, const char *what)
 {
     void *p = calloc(count ? count : 1, size ? size : 1); // checks the product itself

@@ -1,5 +1,6 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs; what a
 // finished record has of them already, and whether this machine continues that record's numbers.
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
@@ -531,11 +532,9 @@ static void list_bounded(char *text, size_t size, const model_config *c)
 static void add_shape(cJSON *to, const model_config *c)
 {
     cJSON *shape = cJSON_CreateObject();
-    cJSON_AddNumberToObject(shape, "width", c->width);
-    cJSON_AddNumberToObject(shape, "ffn_width", c->ffn_width);
-    cJSON_AddNumberToObject(shape, "vocabulary", c->vocabulary);
-    cJSON_AddNumberToObject(shape, "context_length", c->context_length);
-    if (c->n_experts) cJSON_AddNumberToObject(shape, "experts", c->n_experts);
+    json_put(shape, "width %u ffn_width %u vocabulary %u context_length %u", c->width, c->ffn_width, c->vocabulary,
+             c->context_length);
+    if (c->n_experts) json_put(shape, "experts %u", c->n_experts);
     add_document(to, "model_shape", shape);
 }
 
@@ -548,8 +547,7 @@ static void add_chat(cJSON *to, const chat_frame *f)
     strcpy(both + strlen(f->front) + 1, f->back);
     sha256_hex(both, strlen(f->front) + strlen(f->back) + 2, hash);
     free(both);
-    cJSON_AddStringToObject(to, "chat", f->kind);
-    cJSON_AddStringToObject(to, "chat_sha256", hash);
+    json_put(to, "chat %s chat_sha256 %s", f->kind, hash);
 }
 
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
@@ -563,32 +561,19 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
     cJSON *a = cJSON_CreateObject();
-    cJSON_AddStringToObject(a, "tool_version", KVBUDGET_VERSION);
-    cJSON_AddStringToObject(a, "architecture", m->config.architecture);
-    cJSON_AddStringToObject(a, "model_id", m->config.name);
-    cJSON_AddStringToObject(a, "model_sha256", m->sha256);
-    cJSON_AddStringToObject(a, "tokenizer_sha256", t->tokens ? tokenizer_sha256(t->tokens) : "");
+    json_put(a, "tool_version %s architecture %s model_id %s model_sha256 %s tokenizer_sha256 %s", KVBUDGET_VERSION,
+             m->config.architecture, m->config.name, m->sha256, t->tokens ? tokenizer_sha256(t->tokens) : "");
     record_set_calibration(a, job->calibration_files);
-    cJSON_AddStringToObject(a, "backend", m->device->b->name);
-    cJSON_AddStringToObject(a, "compute", m->device->b->compute);
-    cJSON_AddStringToObject(a, "oracle", oracle_texts[o->oracle]);
-    cJSON_AddNumberToObject(a, "width", m->config.width);
-    cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens);
-    cJSON_AddNumberToObject(a, "given_answers", (double)job->n_given);
-    cJSON_AddStringToObject(a, "sampling", o->draw.greedy ? "greedy" : "temperature");
-    cJSON_AddNumberToObject(a, "temperature", o->draw.greedy ? 0 : o->draw.temperature);
-    cJSON_AddStringToObject(a, "seed", seed);
-    cJSON_AddBoolToObject(a, "ignore_eos", o->ignore_eos);
-    cJSON_AddBoolToObject(a, "ignore_answers", o->ignore_answers);
-    cJSON_AddBoolToObject(a, "include_first", o->include_first);
-    cJSON_AddStringToObject(a, "bos", bos_names[o->bos]);
-    cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens);
-    cJSON_AddNumberToObject(a, "max_questions", o->max_questions);
+    json_put(a, "backend %s compute %s oracle %s width %u new_tokens %u given_answers %g", m->device->b->name,
+             m->device->b->compute, oracle_texts[o->oracle], m->config.width, o->new_tokens, (double)job->n_given);
+    json_put(a, "sampling %s temperature %g seed %s ignore_eos %d ignore_answers %d include_first %d bos %s",
+             o->draw.greedy ? "greedy" : "temperature", o->draw.greedy ? 0 : o->draw.temperature, seed, o->ignore_eos,
+             o->ignore_answers, o->include_first, bos_names[o->bos]);
+    json_put(a, "max_tokens %u max_questions %u", o->max_tokens, o->max_questions);
     add_metrics(a, o);
     add_shape(a, &m->config);
     origin_describe(weights_origin_of(m->source), a);
-    if (bounded[0]) cJSON_AddStringToObject(a, "bounded_layers", bounded);
-    if (bounded[0]) cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (bounded[0]) json_put(a, "bounded_layers %s layer_window %u", bounded, m->config.window);
     if (t->chat.kind) add_chat(a, &t->chat);
     if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");
     if (m->form == WEIGHTS_HALF) cJSON_AddStringToObject(a, "weights", "bf16");

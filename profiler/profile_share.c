@@ -99,8 +99,7 @@ typedef struct plan {
     uint32_t *missing; // [n_pairs]
     placed *pieces;    // room for n_contexts + n_pairs
     size_t n;
-    double *load;   // [n_shares]
-    uint32_t *heap; // [n_shares] shares, the least loaded first
+    double *load; // [n_shares]
     uint32_t n_shares;
 } plan;
 
@@ -112,7 +111,6 @@ static void find_missing(plan *p, const uint8_t *state)
     p->missing = need(pairs, sizeof *p->missing, "questions");
     p->pieces = need(all, sizeof *p->pieces, "pieces of work");
     p->load = need(p->n_shares, sizeof *p->load, "shares");
-    p->heap = need(p->n_shares, sizeof *p->heap, "shares");
     uint32_t *next = p->missing;
     size_t pair = 0;
     for (size_t i = 0; i < job->n_contexts; i++) {
@@ -172,41 +170,18 @@ static int compare_cost(const void *a, const void *b)
     return (x->piece.first > y->piece.first) - (x->piece.first < y->piece.first);
 }
 
-static bool lighter(const plan *p, uint32_t a, uint32_t b)
-{
-    return p->load[a] != p->load[b] ? p->load[a] < p->load[b] : a < b;
-}
-
-// Restores the heap after its first share has got heavier.
-static void sink_first(plan *p)
-{
-    for (uint32_t at = 0;;) {
-        uint32_t least = at, child = 2 * at + 1;
-        for (uint32_t k = child; k < child + 2 && k < p->n_shares; k++)
-            if (lighter(p, p->heap[k], p->heap[least])) least = k;
-        if (least == at) return;
-        uint32_t swap = p->heap[at];
-        p->heap[at] = p->heap[least];
-        p->heap[least] = swap;
-        at = least;
-    }
-}
-
 // Places every piece on the share that has the least so far. Returns the heaviest load.
 static double place_all(plan *p)
 {
     qsort(p->pieces, p->n, sizeof *p->pieces, compare_cost);
-    for (uint32_t s = 0; s < p->n_shares; s++) {
-        p->load[s] = 0;
-        p->heap[s] = s;
-    }
+    memset(p->load, 0, p->n_shares * sizeof *p->load);
     double heaviest = 0;
     for (size_t i = 0; i < p->n; i++) {
-        uint32_t s = p->heap[0];
-        p->pieces[i].share = s;
-        p->load[s] += p->pieces[i].cost;
-        heaviest = p->load[s] > heaviest ? p->load[s] : heaviest;
-        sink_first(p);
+        uint32_t least = 0;
+        for (uint32_t s = 1; s < p->n_shares; s++) least = p->load[s] < p->load[least] ? s : least;
+        p->pieces[i].share = least;
+        p->load[least] += p->pieces[i].cost;
+        heaviest = p->load[least] > heaviest ? p->load[least] : heaviest;
     }
     return heaviest;
 }
@@ -264,7 +239,7 @@ kvb_status profile_share_out(profile_share *out, const model *m, const profile_j
     find_missing(&p, state);
     choose_cut(&p);
     take_share(out, &p, share);
-    free_all(p.left, p.missing, p.pieces, p.load, p.heap);
+    free_all(p.left, p.missing, p.pieces, p.load);
     return KVB_OK;
 }
 

@@ -67,7 +67,7 @@ interval interval_mean(const value_groups *a)
 
 // A mean above 0, or with b a ratio. Two degrees of freedom are spent: on the mean and, where it is of few skewed
 // values, on their spread, or on both means of a ratio.
-static interval positive(const value_groups *a, const double *const *b)
+interval interval_ratio(const value_groups *a, const double *const *b)
 {
     sums all = sums_of_all(a, b);
     double value = all.b > 0 ? quotient(all, false) : NAN;
@@ -81,12 +81,7 @@ static interval positive(const value_groups *a, const double *const *b)
 
 interval interval_positive(const value_groups *a)
 {
-    return positive(a, NULL);
-}
-
-interval interval_ratio(const value_groups *a, const double *const *b)
-{
-    return positive(a, b);
+    return interval_ratio(a, NULL);
 }
 
 interval interval_share(const value_groups *a)

@@ -165,8 +165,5 @@ VECTOR_UNIT void steps_unfold(unsigned bits, step_parts parts, char *to, const c
     else unfold(8, 3, true, to, block, first, end);
 }
 #else // never called: packed_tiles.h has no unit
-void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end)
-{
-    (void)bits, (void)parts, (void)to, (void)block, (void)first, (void)end;
-}
+void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end) {}
 #endif

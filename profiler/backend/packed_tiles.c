@@ -548,32 +548,23 @@ size_t tiles_a_bytes(unsigned parts, uint32_t m, uint32_t k)
     return (size_t)parts * m * k;
 }
 
-void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n)
-{
-    (void)parts, (void)to, (void)b, (void)ld, (void)transposed, (void)k, (void)n;
-}
+void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n) {}
 
-void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale)
-{
-    (void)parts, (void)to, (void)x, (void)row, (void)k, (void)scale;
-}
+void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale) {}
 
 size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n)
 {
-    (void)parts, (void)k, (void)n;
     return 0;
 }
 
 float tiles_max(const float *x, uint32_t n)
 {
-    (void)x, (void)n;
     return 0;
 }
 
 float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
                      float top, float *keep)
 {
-    (void)parts, (void)to, (void)row, (void)k, (void)x, (void)n, (void)terms, (void)top, (void)keep;
     return 0;
 }
 
@@ -581,8 +572,5 @@ void tiles_hold(void) {}
 
 void tiles_let_go(void) {}
 
-void tiles_multiply(const tile_product *p)
-{
-    (void)p;
-}
+void tiles_multiply(const tile_product *p) {}
 #endif

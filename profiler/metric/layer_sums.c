@@ -44,15 +44,11 @@ void layer_window_votes(const layer_view *view, uint32_t window, float factor, f
 static void fuse_group(float *votes, float *sum, float *rows, const layer_view *view, uint32_t g, uint32_t window,
                        bool maximum)
 {
-    uint32_t T = view->n_tokens, group = view->n_heads / view->n_kv_heads;
+    uint32_t T = view->n_tokens;
     memset(votes, 0, T * sizeof *votes);
     for (uint32_t w = 0; w < window; w += ROWS) {
-        uint32_t n = window - w < ROWS ? window - w : ROWS, first = view->n_queries - window + w;
-        attention_rows(sum, view, g * group, first, n);
-        for (uint32_t h = 1; h < group; h++) {
-            attention_rows(rows, view, g * group + h, first, n);
-            for (size_t i = 0; i < (size_t)n * T; i++) sum[i] += rows[i];
-        }
+        uint32_t n = window - w < ROWS ? window - w : ROWS;
+        group_attention_rows(sum, rows, view, g, view->n_queries - window + w, n);
         for (uint32_t r = 0; r < n; r++) {
             const float *line = sum + (size_t)r * T;
             for (uint32_t j = 0; j < T; j++) votes[j] = maximum ? fmaxf(votes[j], line[j]) : votes[j] + line[j];

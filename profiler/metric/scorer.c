@@ -1,3 +1,4 @@
+#include "formats/json_file.h"
 #include "profiler/metric/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -177,10 +178,9 @@ kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_e
 
 kvb_status metric_check_nested(const metric *m, kvb_error *err)
 {
-    const char *why = m->kind->why_not_nested ? m->kind->why_not_nested(m) : NULL;
-    return why ? kvb_fail(err, KVB_ARGUMENT,
-                          "metric %s cannot be profiled, its order of tokens depends on the budget: %s", m->spec, why)
-               : KVB_OK;
+    if (!m->kind->why_not_nested || (m->kind->is_nested && m->kind->is_nested(m))) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "metric %s cannot be profiled, its order of tokens depends on the budget: %s",
+                    m->spec, m->kind->why_not_nested);
 }
 
 bool metric_profiled_as(const metric *m, metric *profiled)
@@ -281,10 +281,8 @@ cJSON *metric_to_json(const metric *m)
         cJSON_AddStringToObject(o, "wraps", base.spec);
         add_parameters(cJSON_AddObjectToObject(o, "parameters"), &base);
     }
-    cJSON_AddNumberToObject(o, "protect_sink", metric_protect_sink(m));
-    cJSON_AddNumberToObject(o, "protect_window", metric_protect_window(m));
-    cJSON_AddNumberToObject(o, "cost", metric_cost(m));
-    cJSON_AddStringToObject(o, "kin", metric_kin(m));
+    json_put(o, "protect_sink %u protect_window %u cost %u kin %s", metric_protect_sink(m), metric_protect_window(m),
+             metric_cost(m), metric_kin(m));
     cJSON_AddItemToObject(o, "kvpress", metric_press(m));
     return o;
 }
@@ -300,7 +298,7 @@ static void add_argument(cJSON *to, const metric *m, const press_argument *a)
 
 cJSON *metric_press(const metric *m)
 {
-    const char *warning = NULL;
+    const char *warning = m->kind->press_warning;
     cJSON *o = cJSON_CreateObject();
     if (!m->kind->press || (m->kind->press_fits && !m->kind->press_fits(m, &warning))) return o;
     cJSON_AddStringToObject(o, "press", m->kind->press);

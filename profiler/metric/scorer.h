@@ -46,8 +46,10 @@ typedef struct scorer {
     uint64_t (*bytes)(const layer_view *shape);
     // Checks the parameters' values; NULL: every value within its limits is valid.
     kvb_status (*check)(const metric *m, kvb_error *err);
-    // Returns why this metric's ranking depends on the budget, or NULL if it does not. NULL: it never does.
-    const char *(*why_not_nested)(const metric *m);
+    // Why this metric's ranking depends on the budget; NULL: it does not. is_nested returns true for parameters with
+    // which it does not either; NULL: there are none.
+    const char *why_not_nested;
+    bool (*is_nested)(const metric *m);
     // metric_rank() for one head. NULL: the ranking does not depend on the budget.
     kvb_status (*rank)(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget, kvb_error *err);
     // Turns a metric whose ranking depends on the budget into the nested one that is profiled for it; returns false if
@@ -61,6 +63,7 @@ typedef struct scorer {
     // there is none.
     const char *press;
     press_argument press_arguments[PRESS_MAX_ARGUMENTS + 1];
+    const char *press_warning; // a difference that there always is; NULL: there is none
     // False if the press cannot rank as this metric does; *warning may receive a difference. NULL: no difference.
     bool (*press_fits)(const metric *m, const char **warning);
 } scorer;

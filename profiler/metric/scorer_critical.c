@@ -10,7 +10,6 @@
 #include "runtime/fail.h"
 #include <float.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct critical_settings {
     double share, epsilon;
@@ -33,39 +32,22 @@ static kvb_status score_critical(const metric *m, const layer_view *view, float 
     return status;
 }
 
-typedef struct entry {
-    float score;
-    uint32_t at;
-} entry;
-
-static int by_score(const void *a, const void *b)
-{
-    const entry *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    return x->at < y->at ? -1 : x->at > y->at;
-}
-
 static kvb_status rank_critical(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
                                 kvb_error *err)
 {
     const critical_settings *set = metric_settings(m);
     uint32_t n = (uint32_t)((budget < T ? budget : T) * set->share);
     if (set->share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
-    (void)err;
-    entry *order = need(T, sizeof *order, "tokens of a ranking");
-    for (uint32_t j = 0; j < T; j++) order[j] = (entry){first[j], j};
-    qsort(order, T, sizeof *order, by_score);
-    for (uint32_t i = 0; i < n; i++) s[order[i].at] = FLT_MAX;
-    free(order);
-    return KVB_OK;
+    uint32_t *best = need(n, sizeof *best, "tokens of a ranking");
+    kvb_status status = kvb_select(first, T, n, 0, 0, best, n, err);
+    for (uint32_t i = 0; status == KVB_OK && i < n; i++) s[best[i]] = FLT_MAX;
+    free(best);
+    return status;
 }
 
-static const char *why_two_stages(const metric *m)
+static bool has_one_stage(const metric *m)
 {
-    const critical_settings *set = metric_settings(m);
-    return set->share > 0 ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
-                            "with both stages"
-                          : NULL;
+    return ((const critical_settings *)metric_settings(m))->share == 0;
 }
 
 static bool leave_out_first_stage(metric *m)
@@ -103,7 +85,10 @@ const scorer scorer_critical = {
     .protect_window = 1,
     .score = score_critical,
     .check = check_base,
-    .why_not_nested = why_two_stages,
+    .why_not_nested =
+        "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate with both "
+        "stages",
+    .is_nested = has_one_stage,
     .rank = rank_critical,
     .make_nested = leave_out_first_stage,
     .wraps = true,

@@ -136,7 +136,6 @@ static void lift_sinks(float *s, const layer_view *view, uint32_t sinks)
 static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     const ea_settings *set = metric_settings(m);
-    (void)err;
     ea_sums sums = sums_of(view);
     mean_rotation(sums.cos_sin, view, set->future);
     layer_query_moments(view, set->sinks, sums.mean, set->covariance ? sums.covariance : NULL);

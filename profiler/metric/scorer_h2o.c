@@ -16,7 +16,6 @@ typedef struct h2o_settings {
 
 static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)err;
     uint32_t T = view->n_tokens, G = view->n_kv_heads, group = view->n_heads / G;
     bool mean = m->kind == &scorer_h2o_kvpress;
     for (uint32_t g = 0; g < G; g++) {
@@ -34,23 +33,9 @@ static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, k
 // The half that is recent goes first; an odd token goes to the heavy hitters.
 static kvb_status rank_half(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget, kvb_error *err)
 {
-    (void)m, (void)first, (void)err;
     uint32_t recent = budget / 2 < T ? budget / 2 : T;
     for (uint32_t j = T - recent; j < T; j++) s[j] = FLT_MAX;
     return KVB_OK;
-}
-
-static const char *why_half(const metric *m)
-{
-    (void)m;
-    return "half of every budget are the most recent tokens; h2o and h2o:kvpress rank alike for all budgets";
-}
-
-static bool needs_attentions(const metric *m, const char **warning)
-{
-    (void)m;
-    *warning = "load the model with attn_implementation=\"eager\": this press reads the attention itself";
-    return true;
 }
 
 #define FORMULA "s[g,j] = mean over h in g of sum over all queries i >= j of A[h,i,j]"
@@ -76,7 +61,7 @@ const scorer scorer_h2o_kvpress = {
     .protect_window = 1,
     .score = score_h2o,
     .press = "ObservedAttentionPress",
-    .press_fits = needs_attentions,
+    .press_warning = "load the model with attn_implementation=\"eager\": this press reads the attention itself",
 };
 
 const scorer scorer_h2o_half = {
@@ -88,6 +73,6 @@ const scorer scorer_h2o_half = {
     .protect_sink = 0,
     .protect_window = 0,
     .score = score_h2o,
-    .why_not_nested = why_half,
+    .why_not_nested = "half of every budget are the most recent tokens; h2o and h2o:kvpress rank alike for all budgets",
     .rank = rank_half,
 };

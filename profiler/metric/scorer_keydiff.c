@@ -66,7 +66,6 @@ static kvb_status score_keydiff(const metric *m, const layer_view *view, float *
 {
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     const keydiff_settings *set = metric_settings(m);
-    (void)err;
     double *along = need(2 * n + (size_t)view->n_kv_heads * view->head_dim, sizeof *along, "products with keys");
     double *norms = along + n, *anchor = norms + n;
     if (set->anchor == ANCHOR_MEDIAN) median_anchors(anchor, s, view);

@@ -6,7 +6,6 @@
 
 static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)m, (void)err;
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     double *norms = need(n, sizeof *norms, "norms of keys");
     layer_norms(view, VIEW_K, norms);

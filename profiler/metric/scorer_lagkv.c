@@ -128,7 +128,6 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
     size_t n = (size_t)view->n_kv_heads * T;
     float *keys = need(2 * n, sizeof *keys, "spreads of keys and values");
     lag_sums sums = {keys, keys + n};
-    (void)err;
     take_sums(view, &set, &sums);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {

@@ -42,6 +42,16 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
     }
 }
 
+void group_attention_rows(float *out, float *scratch, const layer_view *view, uint32_t g, uint32_t first, uint32_t n)
+{
+    uint32_t group = view->n_heads / view->n_kv_heads;
+    attention_rows(out, view, g * group, first, n);
+    for (uint32_t h = 1; h < group; h++) {
+        attention_rows(scratch, view, g * group + h, first, n);
+        for (size_t i = 0; i < (size_t)n * view->n_tokens; i++) out[i] += scratch[i];
+    }
+}
+
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err)
 {
     if (view->n_queries < window)

@@ -42,6 +42,9 @@ typedef enum row_fusion { FUSION_SUM, FUSION_MAX } row_fusion;
 // Runs on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
 
+// The same, summed over the query heads of KV head g; `scratch` [n,T].
+void group_attention_rows(float *out, float *scratch, const layer_view *view, uint32_t g, uint32_t first, uint32_t n);
+
 // KVB_ARGUMENT unless the view has at least `window` queries.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
 

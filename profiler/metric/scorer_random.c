@@ -11,7 +11,6 @@ typedef struct random_settings {
 
 static kvb_status score_random(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)err;
     const random_settings *set = metric_settings(m);
     const uint32_t key[2] = {(uint32_t)set->seed, (uint32_t)(set->seed >> 32)};
     uint32_t T = view->n_tokens;
@@ -26,13 +25,6 @@ static kvb_status score_random(const metric *m, const layer_view *view, float *s
     return KVB_OK;
 }
 
-static bool random_press_fits(const metric *m, const char **warning)
-{
-    (void)m;
-    *warning = "another random order than the one that was calibrated";
-    return true;
-}
-
 const scorer scorer_random = {
     .spec = {.name = "random", .parameters = {SPEC(random_settings, seed, 1, 0, 9007199254740991.0, "of the order")}},
     .summary = "a random order, for comparison",
@@ -42,5 +34,5 @@ const scorer scorer_random = {
     .protect_window = 1,
     .score = score_random,
     .press = "RandomPress",
-    .press_fits = random_press_fits,
+    .press_warning = "another random order than the one that was calibrated",
 };

@@ -12,7 +12,6 @@ typedef struct streaming_settings {
 
 static kvb_status score_streaming(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)err;
     const streaming_settings *set = metric_settings(m);
     uint32_t T = view->n_tokens;
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {
@@ -29,17 +28,10 @@ static kvb_status score_streaming(const metric *m, const layer_view *view, float
 static kvb_status rank_kvpress(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
                                kvb_error *err)
 {
-    (void)first, (void)err;
     const streaming_settings *set = metric_settings(m);
     uint32_t sinks = set->sinks, pruned = T - (budget < T ? budget : T);
     for (uint32_t j = 0; j < T; j++) s[j] = j >= sinks && j - sinks < pruned ? 0 : 1;
     return KVB_OK;
-}
-
-static const char *why_kvpress(const metric *m)
-{
-    (void)m;
-    return "its scores are 0 and 1 by the budget; streaming keeps the same tokens with one ranking";
 }
 
 #define SINKS                                                                                      \
@@ -65,6 +57,6 @@ const scorer scorer_streaming_kvpress = {
     .protect_sink = 0,
     .protect_window = 0,
     .score = score_streaming,
-    .why_not_nested = why_kvpress,
+    .why_not_nested = "its scores are 0 and 1 by the budget; streaming keeps the same tokens with one ranking",
     .rank = rank_kvpress,
 };

@@ -39,13 +39,11 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
 
 static bool tova_press_fits(const metric *m, const char **warning)
 {
-    (void)warning;
     return whole_layer(m);
 }
 
 static uint32_t tova_least_tokens(const metric *m)
 {
-    (void)m;
     return 2;
 }
 

@@ -404,18 +404,26 @@ static jinja_node *parse_expression(jinja *j, bool with_condition);
 
 // ---- Expressions: atoms. The order of the functions is Jinja2's precedence ----
 
+typedef enum item_form { ITEMS_PLAIN, ITEMS_PAIRS, ITEMS_NAMED } item_form; // of lists, dicts and calls
+
 // Items up to `close`, with commas between.
-static jinja_node *parse_items(jinja *j, const char *close, bool pairs)
+static jinja_node *parse_items(jinja *j, const char *close, item_form form)
 {
     jinja_node *first = NULL, **last = &first;
     while (!take_operator(j, close)) {
-        jinja_node *item = parse_expression(j, true);
-        *last = join_nodes(j, NODE_ARGUMENT, "", item, NULL);
-        if (pairs) {
-            expect(j, TOKEN_OPERATOR, ":", "\":\"");
-            (*last)->b = parse_expression(j, true);
+        jinja_node *n = *last = new_node(j, NODE_ARGUMENT);
+        const token *t = peek(j);
+        if (form == ITEMS_NAMED && t->kind == TOKEN_NAME && t[1].kind == TOKEN_OPERATOR &&
+            strcmp(t[1].text, "=") == 0) {
+            n->text = t->text;
+            j->at += 2;
         }
-        last = &(*last)->next;
+        n->a = parse_expression(j, true);
+        if (form == ITEMS_PAIRS) {
+            expect(j, TOKEN_OPERATOR, ":", "\":\"");
+            n->b = parse_expression(j, true);
+        }
+        last = &n->next;
         if (!at(j, TOKEN_OPERATOR, close)) expect(j, TOKEN_OPERATOR, ",", "\",\"");
     }
     return first;
@@ -430,7 +438,7 @@ static jinja_node *parse_brackets(jinja *j)
     expect(j, TOKEN_OPERATOR, ",", "\")\"");
     jinja_node *list = new_node(j, NODE_LIST);
     list->a = join_nodes(j, NODE_ARGUMENT, "", inner, NULL);
-    list->a->next = parse_items(j, ")", false);
+    list->a->next = parse_items(j, ")", ITEMS_PLAIN);
     return list;
 }
 
@@ -479,29 +487,11 @@ static jinja_node *parse_atom(jinja *j)
     if (!list && !at(j, TOKEN_OPERATOR, "{")) return parse_name(j);
     take(j, TOKEN_OPERATOR, NULL);
     jinja_node *n = new_node(j, list ? NODE_LIST : NODE_DICT);
-    n->a = parse_items(j, list ? "]" : "}", !list);
+    n->a = parse_items(j, list ? "]" : "}", list ? ITEMS_PLAIN : ITEMS_PAIRS);
     return n;
 }
 
 // ---- What follows an atom ----
-
-static jinja_node *parse_arguments(jinja *j)
-{
-    jinja_node *first = NULL, **last = &first;
-    while (!take_operator(j, ")")) {
-        jinja_node *n = new_node(j, NODE_ARGUMENT);
-        const token *t = peek(j);
-        if (t->kind == TOKEN_NAME && t[1].kind == TOKEN_OPERATOR && strcmp(t[1].text, "=") == 0) {
-            n->text = t->text;
-            j->at += 2;
-        }
-        n->a = parse_expression(j, true);
-        *last = n;
-        last = &n->next;
-        if (!at(j, TOKEN_OPERATOR, ")")) expect(j, TOKEN_OPERATOR, ",", "\",\"");
-    }
-    return first;
-}
 
 // A part of a slice, NULL where it is left out.
 static jinja_node *parse_bound(jinja *j)
@@ -530,7 +520,7 @@ static jinja_node *parse_postfix(jinja *j, jinja_node *n)
     for (;;) {
         if (take_operator(j, ".")) n = join_nodes(j, NODE_ATTRIBUTE, expect(j, TOKEN_NAME, NULL, "a name"), n, NULL);
         else if (take_operator(j, "[")) n = parse_subscript(j, n);
-        else if (take_operator(j, "(")) n = join_nodes(j, NODE_CALL, "", n, parse_arguments(j));
+        else if (take_operator(j, "(")) n = join_nodes(j, NODE_CALL, "", n, parse_items(j, ")", ITEMS_NAMED));
         else break;
     }
     return n;
@@ -552,7 +542,7 @@ static jinja_node *parse_test(jinja *j, jinja_node *of)
     bool negated = take(j, TOKEN_NAME, "not");
     jinja_node *n = join_nodes(j, NODE_TEST, expect(j, TOKEN_NAME, NULL, "a test's name"), of, NULL);
     if (take_operator(j, "(")) {
-        n->b = parse_arguments(j);
+        n->b = parse_items(j, ")", ITEMS_NAMED);
     } else if (argument_follows(j)) {
         n->b = new_node(j, NODE_ARGUMENT);
         n->b->a = parse_postfix(j, parse_atom(j));
@@ -565,11 +555,11 @@ static jinja_node *parse_filters(jinja *j, jinja_node *n)
     for (;;) {
         if (take_operator(j, "|")) {
             n = join_nodes(j, NODE_FILTER, expect(j, TOKEN_NAME, NULL, "a filter's name"), n, NULL);
-            if (take_operator(j, "(")) n->b = parse_arguments(j);
+            if (take_operator(j, "(")) n->b = parse_items(j, ")", ITEMS_NAMED);
         } else if (take(j, TOKEN_NAME, "is")) {
             n = parse_test(j, n);
         } else if (take_operator(j, "(")) { // what a filter or test gave is called
-            n = join_nodes(j, NODE_CALL, "", n, parse_arguments(j));
+            n = join_nodes(j, NODE_CALL, "", n, parse_items(j, ")", ITEMS_NAMED));
         } else {
             break;
         }

@@ -8,7 +8,7 @@
 
 typedef struct line_list {
     text_line *lines;
-    size_t n, room;
+    size_t n;
 } line_list;
 
 static const char *const ENDS[] = {"。", "！", "？", ".", "!", "?"}; // of sentences; a blank follows the last three
@@ -48,10 +48,7 @@ static void add_text_line(line_list *to, const char *text, size_t begin, size_t 
     begin += utf8_spaces_before(text + begin, end - begin);
     end -= utf8_spaces_behind(text + begin, end - begin);
     if (begin == end) return;
-    if (to->n == to->room) {
-        to->room = to->room ? 2 * to->room : 64;
-        to->lines = need_more(to->lines, to->room, sizeof *to->lines, "lines of a text");
-    }
+    to->lines = need_one_more(to->lines, to->n, sizeof *to->lines, "lines of a text");
     to->lines[to->n++] = (text_line){begin, end, end};
 }
 

@@ -540,10 +540,7 @@ static bool can_occur(const char *text, size_t size)
 void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags)
 {
     if (!can_occur(text, size)) return;
-    if (x->n == x->room) {
-        x->room = x->room ? 2 * x->room : 64;
-        x->tokens = need_more(x->tokens, x->room, sizeof *x->tokens, "added tokens");
-    }
+    x->tokens = need_one_more(x->tokens, x->n, sizeof *x->tokens, "added tokens");
     x->tokens[x->n++] = (added_token){id, text, (uint32_t)size, flags};
 }
 

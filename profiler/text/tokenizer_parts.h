@@ -124,7 +124,7 @@ typedef struct added_token {
 
 typedef struct added_index {
     added_token *tokens; // [n] by first byte, of each the longest first
-    uint32_t n, room;
+    uint32_t n;
     uint32_t first[257]; // tokens[first[b] .. first[b + 1]) begin with byte b
     char **owned;        // [n_owned] texts
     size_t n_owned;

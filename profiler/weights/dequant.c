@@ -37,12 +37,6 @@ static float load_half(const uint8_t *p)
     return half_to_float(load_u16(p));
 }
 
-// The fifth bits of a Q5_0 or Q5_1 block: bit i belongs to value i.
-static int fifth_bit(const uint8_t *high, int i)
-{
-    return (high[i / 8] >> i % 8 & 1) << 4;
-}
-
 // The 6-bit scale and minimum of sub-block i < 8 of a Q4_K or Q5_K block, from 12 bytes: sub-blocks 0..3 lie in the
 // low six bits of bytes 0..3 and 4..7; those of 4..7 in the nibbles of bytes 8..11, their upper two bits on top of
 // the former.
@@ -70,53 +64,32 @@ static float e8m0_half(uint8_t e)
 
 // ---- Blocks to whole numbers, with a step and a base for every few of them ----
 
-// d, 16 bytes of nibbles: low nibbles are values 0..15, high nibbles 16..31.
-static void low_and_high_nibbles(int8_t *wholes, const uint8_t *q)
+// A value is step * (whole - offset), or step * whole + base where blocks have bases.
+typedef struct block_format block_format;
+struct block_format {
+    uint32_t type;
+    unsigned share; // values that share a step
+    unsigned bits;  // dequant_step_bits
+    int offset;
+    bool has_bases;
+    void (*read)(const block_format *f, const uint8_t *block, int8_t *wholes, float *steps, float *bases);
+};
+
+// Q4_0 to Q5_1: d, m where they have bases, 32 fifth bits (bit i belongs to value i) where they have those, 16 bytes of
+// nibbles: low ones are values 0..15, high ones 16..31.
+static void read_small(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
-    for (int i = 0; i < SMALL / 2; i++) {
-        wholes[i] = q[i] & 15;
-        wholes[i + SMALL / 2] = q[i] >> 4;
+    const uint8_t *high = b + (f->has_bases ? 4 : 2), *q = high + (f->bits > 4 ? 4 : 0);
+    *step = load_half(b);
+    if (f->has_bases) *base = load_half(b + 2);
+    for (int i = 0; i < SMALL; i++) {
+        wholes[i] = q[i % 16] >> i / 16 * 4 & 15;
+        if (f->bits > 4) wholes[i] = (int8_t)(wholes[i] | (high[i / 8] >> i % 8 & 1) << 4);
     }
 }
 
-static void add_fifth_bits(int8_t *wholes, const uint8_t *high)
-{
-    for (int i = 0; i < SMALL; i++) wholes[i] = (int8_t)(wholes[i] | fifth_bit(high, i));
-}
-
-static void read_q4_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    low_and_high_nibbles(wholes, b + 2);
-}
-
-// d, m, nibbles.
-static void read_q4_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = load_half(b + 2);
-    low_and_high_nibbles(wholes, b + 4);
-}
-
-// d, 32 fifth bits, nibbles.
-static void read_q5_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    low_and_high_nibbles(wholes, b + 6);
-    add_fifth_bits(wholes, b + 2);
-}
-
-// d, m, 32 fifth bits, nibbles.
-static void read_q5_1(const uint8_t *b, int8_t *wholes, float *step, float *base)
-{
-    *step = load_half(b);
-    *base = load_half(b + 2);
-    low_and_high_nibbles(wholes, b + 8);
-    add_fifth_bits(wholes, b + 4);
-}
-
 // d, 32 signed bytes.
-static void read_q8_0(const uint8_t *b, int8_t *wholes, float *step, float *base)
+static void read_q8_0(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
     *step = load_half(b);
     memcpy(wholes, b + 2, SMALL);
@@ -130,7 +103,7 @@ static int bit_pair(const uint8_t *pairs, int i)
 }
 
 // 16 bytes of scales (low nibble) and minima (high), 64 bytes of bit pairs, d, dmin.
-static void read_q2_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
+static void read_q2_k(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     float d = load_half(b + 80), dmin = load_half(b + 82);
     for (int sub = 0; sub < SUPER / 16; sub++) {
@@ -142,7 +115,7 @@ static void read_q2_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 
 // 32 bytes of third bits (a bit that is not set takes 4 off), 64 bytes of bit pairs, 12 bytes of scales, d. The 6-bit
 // scale of 16 values, sub-block i < 16: nibbles in bytes 0..7, upper bit pairs in 8..11.
-static void read_q3_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
+static void read_q3_k(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     const uint8_t *s = b + 96;
     for (int i = 0; i < SUPER / 16; i++) {
@@ -152,42 +125,27 @@ static void read_q3_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
     for (int i = 0; i < SUPER; i++) wholes[i] = (int8_t)(bit_pair(b + 32, i) - (b[i % 32] >> i / 32 & 1 ? 0 : 4));
 }
 
-static void steps_of_super_block(const uint8_t *b, float *steps, float *bases)
+// Q4_K and Q5_K: d, dmin, 12 bytes of scales, in Q5_K 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of
+// sub-block `sub`), 128 bytes of nibbles: each run of 32 bytes holds 32 low, then 32 high nibbles.
+static void read_super(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     float d = load_half(b), dmin = load_half(b + 2);
     for (int sub = 0; sub < SUPER / 32; sub++) {
+        const uint8_t *high = b + 16, *q = high + (f->bits > 4 ? 32 : 0) + sub / 2 * 32;
         int scale, min;
         scale_and_min(b + 4, sub, &scale, &min);
         steps[sub] = d * (float)scale;
         bases[sub] = -(dmin * (float)min);
-    }
-}
-
-// d, dmin, 12 bytes of scales, 128 bytes of nibbles: each run of 32 bytes holds 32 low, then 32 high nibbles.
-static void read_q4_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
-{
-    steps_of_super_block(b, steps, bases);
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        const uint8_t *q = b + 16 + sub / 2 * 32;
-        for (int i = 0; i < 32; i++) wholes[32 * sub + i] = q[i] >> sub % 2 * 4 & 15;
-    }
-}
-
-// d, dmin, 12 bytes of scales, 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of sub-block `sub`),
-// 128 bytes of nibbles.
-static void read_q5_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
-{
-    steps_of_super_block(b, steps, bases);
-    for (int sub = 0; sub < SUPER / 32; sub++) {
-        const uint8_t *q = b + 48 + sub / 2 * 32, *high = b + 16;
-        for (int i = 0; i < 32; i++)
-            wholes[32 * sub + i] = (int8_t)((q[i] >> sub % 2 * 4 & 15) | (high[i] >> sub & 1) << 4);
+        for (int i = 0; i < 32; i++) {
+            int fifth = f->bits > 4 ? (high[i] >> sub & 1) << 4 : 0;
+            wholes[32 * sub + i] = (int8_t)((q[i] >> sub % 2 * 4 & 15) | fifth);
+        }
     }
 }
 
 // 128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales (one per 16 values), d. Each half of 128 values
 // takes 64 bytes of nibbles (two runs of 32 low ones, then two of 32 high ones) and 32 bytes of pairs.
-static void read_q6_k(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
+static void read_q6_k(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     for (int i = 0; i < SUPER / 16; i++) steps[i] = load_half(b + 208) * (float)(int8_t)b[192 + i];
     for (int i = 0; i < SUPER; i++) {
@@ -199,14 +157,14 @@ static void read_q6_k(const uint8_t *b, int8_t *wholes, float *steps, float *bas
 }
 
 // d, nibbles that choose one of 16 values.
-static void read_iq4_nl(const uint8_t *b, int8_t *wholes, float *step, float *base)
+static void read_iq4_nl(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
     *step = load_half(b);
     for (int i = 0; i < SMALL; i++) wholes[i] = nonlinear_values[b[2 + i % 16] >> i / 16 * 4 & 15];
 }
 
 // d, upper bit pairs of the scales of 32 values, 4 bytes of their lower nibbles, nibbles as in IQ4_NL.
-static void read_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *bases)
+static void read_iq4_xs(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
     for (int i = 0; i < SUPER / 32; i++) {
         int scale = (b[4 + i / 2] >> i % 2 * 4 & 15) | (load_u16(b + 2) >> 2 * i & 3) << 4;
@@ -216,30 +174,20 @@ static void read_iq4_xs(const uint8_t *b, int8_t *wholes, float *steps, float *b
 }
 
 // An exponent for all, nibbles of e2m1.
-static void read_mxfp4(const uint8_t *b, int8_t *wholes, float *step, float *base)
+static void read_mxfp4(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
     *step = e8m0_half(b[0]);
     for (int i = 0; i < SMALL; i++) wholes[i] = e2m1_doubled[b[1 + i % 16] >> i / 16 * 4 & 15];
 }
 
-// A value is step * (whole - offset), or step * whole + base where blocks have bases.
-typedef struct block_format {
-    uint32_t type;
-    unsigned share; // values that share a step
-    unsigned bits;  // dequant_step_bits
-    int offset;
-    bool has_bases;
-    void (*read)(const uint8_t *block, int8_t *wholes, float *steps, float *bases);
-} block_format;
-
 static const block_format *find_format(uint32_t type)
 {
     static const block_format all[] = {
-        {GGUF_TENSOR_Q4_0, 32, 4, 8, false, read_q4_0},     {GGUF_TENSOR_Q4_1, 32, 4, 0, true, read_q4_1},
-        {GGUF_TENSOR_Q5_0, 32, 8, 16, false, read_q5_0},    {GGUF_TENSOR_Q5_1, 32, 8, 0, true, read_q5_1},
+        {GGUF_TENSOR_Q4_0, 32, 4, 8, false, read_small},    {GGUF_TENSOR_Q4_1, 32, 4, 0, true, read_small},
+        {GGUF_TENSOR_Q5_0, 32, 8, 16, false, read_small},   {GGUF_TENSOR_Q5_1, 32, 8, 0, true, read_small},
         {GGUF_TENSOR_Q8_0, 32, 8, 0, false, read_q8_0},     {GGUF_TENSOR_Q2_K, 16, 0, 0, true, read_q2_k},
-        {GGUF_TENSOR_Q3_K, 16, 0, 0, false, read_q3_k},     {GGUF_TENSOR_Q4_K, 32, 4, 0, true, read_q4_k},
-        {GGUF_TENSOR_Q5_K, 32, 8, 0, true, read_q5_k},      {GGUF_TENSOR_Q6_K, 16, 0, 32, false, read_q6_k},
+        {GGUF_TENSOR_Q3_K, 16, 0, 0, false, read_q3_k},     {GGUF_TENSOR_Q4_K, 32, 4, 0, true, read_super},
+        {GGUF_TENSOR_Q5_K, 32, 8, 0, true, read_super},     {GGUF_TENSOR_Q6_K, 16, 0, 32, false, read_q6_k},
         {GGUF_TENSOR_IQ4_NL, 32, 8, 0, false, read_iq4_nl}, {GGUF_TENSOR_IQ4_XS, 32, 8, 0, false, read_iq4_xs},
         {GGUF_TENSOR_MXFP4, 32, 8, 0, false, read_mxfp4}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -272,7 +220,7 @@ static void expand_blocks(const block_format *f, const uint8_t *from, size_t n, 
     int8_t wholes[SUPER];
     float steps[SUPER / 16], bases[SUPER / 16];
     for (; n; n -= block, from += bytes) {
-        f->read(from, wholes, steps, bases);
+        f->read(f, from, wholes, steps, bases);
         for (size_t first = 0, k = 0; first < block; first += f->share, k++, to += f->share) {
             for (unsigned i = 0; i < f->share; i++) to[i] = steps[k] * (float)(wholes[first + i] - f->offset);
             for (unsigned i = 0; f->has_bases && i < f->share; i++) to[i] += bases[k];
@@ -312,7 +260,7 @@ void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *whol
     gguf_tensor_type_block(type, &values, &bytes);
     const uint8_t *block = src;
     for (size_t i = 0; i < n_values; i += values, block += bytes)
-        f->read(block, wholes + i, steps + i / DEQUANT_STEP_VALUES, bases + i / DEQUANT_STEP_VALUES);
+        f->read(f, block, wholes + i, steps + i / DEQUANT_STEP_VALUES, bases + i / DEQUANT_STEP_VALUES);
     for (size_t i = 0; !f->has_bases && i < n_values / DEQUANT_STEP_VALUES; i++)
         bases[i] = f->offset ? steps[i] * -(float)f->offset : 0;
 }

@@ -2,6 +2,7 @@
 // metadata by key with its type checked, tensors by name; models in several files.
 #include "profiler/weights/gguf.h"
 #include "formats/need.h"
+#include "profiler/weights/float_bits.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <math.h>
@@ -119,39 +120,14 @@ static kvb_status wrong_type(const gguf_file *f, const gguf_value *v, const char
 // Any stored integer as int64; false for other types and for u64 beyond int64.
 static bool load_integer(gguf_value_type type, const unsigned char *p, int64_t *out)
 {
+    enum { SIGNED = 1 << GGUF_VALUE_I8 | 1 << GGUF_VALUE_I16 | 1 << GGUF_VALUE_I32 | 1 << GGUF_VALUE_I64 };
+    enum { UNSIGNED = 1 << GGUF_VALUE_U8 | 1 << GGUF_VALUE_U16 | 1 << GGUF_VALUE_U32 | 1 << GGUF_VALUE_U64 };
+    if (!((SIGNED | UNSIGNED) >> type & 1)) return false;
     size_t size = gguf_value_size(type);
-    uint64_t raw = size && type != GGUF_VALUE_F64 ? gguf_load(p, size) : 0;
-    switch (type) {
-    case GGUF_VALUE_U8:
-    case GGUF_VALUE_U16:
-    case GGUF_VALUE_U32:
-        *out = (int64_t)raw;
-        return true;
-    case GGUF_VALUE_I8:
-        *out = (int8_t)raw;
-        return true;
-    case GGUF_VALUE_I16:
-        *out = (int16_t)raw;
-        return true;
-    case GGUF_VALUE_I32:
-        *out = (int32_t)raw;
-        return true;
-    case GGUF_VALUE_I64:
-        *out = (int64_t)raw;
-        return true;
-    case GGUF_VALUE_U64:
-        *out = raw <= INT64_MAX ? (int64_t)raw : INT64_MAX;
-        return raw <= INT64_MAX;
-    default:
-        return false;
-    }
-}
-
-static float float_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    uint64_t raw = gguf_load(p, size);
+    if (SIGNED >> type & 1) *out = (int64_t)(raw << (64 - 8 * size)) >> (64 - 8 * size); // extends the sign
+    else *out = raw <= INT64_MAX ? (int64_t)raw : INT64_MAX;
+    return SIGNED >> type & 1 || raw <= INT64_MAX;
 }
 
 kvb_status gguf_get_number(const gguf_file *f, const char *key, double *out, kvb_error *err)
@@ -651,12 +627,11 @@ static kvb_status open_parts(gguf_set *s, const char *path, const part *own, kvb
     return status;
 }
 
-static kvb_status keep_one(gguf_set *s, const char *path, gguf_file *file)
+static void keep_one(gguf_set *s, const char *path, gguf_file *file)
 {
     *s = (gguf_set){need_copy(file, 1, sizeof *file, "models"), need(1, sizeof *s->paths, "models"), 1};
     s->paths[0] = need_text("%s", path);
     *file = (gguf_file){0};
-    return KVB_OK;
 }
 
 kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
@@ -666,7 +641,8 @@ kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
     *out = (gguf_set){0};
     kvb_status status = gguf_open(&file, path, err);
     if (status == KVB_OK) status = read_part(&own, &file, err);
-    if (status == KVB_OK) status = own.count > 1 ? open_parts(out, path, &own, err) : keep_one(out, path, &file);
+    if (status == KVB_OK && own.count > 1) status = open_parts(out, path, &own, err);
+    else if (status == KVB_OK) keep_one(out, path, &file);
     gguf_close(&file);
     if (status != KVB_OK) gguf_set_close(out);
     return status;

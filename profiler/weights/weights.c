@@ -1,3 +1,4 @@
+#include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/weights/gguf.h"
@@ -101,10 +102,7 @@ static int name_compare(const void *a, const void *b)
 
 void weights_add_name(weights *w, const char *name, size_t file)
 {
-    if (w->n_names == w->max_names) {
-        w->max_names = w->max_names ? 2 * w->max_names : 512;
-        w->names = need_more(w->names, w->max_names, sizeof *w->names, "names of tensors");
-    }
+    w->names = need_one_more(w->names, w->n_names, sizeof *w->names, "names of tensors");
     w->names[w->n_names++] = (weight_name){need_text("%s", name), file, false};
 }
 
@@ -286,10 +284,7 @@ void origin_of_folder(weights_origin *o, const char *folder, const char *file)
 
 void origin_add_file(weights_origin *o, const char *path, const char sha256[65])
 {
-    if (o->n_files == o->room) {
-        o->room = o->room ? 2 * o->room : 4;
-        o->files = need_more(o->files, o->room, sizeof *o->files, "files of weights");
-    }
+    o->files = need_one_more(o->files, o->n_files, sizeof *o->files, "files of weights");
     const char *slash = strrchr(path, '/');
     weights_file *f = &o->files[o->n_files++];
     snprintf(f->name, sizeof f->name, "%s", slash ? slash + 1 : path);
@@ -309,8 +304,7 @@ void origin_describe(const weights_origin *o, cJSON *attributes)
     cJSON *all = cJSON_CreateObject();
     for (size_t i = 0; i < o->n_files; i++) cJSON_AddStringToObject(all, o->files[i].name, o->files[i].sha256);
     char *text = cJSON_PrintUnformatted(all);
-    cJSON_AddStringToObject(attributes, "model_container", o->container);
-    cJSON_AddStringToObject(attributes, "model_files", text);
+    json_put(attributes, "model_container %s model_files %s", o->container, text);
     if (o->hf_id[0]) cJSON_AddStringToObject(attributes, "hf_id", o->hf_id);
     if (o->hf_revision[0]) cJSON_AddStringToObject(attributes, "hf_revision", o->hf_revision);
     cJSON_free(text);

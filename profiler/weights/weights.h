@@ -115,7 +115,7 @@ typedef struct weights_origin {
     char hf_id[200];       // ORGANISATION/NAME, or NAME, at Hugging Face; "": not known
     char hf_revision[65];  // the commit there; "": not known
     weights_file *files;   // [n_files] all that hold weights, in the order in which they are read
-    size_t n_files, room;
+    size_t n_files;
 } weights_origin;
 
 // Called while weight files are hashed, with the bytes done and in all; return false to stop.

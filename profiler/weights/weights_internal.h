@@ -35,7 +35,7 @@ struct weights {
     void *source;       // the kind's own
     bool is_mxfp4;      // the config says that the experts are MXFP4
     weight_name *names; // of all tensors, sorted
-    size_t n_names, max_names;
+    size_t n_names;
     weight_file *files; // [n_files] in the order in which they are hashed
     size_t n_files;
     weights_origin origin;

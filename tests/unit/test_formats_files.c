@@ -24,6 +24,17 @@ static void assert_content(const char *path, const char *text)
     free(data);
 }
 
+UNIT_TEST(blocks_that_grow)
+{
+    int *one = NULL;
+    for (int i = 0; i < 100; i++) {
+        one = need_one_more(one, (size_t)i, sizeof *one, "numbers");
+        one[i] = i;
+    }
+    for (int i = 0; i < 100; i++) ck_assert_int_eq(one[i], i);
+    free_each((void *[]){one, NULL, need(0, 1, "bytes")}, 3);
+}
+
 UNIT_TEST(write_and_replace)
 {
     const char *path = help_path("a");

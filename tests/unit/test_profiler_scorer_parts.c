@@ -45,6 +45,25 @@ UNIT_ROUNDS(test_attention_rows, 4)
     }
 }
 
+UNIT_TEST(test_group_attention_rows)
+{
+    for (int i = 0; i < N_SHAPES; i++) {
+        shape s = SHAPES[i];
+        layer_view v = view_make(s, T, 1);
+        for (uint32_t g = 0; g < s.G; g++) {
+            float got[2 * T], scratch[2 * T];
+            double want[T], sum[T] = {0};
+            group_attention_rows(got, scratch, &v, g, T - 2, 2);
+            for (uint32_t h = g * (s.H / s.G); h < (g + 1) * (s.H / s.G); h++) {
+                plain_attention(want, &v, h, T - 1, T);
+                for (uint32_t j = 0; j < T; j++) sum[j] += want[j];
+            }
+            for (uint32_t j = 0; j < T; j++) ck_assert(fabs(got[T + j] - sum[j]) < 1e-5);
+        }
+        view_free(&v);
+    }
+}
+
 UNIT_TEST(test_pool_row)
 {
     float *x = case_floats(T, 1, 0), out[T], scratch[T];

@@ -73,7 +73,6 @@ static void print_scorer(const scorer *s)
     metric defaults = {.kind = s};
     spec_set_defaults(&s->spec, &defaults.set);
     spec_name(name, sizeof name, &s->spec);
-    const char *why = s->why_not_nested ? s->why_not_nested(&defaults) : NULL;
     printf("\n%s%s\n", name, s->spec.behind ? s->spec.behind : "");
     print_indented("", s->summary);
     print_indented("score", s->formula);
@@ -82,8 +81,8 @@ static void print_scorer(const scorer *s)
     if (s->wraps) print_indented("protected", "as the wrapped metric");
     else if (metric_window(&defaults)) printf("    %-10s %u sinks, the window\n", "protected", s->protect_sink);
     else printf("    %-10s %u sinks, the last %u\n", "protected", s->protect_sink, s->protect_window);
-    if (why) print_indented("profile", "no, its order of tokens depends on the budget:");
-    if (why) print_indented("", why);
+    if (s->why_not_nested) print_indented("profile", "no, its order of tokens depends on the budget:");
+    if (s->why_not_nested) print_indented("", s->why_not_nested);
     for (int i = 0; s->spec.parameters[i].name; i++) print_parameter(&s->spec.parameters[i]);
 }
 
