@@ -72,8 +72,9 @@ static kvb_status compare_pair(ablation *x, pair_walk *w, kvb_error *err)
 kvb_status ablation_open(ablation *x, const selection *from, const char *metric, const study_options *o, kvb_error *err)
 {
     *x = (ablation){.options = *o, .fixed_context = from->n_contexts};
+    if (o->loss == LOSS_BEST) x->options.loss = LOSS_IMPORTANCE;
     for (int r = 0; r < RATIOS; r++) x->ratios[r] = 5 * (r + 1) / 100.0;
-    kvb_status status = pairs_open(&x->pairs, from, metric, o, err);
+    kvb_status status = pairs_open(&x->pairs, from, metric, &x->options, err);
     if (status != KVB_OK) return status;
     x->n_heads = shape_heads(&x->pairs.longest);
     for (int w = 0; w < N_FIXED_WAYS; w++) x->fixed[w] = need((size_t)RATIOS * x->n_heads, sizeof(uint32_t), "budgets");

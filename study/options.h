@@ -20,7 +20,11 @@ enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 
 // What tables minimise: the importance that is evicted (the paper), or what eviction does to the model's output
 // (output_loss.h).
-typedef enum study_loss { LOSS_IMPORTANCE, LOSS_OUTPUT } study_loss;
+typedef enum study_loss {
+    LOSS_IMPORTANCE,
+    LOSS_OUTPUT,
+    LOSS_BEST /* output where the record has its curves */
+} study_loss;
 
 typedef struct study_options {
     const char *aggregate_name; // mean_ratio, mean_loss, worst or cvar:A

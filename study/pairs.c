@@ -60,7 +60,7 @@ static kvb_status take_recorded(pair_set *p, kvb_error *err)
 // The output loss is of the protected tokens that the record's curves were made with.
 static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *err)
 {
-    bool there = o->loss == LOSS_OUTPUT && !o->oracle_order && output_loss_is_there(p->from, p->metric);
+    bool there = o->loss != LOSS_IMPORTANCE && !o->oracle_order && output_loss_is_there(p->from, p->metric);
     bool own = p->about.sink == p->recorded_sink && p->about.window == p->recorded_window;
     p->loss = there && own ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (o->loss == LOSS_OUTPUT && !there)

@@ -351,11 +351,28 @@ static const double START_PARTS[] = {0.5, 0.75, 1};
 enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
 
 // From the table towards each start in turn, whatever that loses: the selection set chooses where to stay.
-static kvb_status go_towards_start(refine_state *s, kvb_error *err)
+static kvb_status go_towards_start(refine_state *s, uint32_t i, kvb_error *err)
 {
-    size_t n = (size_t)s->n_knots * s->n_groups, i = s->round - 1; // starts come first
+    size_t n = (size_t)s->n_knots * s->n_groups;
     const double *start = s->task->starts + i / START_ROUNDS * n;
     for (size_t k = 0; k < n; k++) s->centre[k] = START_PARTS[i % START_ROUNDS] * start[k];
+    return measure_points(s, s->centre, 1, NULL, 0, s->value, err);
+}
+
+// ---- Depth ----
+
+// How far the last layer's shift is above the first one's. What an error costs while all layers are cut follows depth
+// more than anything else, and in which direction is a matter of the model; so few texts tell.
+static const double TILTS[] = {-0.5, 0.5, -1, 1};
+enum { TILT_ROUNDS = sizeof TILTS / sizeof *TILTS };
+
+// The groups are layers.
+static kvb_status tilt(refine_state *s, uint32_t i, kvb_error *err)
+{
+    uint32_t L = s->n_groups;
+    for (uint32_t k = 0; k < s->n_knots; k++)
+        for (uint32_t l = 0; l < L; l++)
+            s->centre[(size_t)k * L + l] = L > 1 ? TILTS[i] * ((double)l / (L - 1) - 0.5) : 0;
     return measure_points(s, s->centre, 1, NULL, 0, s->value, err);
 }
 
@@ -404,8 +421,8 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
 
 // What a stage moves, and when it is over.
 typedef struct refine_stage {
-    bool start; // towards the start, instead of a search
-    bool heads; // single heads move, else layers together
+    kvb_status (*step)(refine_state *s, uint32_t round, kvb_error *err); // NULL: a search
+    bool heads;                                                          // single heads move, else layers together
     double until;
     uint32_t patience, rounds; // most of both
 } refine_stage;
@@ -413,14 +430,14 @@ typedef struct refine_stage {
 // Rounds until the evaluations are spent or the selection set has gained nothing for so long.
 static kvb_status run_stage(refine_job *j, refine_state *s, const refine_stage *stage, kvb_error *err)
 {
-    gradient_model *m = stage->start ? NULL : gradient_model_open(s);
+    gradient_model *m = stage->step ? NULL : gradient_model_open(s);
     uint32_t idle = 0;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; status == KVB_OK && i < stage->rounds; i++) {
         bool better = false;
         if (s->spent >= stage->until || idle >= stage->patience) break;
         s->round++;
-        status = m ? gradient_model_round(m, s, err) : go_towards_start(s, err);
+        status = m ? gradient_model_round(m, s, err) : stage->step(s, i, err);
         if (status == KVB_OK) status = judge_centre(j, s, &better, err);
         idle = better ? 0 : idle + 1;
     }
@@ -470,17 +487,19 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
     return KVB_OK;
 }
 
-// The starts, layers, and heads, which share what the starts leave.
+// The starts and tilts, then layers, and heads, which share what these leave.
 static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
 {
     const refine_task *t = j->task;
     const uint32_t rounds = START_ROUNDS * t->n_starts;
-    const refine_stage start = {true, true, INFINITY, rounds, rounds};
+    const refine_stage start = {go_towards_start, true, INFINITY, rounds, rounds},
+                       tilts = {tilt, false, INFINITY, TILT_ROUNDS, TILT_ROUNDS};
     kvb_status status = t->n_starts ? search_groups(j, s, &start, err) : KVB_OK;
+    if (status == KVB_OK && t->n_starts) status = search_groups(j, s, &tilts, err);
     double left = fmax(0, t->evaluations - s->spent);
     const refine_stage stages[] = {
-        {false, false, t->evaluations - (t->heads ? left / 2 : 0), REFINE_PATIENCE, UINT32_MAX},
-        {false, true, t->evaluations, REFINE_PATIENCE, UINT32_MAX}};
+        {NULL, false, t->evaluations - (t->heads ? left / 2 : 0), REFINE_PATIENCE, UINT32_MAX},
+        {NULL, true, t->evaluations, REFINE_PATIENCE, UINT32_MAX}};
     for (int i = 0; i < (t->heads ? 2 : 1) && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
     return status;
 }

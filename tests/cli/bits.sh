@@ -70,7 +70,7 @@ for wrong in '--formats int3' '--formats int4,int4' '--formats int4 --exact' '--
     # shellcheck disable=SC2086
     expect 2 "refused: $wrong" "${SOLVE[@]}" $wrong
 done
-expect 2 'importance knows no formats' solve nats.h5 -m keydiff --formats int4
+expect 2 'importance knows no formats' solve nats.h5 -m keydiff --loss importance --formats int4
 expect 0 'a size in bytes' "${SOLVE[@]}" --formats bf16,int8,int4 --bytes 6000 --tokens 60 -o size.safetensors
 
 expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text?.txt "${SIZE[@]}" \

@@ -63,6 +63,9 @@ pages --block 16 --ratios 0.3,0.5,0.8
 layers --scope layer --alone
 holdout --holdout
 WAYS
+expect 0 'without a word about the loss' solve nats.h5 -m keydiff -o best.safetensors --quiet
+expect 0 'and with it' solve nats.h5 -m keydiff --loss output -o output.safetensors --quiet
+same 'a record with curves gives the same table' best.safetensors output.safetensors
 expect 0 'gains and losses of layers' inspect nats.h5 --json
 json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"

@@ -85,8 +85,8 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
         if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric) &&
             strcmp(record_text(from->r, "imported_from"), "curves") != 0)
             fprintf(stderr,
-                    "note: the table minimises the evicted importance; the record has no curves (profile --curves), so "
-                    "--loss output cannot minimise the change of the output\n");
+                    "note: the table minimises the evicted importance; the record has no curves (profile --curves) of "
+                    "what eviction does to the output\n");
     }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !o->n_packings &&
@@ -222,9 +222,8 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"output", 'o', CLI_WRITES(FILE_TABLE | FILE_PER_METRIC), &line->outputs.table, "FILE",
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
         {"loss", 0, CLI_CHOICE, &line->words.loss, "importance|output",
-         "what is minimised: importance (default), the evicted importance as the paper has it, or\noutput, what "
-         "eviction "
-         "does to the model's output, in nats (of a record with --curves)"},
+         "what is minimised: output, what eviction does to the model's output, in nats (default for a\nrecord with "
+         "--curves), or importance, the evicted importance as the paper has it (else)"},
         {"alone", 0, CLI_FLAG, &line->words.alone, NULL,
          "do not compare with uniform and published budgets on left-out texts, ratio by ratio"},
         {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",

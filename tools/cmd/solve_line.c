@@ -327,9 +327,10 @@ static int check_words(solve_line *l)
     o->scope = is(w->scope, "layer") ? SCOPE_LAYER : SCOPE_GLOBAL;
     o->hull = is(w->hull, "full") ? HULL_FULL : HULL_FEASIBLE;
     o->oracle_order = is(w->order, "oracle");
-    o->loss = is(w->loss, "output") ? LOSS_OUTPUT : LOSS_IMPORTANCE;
-    if (w->paper && o->loss == LOSS_OUTPUT)
+    if (w->paper && is(w->loss, "output"))
         return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
+    o->loss = is(w->loss, "output") || (w->formats && !w->loss) ? LOSS_OUTPUT : LOSS_BEST;
+    if (w->paper || is(w->loss, "importance")) o->loss = LOSS_IMPORTANCE;
     kvb_error err = {0};
     if (w->formats && study_options_packings(o, w->formats, &err) != KVB_OK)
         return cli_usage_error(l->self, "--formats: %s", err.message);
@@ -392,7 +393,7 @@ static int check_together(const solve_line *l)
         {(out->table && !*out->table) || (out->budgets && !*out->budgets) || (out->csv && !*out->csv),
          "a file name is empty"},
         {o->n_packings && (o->loss != LOSS_OUTPUT || o->aggregate != AGGREGATE_MEAN_LOSS),
-         "--formats weighs eviction and formats in nats: give --loss output, with --aggregate mean_loss"},
+         "--formats weighs eviction and formats in nats: leave out --loss importance, with --aggregate mean_loss"},
         {o->n_packings &&
              (limited || o->exact || full || o->scope != SCOPE_GLOBAL || l->words.shrink || o->oracle_order),
          "--formats goes together neither with constraints nor with --exact, --hull, --scope, --shrink or --order"},

@@ -41,7 +41,7 @@ static const tune_goal GOALS[] = {
     {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, "--all-features --target mean", "16", 0},
     {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
 
-#define CURVES "--curves --curve-queries 16"
+#define CURVES "--curves --curve-queries 64"
 #define LEARNED "learned=$F/ranking.safetensors"
 
 typedef struct word_list {
