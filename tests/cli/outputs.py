@@ -116,5 +116,5 @@ for command in commands:
 print("outputs:", ", ".join(found))
 said = [command for command in commands if say_names(command)]
 check(len(said) >= 8, "names are printed", str(said))
-check(len(found) >= 24, "outputs are found", str(len(found)))
+check(len(found) >= 21, "outputs are found", str(len(found)))
 sys.exit(min(failed, 100))
