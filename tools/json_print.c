@@ -1,7 +1,6 @@
 #include "tools/json_print.h"
 #include "formats/need.h"
 #include "runtime/text.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,86 +43,53 @@ void json_print(const cJSON *document)
 
 // ---- As text for people --------------------------------------------------------------------------------------------
 
-static void print_number(double x)
-{
-    if (fabs(x) < 1e15 && x == floor(x)) printf("%.0f", x);
-    else printf("%.6g", x);
-}
-
-static void print_value(const cJSON *value)
-{
-    if (cJSON_IsNumber(value)) {
-        print_number(value->valuedouble);
-    } else if (cJSON_IsBool(value)) {
-        fputs(cJSON_IsTrue(value) ? "yes" : "no", stdout);
-    } else if (cJSON_IsString(value)) { // quoted and escaped: a file may hold anything, a terminal should not get it
-        char *text = cJSON_PrintUnformatted(value);
-        size_t size = strlen(text), shown = size < TEXT_SHOWN ? size : TEXT_SHOWN;
-        kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
-        while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // not inside of a character
-        printf("%.*s", (int)shown, text);
-        if (shown < size) printf("...\" (%zu bytes)", strlen(value->valuestring));
-        free(text);
-    } else { // a list of plain values
-        const cJSON *item;
-        fputs("[", stdout);
-        cJSON_ArrayForEach(item, value)
-        {
-            print_value(item);
-            if (item->next) fputs(", ", stdout);
-        }
-        fputs("]", stdout);
-    }
-}
-
 static bool is_plain(const cJSON *value)
 {
     return !cJSON_IsObject(value) && !(cJSON_IsArray(value) && cJSON_IsObject(value->child));
 }
 
-// An object as lines "name: value", a list of objects with one line for the plain values of each.
-static void print_document(const cJSON *object, int indent)
+// As JSON has it, cut where it is long; a file may hold anything, a terminal should not get it.
+static void print_value(const cJSON *value)
 {
-    const cJSON *item, *entry, *field;
+    if (cJSON_IsNumber(value)) {
+        printf(" %.10g", value->valuedouble);
+        return;
+    }
+    char *text = cJSON_PrintUnformatted(value);
+    size_t size = strlen(text), shown = size < TEXT_SHOWN ? size : TEXT_SHOWN;
+    kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
+    while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // not inside of a character
+    printf(" %.*s", (int)shown, text);
+    if (shown < size) printf("... (%zu bytes)", size);
+    cJSON_free(text);
+}
+
+// A line for each plain value, or, of an entry of a list, one line for all of them; and what is inside, indented.
+static void print_document(const cJSON *object, int indent, bool entry)
+{
+    const cJSON *item, *inner;
+    for (item = object->child; entry && item; item = item->next)
+        if (is_plain(item)) {
+            printf(" %s", item->string);
+            print_value(item);
+        }
+    if (entry) putchar('\n');
     cJSON_ArrayForEach(item, object)
     {
+        if (is_plain(item) && entry) continue;
         kvb_clean_text(item->string);
         printf("%*s%s:", indent, "", item->string);
-        if (is_plain(item)) {
-            putchar(' ');
-            print_value(item);
-            putchar('\n');
-            continue;
-        }
+        if (is_plain(item)) print_value(item);
         putchar('\n');
-        if (cJSON_IsObject(item)) {
-            print_document(item, indent + 2);
-            continue;
-        }
-        cJSON_ArrayForEach(entry, item)
-        {
+        if (cJSON_IsObject(item)) print_document(item, indent + 2, false);
+        for (inner = is_plain(item) || cJSON_IsObject(item) ? NULL : item->child; inner; inner = inner->next) {
             printf("%*s-", indent + 2, "");
-            cJSON_ArrayForEach(field, entry)
-            {
-                if (!is_plain(field)) continue;
-                printf(" %s ", field->string);
-                print_value(field);
-            }
-            putchar('\n');
-            cJSON_ArrayForEach(field, entry)
-            {
-                if (is_plain(field)) continue;
-                cJSON *inner = cJSON_CreateObject();
-                cJSON_AddItemReferenceToObject(inner, field->string,
-                                               cJSON_GetObjectItemCaseSensitive(entry, field->string));
-                print_document(inner, indent + 4);
-                cJSON_Delete(inner);
-            }
+            print_document(inner, indent + 4, true);
         }
     }
 }
 
 void document_print(const cJSON *document)
 {
-    print_document(document, 0);
+    print_document(document, 0, false);
 }

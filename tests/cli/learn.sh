@@ -22,7 +22,7 @@ json 'two features, one fit' out 'j["trials"][-1]["metrics"] == ["keydiff", "sna
 
 expect 0 'heads by themselves' learn run.h5 -o own.safetensors --own --quiet
 kvb inspect own.safetensors
-says 'the file says so' 'layer_mean: no'
+says 'the file says so' 'layer_mean: false'
 kvb inspect rank.safetensors
 says 'the layer has a say by default' "layer's "
 
