@@ -348,11 +348,6 @@ static herr_t take_name(hid_t group, const char *name, const H5L_info_t *info, v
     return 0;
 }
 
-static int compare_link_names(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err)
 {
     name_list list = {need(1, sizeof(char *), "names in a record"), 0, 1};
@@ -364,7 +359,6 @@ kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_
         h5_free_names(list.names);
         return status;
     }
-    qsort(list.names, list.n, sizeof *list.names, compare_link_names);
     *names = list.names;
     *n = list.n;
     return KVB_OK;

@@ -209,24 +209,12 @@ static bool has_shard(const merge *m)
     return false;
 }
 
-static int compare_ids_of(const void *a, const void *b)
+// Place of a context of the whole; n_whole: it is none.
+static size_t find_in_whole(const merge *m, const char *id)
 {
-    return strcmp(((const record_whole *)a)->id, ((const record_whole *)b)->id);
-}
-
-static kvb_status check_unique(const merge *m, kvb_error *err)
-{
-    record_whole *sorted = need(m->n_whole, sizeof *sorted, "contexts");
-    if (m->n_whole) memcpy(sorted, m->whole, m->n_whole * sizeof *sorted);
-    qsort(sorted, m->n_whole, sizeof *sorted, compare_ids_of);
-    kvb_status status = KVB_OK;
-    for (size_t i = 1; i < m->n_whole && status == KVB_OK; i++) {
-        if (strcmp(sorted[i].id, sorted[i - 1].id) == 0)
-            status = kvb_fail(err, KVB_FORMAT, "%s: attribute %s lists context %s twice", m->inputs[0]->path,
-                              shard_of_name, sorted[i].id);
-    }
-    free(sorted);
-    return status;
+    size_t i = 0;
+    while (i < m->n_whole && strcmp(m->whole[i].id, id) != 0) i++;
+    return i;
 }
 
 // The whole as shards tell it.
@@ -244,12 +232,14 @@ static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
                count->valuedouble >= 0 && count->valuedouble <= UINT32_MAX &&
                count->valuedouble == (double)(uint32_t)count->valuedouble && !count->next;
         if (!good) break;
+        if (find_in_whole(m, id->valuestring) < m->n_whole)
+            return kvb_fail(err, KVB_FORMAT, "%s: attribute %s lists context %s twice", m->inputs[0]->path,
+                            shard_of_name, id->valuestring);
         m->whole[m->n_whole++] = (record_whole){id->valuestring, (uint32_t)count->valuedouble};
     }
-    if (!good)
-        return kvb_fail(err, KVB_FORMAT, "%s: attribute %s: expected [[\"context id\", questions], ...], found %.60s",
-                        m->inputs[0]->path, shard_of_name, text);
-    return check_unique(m, err);
+    if (good) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT, "%s: attribute %s: expected [[\"context id\", questions], ...], found %.60s",
+                    m->inputs[0]->path, shard_of_name, text);
 }
 
 // Without shards: every context of every input, as they come. Nothing tells then whether one is missing.
@@ -261,9 +251,7 @@ static void join_inputs(merge *m)
     for (size_t i = 0; i < m->n; i++)
         for (size_t k = 0; k < m->inputs[i]->n; k++) {
             const char *id = m->inputs[i]->contexts[k].id;
-            size_t seen = 0;
-            while (seen < m->n_whole && strcmp(m->whole[seen].id, id) != 0) seen++;
-            if (seen == m->n_whole) m->whole[m->n_whole++] = (record_whole){id, 0};
+            if (find_in_whole(m, id) == m->n_whole) m->whole[m->n_whole++] = (record_whole){id, 0};
         }
 }
 
@@ -368,28 +356,17 @@ static kvb_status check_complete(merge *m, kvb_error *err)
     return kvb_fail(err, KVB_MISMATCH, "%s: cannot be merged, missing: %s%s%s", m->path, missing.text, more, shards);
 }
 
-static int compare_context_names(const void *a, const void *b)
-{
-    const char *const *x = a, *const *y = b;
-    return strcmp(*x, *y);
-}
-
 // Every context of every input must be one of the whole.
 static kvb_status check_known(const merge *m, kvb_error *err)
 {
-    const char **names = need(m->n_whole, sizeof *names, "names of contexts");
-    for (size_t i = 0; i < m->n_whole; i++) names[i] = m->whole[i].id;
-    qsort(names, m->n_whole, sizeof *names, compare_context_names);
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < m->n && status == KVB_OK; i++)
-        for (size_t k = 0; k < m->inputs[i]->n && status == KVB_OK; k++) {
+    for (size_t i = 0; i < m->n; i++)
+        for (size_t k = 0; k < m->inputs[i]->n; k++) {
             const char *id = m->inputs[i]->contexts[k].id;
-            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_context_names))
-                status = kvb_fail(err, KVB_MISMATCH, "%s: context %s is not in the list of this run (attribute %s)",
-                                  m->inputs[i]->path, id, shard_of_name);
+            if (find_in_whole(m, id) == m->n_whole)
+                return kvb_fail(err, KVB_MISMATCH, "%s: context %s is not in the list of this run (attribute %s)",
+                                m->inputs[i]->path, id, shard_of_name);
         }
-    free(names);
-    return status;
+    return KVB_OK;
 }
 
 // ---- Putting together ----
