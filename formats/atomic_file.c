@@ -313,8 +313,7 @@ void atomic_file_abandon(atomic_file *f)
         pthread_mutex_unlock(&guard);
     }
     if (f->state) close_all(f->state);
-    free(f->temp_path);
-    free(f->final_path);
+    free_all(f->temp_path, f->final_path);
     *f = (atomic_file){0};
 }
 
@@ -359,8 +358,7 @@ void atomic_file_remove_stale(const char *path)
         free(left);
     }
     if (dir) (void)closedir(dir);
-    free(folder);
-    free(target);
+    free_all(folder, target);
 }
 
 // ---- Folders ----
@@ -407,9 +405,7 @@ static bool make_folder(atomic_folder *f)
 
 static void folder_forget(atomic_folder *f)
 {
-    free(f->self);
-    free(f->temp_path);
-    free(f->final_path);
+    free_all(f->self, f->temp_path, f->final_path);
     *f = (atomic_folder){.lock = -1};
 }
 

@@ -111,8 +111,7 @@ static double layer_tokens(const budget_export *b, uint32_t *tokens)
     for (size_t i = 0; i < n; i++) total += rounded[i];
     for (size_t l = info->n_layers; l-- > 0;)
         tokens[l] = info->bounded && info->bounded[l] ? b->n_tokens : rounded[--n];
-    free(prune);
-    free(rounded);
+    free_all(prune, rounded);
     return 1 - (double)total / ((double)info->n_budgeted * b->n_tokens);
 }
 

@@ -241,16 +241,9 @@ static kvb_status parse_line(calib_context *c, const char *text, size_t size, co
 static void context_free(calib_context *c)
 {
     for (size_t i = 0; i < c->n_questions; i++) {
-        free(c->questions[i].text);
-        free(c->questions[i].ids);
-        free(c->questions[i].answer);
-        free(c->questions[i].answer_ids);
+        free_all(c->questions[i].text, c->questions[i].ids, c->questions[i].answer, c->questions[i].answer_ids);
     }
-    free(c->questions);
-    free(c->sample_id);
-    free(c->context);
-    free(c->context_ids);
-    free(c->answer_prefix);
+    free_all(c->questions, c->sample_id, c->context, c->context_ids, c->answer_prefix);
 }
 
 bool calib_has_text(const calib_file *file)
@@ -267,8 +260,7 @@ bool calib_has_text(const calib_file *file)
 void calib_free(calib_file *file)
 {
     for (size_t i = 0; i < file->count; i++) context_free(&file->contexts[i]);
-    free(file->contexts);
-    free(file->name);
+    free_all(file->contexts, file->name);
     memset(file, 0, sizeof *file);
 }
 

@@ -112,8 +112,7 @@ kvb_status curves_parse(curves_file *out, const void *data, size_t size, const c
 
 void curves_free(curves_file *c)
 {
-    free(c->kept);
-    free(c->loss);
+    free_all(c->kept, c->loss);
     *c = (curves_file){0};
 }
 
@@ -152,11 +151,7 @@ static kvb_status put_contexts(const curves_file *c, record_writer *w, kvb_error
         if (status == KVB_OK) status = record_put_question(w, ids[k], 0, &q, err);
     }
     if (status == KVB_OK) status = record_finish(w, ids, c->n_contexts, err);
-    free(names);
-    free(ids);
-    free(unknown);
-    free(oracle);
-    free(scores);
+    free_all(names, ids, unknown, oracle, scores);
     return status;
 }
 

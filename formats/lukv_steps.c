@@ -226,8 +226,7 @@ kvb_status lukv_steps_export(record *r, const char *dir, kvb_error *err)
     if (status == KVB_OK) status = write_side_file(&e, err);
     status = atomic_folder_end(&folder, status, err);
     cJSON_Delete(e.contexts);
-    free(e.ids);
-    free(e.array);
+    free_all(e.ids, e.array);
     return status;
 }
 
@@ -428,9 +427,7 @@ static void scan_free(importer *in)
 {
     for (size_t i = 0; i < in->n; i++) {
         for (size_t m = 0; m < in->contexts[i].n_metrics; m++) free(in->contexts[i].metric_files[m]);
-        free(in->contexts[i].metric_files);
-        free(in->contexts[i].questions);
-        free(in->contexts[i].id);
+        free_all(in->contexts[i].metric_files, in->contexts[i].questions, in->contexts[i].id);
     }
     free(in->contexts);
     cJSON_Delete(in->side);
@@ -522,10 +519,7 @@ static kvb_status put_scores(importer *in, record_writer *w, const step_context 
         status =
             record_put_context(w, c->id, ids ? ids : unknown, *n_tokens, list, (const float *const *)scores, n, err);
     for (size_t m = 0; m < n; m++) free(scores[m]);
-    free(unknown);
-    free(list);
-    free(names);
-    free(scores);
+    free_all(unknown, list, names, scores);
     return status;
 }
 
@@ -560,9 +554,7 @@ static kvb_status put_question(importer *in, record_writer *w, const step_contex
         one.n_queries = count_queries(in, c, q, one.n_answer);
         status = record_put_question(w, c->id, q->number, &one, err);
     }
-    free(oracle);
-    free(suffix);
-    free(answer);
+    free_all(oracle, suffix, answer);
     return status;
 }
 

@@ -403,8 +403,7 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
         status = compare_all(m, inputs, n, id, &number, err);
         if (status == KVB_OK) status = record_output_question(out, id, number, files, n, err);
     }
-    free(inputs);
-    free(files);
+    free_all(inputs, files);
     return status;
 }
 
@@ -441,8 +440,6 @@ kvb_status record_merge(const char *path, const char *const *inputs, size_t n, b
     for (size_t i = 0; i < m.n; i++) record_close(m.inputs[i]);
     cJSON_Delete(m.attributes);
     cJSON_Delete(m.list);
-    free(m.whole);
-    free(m.questions);
-    free(m.inputs);
+    free_all(m.whole, m.questions, m.inputs);
     return status;
 }

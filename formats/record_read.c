@@ -105,15 +105,13 @@ static kvb_status scan_contexts(record *r, kvb_error *err)
 static void close_quietly(record *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        free(r->contexts[i].id);
-        free(r->contexts[i].questions);
+        free_all(r->contexts[i].id, r->contexts[i].questions);
         h5_free_names(r->contexts[i].metrics);
     }
     h5_close(&r->file);
     free(r->contexts);
     cJSON_Delete(r->attributes);
-    free(r->path);
-    free(r);
+    free_all(r->path, r);
 }
 
 char *parts_path(const char *record_path)

@@ -464,9 +464,7 @@ void record_writer_free(record_writer *w)
     cJSON_Delete(w->metrics);
     if (w->lock >= 0) (void)file_close(w->lock); // unlocks; nothing was written through it
     cJSON_Delete(w->attributes);
-    free(w->folder);
-    free(w->path);
-    free(w);
+    free_all(w->folder, w->path, w);
 }
 
 // ---- What is there ----

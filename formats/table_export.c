@@ -91,8 +91,7 @@ static char *call_text(const cJSON *press)
         if (!is_identifier(argument->string)) continue;
         char *before = text, *more = argument_text(argument);
         text = need_text("%s%s%s", before, separator, more);
-        free(before);
-        free(more);
+        free_all(before, more);
         separator = ", ";
     }
     char *call = need_text("%s)", text);
@@ -145,9 +144,7 @@ static cJSON *make_sidecar(const table_content *t, const char *npy_path, const c
     cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
     json_put(kvpress, "version %s press %s load %s", "0.5.5", call, load);
     if (*warning) cJSON_AddStringToObject(kvpress, "warning", warning);
-    free(call);
-    free(load);
-    free(warning);
+    free_all(call, load, warning);
     return sidecar;
 }
 

@@ -34,8 +34,7 @@ static char *find_real(const char *path)
     if (real || errno != ENOENT) return real;
     char *folder = file_folder(path), *real_folder = realpath(folder, NULL);
     if (real_folder) real = need_text("%s/%s", strcmp(real_folder, "/") == 0 ? "" : real_folder, file_base(path));
-    free(folder);
-    free(real_folder);
+    free_all(folder, real_folder);
     return real;
 }
 
@@ -55,9 +54,7 @@ static named_file locate(const char *path, const char *option)
 
 static void forget(named_file *f)
 {
-    free(f->path);
-    free(f->real);
-    free(f->option);
+    free_all(f->path, f->real, f->option);
 }
 
 static void remember(named_file f)

@@ -257,8 +257,7 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
         b.path = argv[first];
         if (compute(&b, &err) != KVB_OK || report_budgets(&b, &err) != KVB_OK) code = cli_failed(self, &err);
     }
-    free(b.keep);
-    free(b.formats);
+    free_all(b.keep, b.formats);
     kvb_table_close(b.table);
     return code;
 }

@@ -178,7 +178,6 @@ void eval_free_inputs(eval_command *e)
 {
     methods_free(&e->with);
     for (size_t i = 0; i < e->in.n_texts; i++) free(e->in.texts[i].ids);
-    free(e->in.texts);
-    free(e->in.origin);
+    free_all(e->in.texts, e->in.origin);
     opened_model_close(&e->in.opened);
 }

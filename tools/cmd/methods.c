@@ -269,9 +269,7 @@ void methods_free(methods *e)
     for (size_t i = 0; i < e->n_allocators; i++) allocator_free(&e->allocators[i]);
     cli_list *const lists[] = {&e->metric_names, &e->policy_names, &e->allocator_names, &e->ratio_names};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) cli_list_free(lists[i]);
-    free(e->allocators);
-    free(e->items);
+    free_all(e->allocators, e->items);
     learned_list_close(&e->learned);
-    free(e->columns);
-    free(e->ratios);
+    free_all(e->columns, e->ratios);
 }

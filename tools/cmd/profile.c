@@ -837,8 +837,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     model_text_close(&p.text);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
-    free(p.files);
-    free(p.metrics);
+    free_all(p.files, p.metrics);
     learned_list_close(&p.learned);
     cli_list_free(&p.metric_names);
     record_close(p.base);

@@ -89,8 +89,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     progress_end(&w.bar, "%.0f texts, %zu %s", w.done, n, plural(n, "ratio", "ratios"));
     damage_text_close(&text);
     damage_close(d);
-    free(keep);
-    free(found);
+    free_all(keep, found);
     return status;
 }
 

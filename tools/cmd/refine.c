@@ -203,8 +203,7 @@ static interval share_left(const refine_command *c, refine_set set, uint32_t kno
         counts[t] = 1;
     }
     if (n) found = interval_ratio(&(value_groups){rows, counts, (uint32_t)n}, rows + n);
-    free(rows);
-    free(counts);
+    free_all(rows, counts);
     return found;
 }
 
@@ -377,8 +376,7 @@ static void free_command(refine_command *c)
     cli_list_free(&c->select);
     cli_list_free(&c->test);
     cli_list_free(&c->candidates);
-    free(c->starts);
-    free(c->operands);
+    free_all(c->starts, c->operands);
 }
 
 static int run_refine(const cli_command *self, int argc, char **argv)

@@ -54,8 +54,7 @@ static kvb_status list_tables(const tables_command *c, kvb_error *err)
     for (int i = 0; i < n; i++) {
         char *path = need_text("%s/%s", c->folder, files[i]->d_name);
         if (status == KVB_OK) status = print_table(path, err);
-        free(path);
-        free(files[i]);
+        free_all(path, files[i]);
     }
     if (n >= 0) free(files);
     return status;
@@ -145,8 +144,7 @@ static kvb_status add_table(const tables_command *c, kvb_error *err)
     cJSON_Delete(metadata);
     results_close(&d);
     kvb_table_close(t);
-    free(worth);
-    free(to);
+    free_all(worth, to);
     return status;
 }
 

@@ -119,8 +119,7 @@ static void close_command(task_command *c)
     cli_list_free(&c->tasks);
     methods_free(&c->with);
     calib_free(&c->texts);
-    free(c->haystack);
-    free(c->log_path);
+    free_all(c->haystack, c->log_path);
     opened_model_close(&c->opened);
 }
 

@@ -56,8 +56,7 @@ static kvb_status add_tune_text(tune_texts *t, char *path, tune_part part, bool 
     kvb_status status = read_tune_text(&text, &size, path, err);
     if (status == KVB_OK) status = tokenizer_encode(tokens, text, size, false, &ids, &one.n_tokens, err);
     if (status == KVB_OK) sha256_hex(text, size, one.sha256);
-    free(text);
-    free(ids);
+    free_all(text, ids);
     for (size_t i = 0; i < t->count && status == KVB_OK; i++)
         if (strcmp(t->items[i].sha256, one.sha256) == 0)
             status = kvb_fail(err, KVB_ARGUMENT, "%s: the same text as %s; give it once", path, t->items[i].path);

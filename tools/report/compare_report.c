@@ -30,8 +30,7 @@ kvb_status compared_write(const results *found, const char *name, kvb_error *err
     charts_add(all, found->rows);
     kvb_status status = results_write_pair(found, name, err);
     if (status == KVB_OK && all->n > 0) status = charts_write(all, path, name, err);
-    free(all);
-    free(path);
+    free_all(all, path);
     return status;
 }
 

@@ -186,8 +186,7 @@ kvb_status results_write_pair(const results *r, const char *name, kvb_error *err
     char *json = need_text("%s.json", name), *csv = need_text("%s.csv", name);
     kvb_status status = results_write(r, json, err);
     if (status == KVB_OK) status = results_write_csv(r, csv, err);
-    free(json);
-    free(csv);
+    free_all(json, csv);
     return status;
 }
 
