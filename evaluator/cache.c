@@ -145,6 +145,37 @@ void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tok
     c->next_position = n_tokens;
 }
 
+static float *rows_of(kv_cache *c, size_t i)
+{
+    return (i % 2 ? c->v : c->k) + c->offsets[i / 2] * c->head_dim;
+}
+
+// The keys, or values, of head i / 2.
+static kvb_status pack_rows(kv_cache *c, size_t i, uint8_t format, void *to, kvb_error *err)
+{
+    kvb_error mine = {KVB_OK, ""};
+    kvb_status status =
+        kvb_pack(format, i % 2 ? KVB_VALUES : KVB_KEYS, rows_of(c, i), c->counts[i / 2], c->head_dim, to, &mine);
+    if (status != KVB_OK)
+#pragma omp critical
+        kvb_fail(err, status, "layer %zu, KV head %zu: %s", i / 2 / c->n_kv_heads, i / 2 % c->n_kv_heads, mine.message);
+    return status;
+}
+
+kvb_status kv_cache_round(kv_cache *c, const uint8_t *formats, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < 2 * n_heads(c) && status == KVB_OK; i++) {
+        kvb_side side = i % 2 ? KVB_VALUES : KVB_KEYS;
+        uint32_t n = c->counts[i / 2];
+        void *packed = need(kvb_packed_bytes(formats[i], side, n, c->head_dim), 1, "bytes of a head");
+        status = pack_rows(c, i, formats[i], packed, err);
+        if (status == KVB_OK) status = kvb_unpack(formats[i], side, packed, n, c->head_dim, rows_of(c, i), err);
+        free(packed);
+    }
+    return status;
+}
+
 kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err)
 {
     size_t heads = n_heads(c), *at = need(2 * heads + 1, sizeof *at, "heads");
@@ -154,14 +185,10 @@ kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err)
     kvb_status status = KVB_OK;
 #pragma omp parallel for schedule(dynamic, 1)
     for (size_t i = 0; i < 2 * heads; i++) {
-        kvb_error mine = {KVB_OK, ""};
-        const float *rows = (i % 2 ? c->v : c->k) + c->offsets[i / 2] * c->head_dim;
-        kvb_status one = kvb_pack(formats[i], i % 2 ? KVB_VALUES : KVB_KEYS, rows, c->counts[i / 2], c->head_dim,
-                                  packed + at[i], &mine);
-        if (one == KVB_OK) continue;
-#pragma omp critical
-        status = kvb_fail(err, one, "layer %zu, KV head %zu: %s", i / 2 / c->n_kv_heads, i / 2 % c->n_kv_heads,
-                          mine.message);
+        kvb_status one = pack_rows(c, i, formats[i], packed + at[i], err);
+        if (one != KVB_OK)
+#pragma omp atomic write
+            status = one;
     }
     c->packed = packed;
     c->packed_at = at;

@@ -60,6 +60,8 @@ void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tok
 // Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, looked
 // at by kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
 kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err);
+// The rows of a cache without a base as that would give them back, in floats. Fails as kv_cache_pack().
+kvb_status kv_cache_round(kv_cache *c, const uint8_t *formats, kvb_error *err);
 // One head of a packed cache as floats, in `rows` [2, count, d].
 kv_span kv_cache_unpack(const kv_cache *c, uint32_t layer, uint32_t kv_head, float *rows);
 

@@ -103,6 +103,7 @@ static kvb_status gather_cut(damage *d, const damage_cut *c, uint32_t extra, kv_
     if (status != KVB_OK) return status;
     session_cache_again(d->s, &kept, extra, cache);
     status = session_refit(d->s, &kept, *cache, err);
+    if (status == KVB_OK && c->formats) status = kv_cache_round(*cache, c->formats, err);
     kept_set_free(&kept);
     return status;
 }
@@ -163,13 +164,16 @@ kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_
     return status;
 }
 
-kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err)
+kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, const uint8_t *formats, size_t n,
+                          damage_value *out, kvb_error *err)
 {
     size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads;
     kvb_status status = KVB_OK;
     for (size_t i = 0, some; i < n && status == KVB_OK; i += some) {
         some = n - i < d->plan.batch ? n - i : d->plan.batch;
-        for (size_t k = 0; k < some; k++) d->cuts[k] = (damage_cut){t, keep + (i + k) * heads, out + i + k};
+        for (size_t k = 0; k < some; k++)
+            d->cuts[k] =
+                (damage_cut){t, keep + (i + k) * heads, out + i + k, formats ? formats + 2 * (i + k) * heads : NULL};
         status = damage_measure_cuts(d, d->cuts, some, err);
     }
     return status;
@@ -214,7 +218,7 @@ static kvb_status cut_levels(head_work *w, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
-        const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL};
+        const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL, NULL};
         status = gather_cut(w->d, &level, 0, &w->cut[i], err);
     }
     return status;
@@ -300,7 +304,7 @@ static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
             w->out[at] = (damage_value){0};
             if (w->keep[at] >= n_tokens) continue;
             w->caches[w->waiting] = cut_head(w, layer, g, i);
-            w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at]};
+            w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at], NULL};
             if (w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
         }
     }

@@ -48,13 +48,16 @@ typedef struct damage_cut {
     damage_text *text;
     const uint32_t *keep;
     damage_value *out;
+    const uint8_t *formats; // [L*G, 2] in which what is kept is stored; NULL: as it is
 } damage_cut;
 
 // Measures n cuts, of one text or of several. A cut's result has the same bits whatever else is in the batch and for
 // any number of threads; a cut that keeps everything gives exactly 0.
 kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_error *err);
-// The same for n cuts of one text: head h of cut i keeps keep[i * L*G + h] tokens. out [n].
-kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);
+// The same for n cuts of one text: head h of cut i keeps keep[i * L*G + h] tokens. formats [n, L*G, 2] or NULL, out
+// [n].
+kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, const uint8_t *formats, size_t n,
+                          damage_value *out, kvb_error *err);
 
 // Cuts one head at a time: out[i * L*G + h] is the damage when head h alone is cut to keep[i * L*G + h] tokens and all
 // other heads keep everything. (KL roughly adds up over heads.) A head that keeps everything is not run, and only

@@ -157,7 +157,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
         name_cut(b, text, keep + i * heads, w->keys[w->n]);
         for (uint32_t j = first; j < w->n && !known; j++) known = strcmp(w->keys[j], w->keys[w->n]) == 0;
         if (known || log_find(b->log, w->keys[w->n])) continue;
-        w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n]};
+        w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n], NULL};
         w->n++;
     }
     b->n_known += n - (w->n - first);

@@ -5,7 +5,7 @@
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
 "$PYTHON" -c '
-for k in range(2):
+for k in range(4):
     print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
     for i in range(60)), file=open(f"text{k}.txt", "w"))'
 # holds NAME: the Python program on stdin ends without a complaint.
@@ -16,6 +16,7 @@ holds() {
     fi
 }
 SIZE=(--tokens 200 --next 8)
+TEXTS=(text2.txt text3.txt --select text1.txt)
 
 expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --metric keydiff \
     --new-tokens 8 --ignore-eos
@@ -73,7 +74,7 @@ done
 expect 2 'importance knows no formats' solve nats.h5 -m keydiff --loss importance --formats int4
 expect 0 'a size in bytes' "${SOLVE[@]}" --formats bf16,int8,int4 --bytes 6000 --tokens 60 -o size.safetensors
 
-expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text?.txt "${SIZE[@]}" \
+expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text[01].txt "${SIZE[@]}" \
     -r 0.5,0.8 -a packed -a packed:keys=8:values=2 -a packed:keys=16:values=16 -q --json
 mv out worth.json
 holds 'no row takes more than its bytes' <<'PYTHON_END'
@@ -82,7 +83,7 @@ full = 200 * 2 * 2 * 2 * 2 * 16
 for row in json.load(open("worth.json"))["rows"]:
     assert 0 < row["cache_bytes"] <= (1 - row["ratio"]) * full * 1.05, row
 PYTHON_END
-expect 0 'everything kept' eval tiny.gguf text?.txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
+expect 0 'everything kept' eval tiny.gguf text[01].txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
 holds 'in int4, at the bytes of int4' <<'PYTHON_END'
 import json
 rows = {r["allocator"]: r for r in json.load(open("out"))["rows"]}
@@ -93,8 +94,32 @@ PYTHON_END
 expect 0 'refitted, then packed' eval tiny.gguf bits.safetensors text0.txt "${SIZE[@]}" -r 0.5 -a none -q --refit
 fails 'policies change the cache' 'packs the cache' eval tiny.gguf text0.txt -p tova -a packed -m none \
     "${SIZE[@]}" -r 0.5
-fails 'refine knows tokens alone' 'has formats' refine tiny.gguf bits.safetensors text0.txt text1.txt "${SIZE[@]}" -o r
-fails 'so do other programs' 'has formats' export bits.safetensors -o x.npy
+fails 'refine knows tokens alone' 'bits.*has formats.*without --formats' refine tiny.gguf bits.safetensors \
+    "${TEXTS[@]}" "${SIZE[@]}" -o r
+expect 0 'a table of tokens' "${SOLVE[@]}" -o tokens.safetensors
+fails 'also as a candidate' 'bits.*has formats.*without --formats' refine tiny.gguf tokens.safetensors \
+    "${TEXTS[@]}" --candidate bits.safetensors "${SIZE[@]}" -o r --evaluations 1
+fails 'so do other programs' 'has formats.*without --formats' export bits.safetensors -o x.npy
+fails 'at one ratio too' 'has formats.*without --formats' export bits.safetensors --format varlen --ratio 50% \
+    --tokens 60 -o x
+misused 'tune makes tables of tokens' 'found a table.*solve --formats' tune tiny.gguf bits.safetensors -o tuned
+"$PYTHON" -c '
+import json
+for k in range(60):
+    text = "\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40))
+    print(json.dumps({"sample_id": f"{k}", "context": text, "questions": ["?"]}))' >many.jsonl
+for table in bits tokens; do
+    expect 0 "recommend $table" recommend tiny.gguf $table.safetensors many.jsonl --tokens 120 --next 8 --max-kl 1e6 \
+        -r 50% --json --quiet
+    mv out $table.json
+done
+holds 'formats lose less in no more bytes' <<'PYTHON_END'
+import json
+bits, tokens = (json.load(open(f"{name}.json")) for name in ("bits", "tokens"))
+assert bits["settings"]["bytes"] == tokens["settings"]["bytes"] == 2 * 2 * 120 * 4 * 16
+assert bits["settings"]["bytes_saved"] >= 0.45 * bits["settings"]["bytes"], bits["settings"]
+assert 0 < bits["rows"][0]["mean"] < tokens["rows"][0]["mean"], (bits["rows"], tokens["rows"])
+PYTHON_END
 expect 0 'budgets tell formats' budgets bits.safetensors --ratio 50% --tokens 60 --json
 json 'two for each head' out 'len(j["details"][0]["formats"]) == 2 and all(f in ("bf16", "int8", "int4", "int2")
     for l in j["details"][0]["formats"]

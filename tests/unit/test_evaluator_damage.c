@@ -2,12 +2,16 @@
 // a whole cache; of heads one at a time what the whole pass finds; and the log that keeps what was measured.
 #include "evaluator/fidelity.h"
 #include "evaluator/refine_bench.h"
+#include "formats/need.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G, CUTS = 5 };
 
 static const uint32_t CUT[CUTS][HEADS] = {
     {30, 15, 30, 30}, {T, T, T, T}, {12, 12, 12, 12}, {60, 20, 7, 33}, {1, 90, 45, 2}};
+
+static const uint8_t FORMATS[CUTS][2 * HEADS] = {
+    {2, 1, 0, 3, 1, 0, 3, 2}, {2, 2, 2, 2, 2, 2, 2, 2}, {3, 3, 3, 3, 3, 3, 3, 3}};
 
 static model *m;
 static metric by;
@@ -40,7 +44,7 @@ static damage_value mean_of(const fidelity_cell *c, uint32_t n)
     return mean;
 }
 
-static void judge(const int32_t *text, damage_value *out)
+static void judge(const int32_t *text, const uint8_t (*formats)[2 * HEADS], damage_value *out)
 {
     session *s;
     fidelity *f;
@@ -52,6 +56,7 @@ static void judge(const int32_t *text, damage_value *out)
         kept_set kept;
         fidelity_cell cell;
         help_ok(session_select(s, s->now.scores[0], CUT[i], 4, 1, &kept, err));
+        if (formats) kept.formats = need_copy(formats[i], 2 * HEADS, 1, "formats");
         help_ok(fidelity_measure(f, &kept, 1, &cell, err));
         out[i] = mean_of(&cell, N);
         fidelity_cell_free(&cell);
@@ -64,7 +69,7 @@ static void judge(const int32_t *text, damage_value *out)
 UNIT_TEST(damage_is_what_fidelity_measures)
 {
     damage_value want[TEXTS][CUTS], one[TEXTS][CUTS], both[TEXTS][CUTS], got[CUTS], alone;
-    for (int t = 0; t < TEXTS; t++) judge(ids[t], want[t]);
+    for (int t = 0; t < TEXTS; t++) judge(ids[t], NULL, want[t]);
     damage *d;
     damage_text texts[TEXTS];
     damage_plan plan = {T, N, 3, &by, 4, 1, 0};
@@ -73,27 +78,47 @@ UNIT_TEST(damage_is_what_fidelity_measures)
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], ids[t], NULL, err));
     for (int round = 0; round < 2; round++) // the second time with another text in between
         for (int t = 0; t < TEXTS; t++) {
-            help_ok(damage_measure(d, &texts[t], &CUT[0][0], CUTS, got, err));
+            help_ok(damage_measure(d, &texts[t], CUT[0], NULL, CUTS, got, err));
             for (int i = 0; i < CUTS; i++) {
                 ck_assert_msg(fabs(got[i].kl - want[t][i].kl) < 1e-12, "text %d, cut %d: KL %.9g, expected %.9g", t, i,
                               got[i].kl, want[t][i].kl);
                 ck_assert(fabs(got[i].flips - want[t][i].flips) < 1e-12 && fabs(got[i].nll - want[t][i].nll) < 1e-9);
                 ck_assert(i == 1 ? got[i].kl == 0 && got[i].flips == 0 : got[i].kl > 0);
             }
-            help_ok(damage_measure(d, &texts[t], CUT[3], 1, &alone, err));
+            help_ok(damage_measure(d, &texts[t], CUT[3], NULL, 1, &alone, err));
             ck_assert(memcmp(&alone, &got[3], sizeof alone) == 0);
             for (int i = 0; i < CUTS; i++) one[t][i] = got[i];
         }
     damage_cut mixed[TEXTS * CUTS];
     for (int i = 0; i < TEXTS * CUTS; i++) // texts in turn, so that every batch has cuts of both
-        mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &both[i % TEXTS][i / TEXTS]};
+        mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &both[i % TEXTS][i / TEXTS], NULL};
     help_ok(damage_measure_cuts(d, mixed, TEXTS * CUTS, err));
     ck_assert(memcmp(both, one, sizeof one) == 0);
     help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text is filled again
-    help_ok(damage_measure(d, &texts[0], CUT[0], 1, &alone, err));
+    help_ok(damage_measure(d, &texts[0], CUT[0], NULL, 1, &alone, err));
     ck_assert(fabs(alone.kl - want[1][0].kl) < 1e-12);
     ck_assert_uint_gt(damage_text_bytes(m, &plan), 2 * HEADS * T * 16 * sizeof(float));
     for (int t = 0; t < TEXTS; t++) damage_text_close(&texts[t]);
+    damage_close(d);
+}
+
+// What is stored in fewer bits, at the places of damage.h, loses what fidelity finds of a packed cache.
+UNIT_TEST(formats_lose_what_fidelity_measures)
+{
+    damage_value want[CUTS], bare[CUTS], got[CUTS];
+    damage *d;
+    damage_plan plan = {T, N, 3, &by, 4, 1, 0};
+    judge(ids[0], FORMATS, want);
+    judge(ids[0], NULL, bare);
+    help_ok(damage_open(&d, m, &plan, err));
+    damage_text text = damage_text_open(d);
+    help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
+    help_ok(damage_measure(d, &text, CUT[0], FORMATS[0], CUTS, got, err));
+    for (int i = 0; i < CUTS; i++) {
+        ck_assert_double_eq_tol(got[i].kl, want[i].kl, 1e-9 + 1e-5 * want[i].kl);
+        ck_assert(got[i].kl != bare[i].kl);
+    }
+    damage_text_close(&text);
     damage_close(d);
 }
 
@@ -114,7 +139,7 @@ UNIT_TEST(a_head_alone_is_one_cut)
             for (int h = 0; h < HEADS; h++) {
                 uint32_t keep[HEADS] = {T, T, T, T};
                 keep[h] = KEEP[i][h];
-                help_ok(damage_measure(d, &text, keep, 1, &want, err));
+                help_ok(damage_measure(d, &text, keep, NULL, 1, &want, err));
                 ck_assert_msg(fabs(one[i][h].kl - want.kl) <= 1e-9 + 1e-4 * want.kl,
                               "head %d, %u tokens: KL %.9g, expected %.9g", h, keep[h], one[i][h].kl, want.kl);
                 ck_assert(fabs(one[i][h].nll - want.nll) < 1e-6 && fabs(one[i][h].flips - want.flips) < 1e-12);
@@ -145,7 +170,7 @@ UNIT_TEST(heads_alone_can_be_stopped)
     text = damage_text_open(d);
     help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
-    help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
+    help_ok(damage_measure(d, &text, keep, NULL, 1, &whole, err)); // the text is there as before
     ck_assert(whole.kl > 0);
     damage_text_close(&text);
     damage_close(d);

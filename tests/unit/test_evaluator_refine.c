@@ -116,7 +116,7 @@ UNIT_TEST(candidates_lose_what_their_cuts_lose)
             damage_value want;
             help_ok(refine_table_apply(&c.refined, RATIO_OF, KNOTS, shift + i * KNOTS * HEADS, &t, err));
             help_ok(kvb_budgets(t, RATIO_OF[k], T, NULL, keep, HEADS, err));
-            help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][1]], keep, 1, &want, err));
+            help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][1]], keep, NULL, 1, &want, err));
             ck_assert(fabs(loss[(i * KNOTS + k) * 2 + 1] - want.kl) < 1e-12 && want.kl > 0);
             kvb_table_close(t);
         }

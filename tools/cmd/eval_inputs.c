@@ -166,12 +166,7 @@ int eval_open_table(eval_command *e, char **operands, size_t n, const char *rati
         e->with.ratio_names = (cli_list){need_copy(&ratios, 1, sizeof ratios, "lists of ratios"), 1};
     cli_catch_signals();
     int code = device_take_threads(e->self, e->threads);
-    if (code == EXIT_DONE) code = eval_open_inputs(e, operands, n);
-    if (code != EXIT_DONE || !kvb_table_has_formats(e->with.allocators[0].table)) return code;
-    kvb_error err;
-    kvb_fail(&err, KVB_UNSUPPORTED, "table %s has formats, and only tokens are searched here; solve without --formats",
-             e->with.allocators[0].label);
-    return cli_failed(e->self, &err);
+    return code == EXIT_DONE ? eval_open_inputs(e, operands, n) : code;
 }
 
 void eval_free_inputs(eval_command *e)

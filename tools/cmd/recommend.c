@@ -38,24 +38,28 @@ static bool show_prefill(void *context, double done, double total)
     return !cli_stop_requested;
 }
 
-// The budgets of every ratio, [n_ratios, heads].
-static kvb_status list_budgets(const recommend_command *c, uint32_t *keep, size_t heads, kvb_error *err)
+// The budgets of every ratio, [n_ratios, heads], and formats [n_ratios, heads, 2].
+static kvb_status list_budgets(const recommend_command *c, uint32_t *keep, uint8_t *formats, size_t heads,
+                               kvb_error *err)
 {
     const allocator *table = c->e.with.columns[0].how;
     kvb_status status = KVB_OK;
-    for (size_t r = 0; r < c->e.with.n_ratios && status == KVB_OK; r++)
+    for (size_t r = 0; r < c->e.with.n_ratios && status == KVB_OK; r++) {
         status = kvb_budgets(table->table, c->e.with.ratios[r], (uint32_t)c->e.in.n_tokens,
                              &(kvb_budget_options){.strict = table->strict}, keep + r * heads, heads, err);
+        if (status == KVB_OK)
+            status = kvb_formats(table->table, c->e.with.ratios[r], formats + 2 * r * heads, 2 * heads, err);
+    }
     return status;
 }
 
 static kvb_status measure_text(recommend_command *c, damage *d, damage_text *text, size_t t, const uint32_t *keep,
-                               damage_value *found, step_watch *w, kvb_error *err)
+                               const uint8_t *formats, damage_value *found, step_watch *w, kvb_error *err)
 {
     size_t n = c->e.with.n_ratios, n_texts = c->e.in.n_texts, cells = n * n_texts;
     const forward_progress prefill = {show_prefill, w};
     kvb_status status = damage_text_fill(d, text, c->e.in.texts[t].ids, &prefill, err);
-    if (status == KVB_OK) status = damage_measure(d, text, keep, n, found, err);
+    if (status == KVB_OK) status = damage_measure(d, text, keep, formats, n, found, err);
     for (size_t r = 0; r < n && status == KVB_OK; r++) {
         c->values[PROMISE_KL * cells + r * n_texts + t] = found[r].kl;
         c->values[PROMISE_FLIPS * cells + r * n_texts + t] = found[r].flips;
@@ -78,18 +82,20 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     damage *d = NULL;
     damage_text text = {0};
     uint32_t *keep = need(n * heads, sizeof *keep, "budgets");
+    uint8_t *formats = need(2 * n * heads, sizeof *formats, "formats");
+    bool packed = kvb_table_has_formats(c->e.with.columns[0].how->table);
     damage_value *found = need(n, sizeof *found, "results");
     step_watch w = {.total = (double)c->e.in.n_texts};
-    kvb_status status = list_budgets(c, keep, heads, err);
+    kvb_status status = list_budgets(c, keep, formats, heads, err);
     if (status == KVB_OK) status = damage_open(&d, m, &plan, err);
     if (status == KVB_OK) text = damage_text_open(d);
     progress_begin(&w.bar, "recommend", c->e.out.quiet);
     for (size_t t = 0; t < c->e.in.n_texts && status == KVB_OK; t++)
-        status = measure_text(c, d, &text, t, keep, found, &w, err);
+        status = measure_text(c, d, &text, t, keep, packed ? formats : NULL, found, &w, err);
     progress_end(&w.bar, "%.0f texts, %zu %s", w.done, n, plural(n, "ratio", "ratios"));
     damage_text_close(&text);
     damage_close(d);
-    free_all(keep, found);
+    free_all(keep, formats, found);
     return status;
 }
 

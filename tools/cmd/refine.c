@@ -76,6 +76,15 @@ static kvb_status check_memory(const refine_bench *b, kvb_error *err)
                     (double)most / 0x1p20);
 }
 
+static kvb_status refuse_formats(const kvb_table *table, const char *name, kvb_error *err)
+{
+    return kvb_table_has_formats(table) ? kvb_fail(err, KVB_UNSUPPORTED,
+                                                   "%s: has formats, and only tokens are searched here; refine a table "
+                                                   "that was solved without --formats, or use this one as it is",
+                                                   name)
+                                        : KVB_OK;
+}
+
 static kvb_status open_bench(refine_command *c, kvb_error *err)
 {
     static const forward_progress STOP = {go_on, NULL};
@@ -102,6 +111,7 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     kvb_status status = deal_texts(c, err);
     if (status == KVB_OK) status = check_memory(&c->bench, err);
     if (status == KVB_OK) status = sha256_file_hex(column->how->path, c->table_sha256, err);
+    if (status == KVB_OK) status = refuse_formats(column->how->table, column->how->path, err);
     if (status == KVB_OK) status = refine_table_open(&c->table, column->how->table, column->how->path, err);
     if (status == KVB_OK) status = refine_bench_open(&c->bench, log, err);
     free(log);
@@ -131,7 +141,11 @@ static kvb_status start_from_table(const refine_command *c, const char *path, do
 {
     kvb_table *other = NULL;
     kvb_status status = kvb_table_open(&other, path, NULL, err);
-    if (status != KVB_OK) return status;
+    if (status == KVB_OK) status = refuse_formats(other, path, err);
+    if (status != KVB_OK) {
+        kvb_table_close(other);
+        return status;
+    }
     const kvb_info *mine = kvb_table_info(c->e.with.columns[0].how->table);
     const kvb_expectation alike = {.n_layers = mine->n_layers,
                                    .n_kv_heads = mine->n_kv_heads,

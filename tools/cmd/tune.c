@@ -510,8 +510,16 @@ static double parse_time(const char *text)
     return 0;
 }
 
-static int check(tune_command *c, int n_operands)
+static int check(tune_command *c, char **operands, int n_operands)
 {
+    for (int i = 0; i < n_operands; i++) {
+        const char *dot = strrchr(operands[i], '.');
+        if (i && dot && strcmp(dot, ".safetensors") == 0)
+            return cli_usage_error(c->self,
+                                   "%s: expected texts behind the model, found a table; tune makes its own, of tokens "
+                                   "alone, and `solve --formats` one with formats",
+                                   operands[i]);
+    }
     if (n_operands < 1 || !c->output || !*c->output)
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
@@ -560,7 +568,7 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE) code = check(&c, argc - first);
+    if (code == EXIT_DONE) code = check(&c, argv + first, argc - first);
     if (code == EXIT_DONE) code = tell_outputs(&c);
     if (code == EXIT_DONE) {
         kvb_error err = {0};

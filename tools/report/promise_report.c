@@ -28,19 +28,22 @@ static uint32_t texts_needed(const promise_report *r, uint32_t ratio)
     return most;
 }
 
-// Bytes of keys and values of two bytes an element, of `length` tokens: all, and what stays at the ratio.
+// Bytes of keys and values, of `length` tokens: all with two bytes an element, and what stays at the ratio.
 static kvb_status count_bytes(const promise_report *r, double ratio, double *all, double *stays, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(r->table);
     size_t heads = (size_t)info->n_layers * info->n_kv_heads;
-    double entry = 2.0 * 2.0 * info->head_dim, kept = 0;
     uint32_t *keep = need(heads, sizeof *keep, "heads");
+    uint8_t *formats = need(2 * heads, sizeof *formats, "heads");
     kvb_status status =
         kvb_budgets(r->table, ratio, r->length, &(kvb_budget_options){.strict = r->strict}, keep, heads, err);
-    for (size_t h = 0; h < heads && status == KVB_OK; h++) kept += keep[h];
+    if (status == KVB_OK) status = kvb_formats(r->table, ratio, formats, 2 * heads, err);
+    *all = 2 * (double)kvb_packed_bytes(KVB_PACK_BF16, KVB_KEYS, r->length, info->head_dim) * (double)heads;
+    *stays = 0;
+    for (size_t i = 0; i < 2 * heads && status == KVB_OK; i++)
+        *stays += (double)kvb_packed_bytes(formats[i], i % 2 ? KVB_VALUES : KVB_KEYS, keep[i / 2], info->head_dim);
     free(keep);
-    *all = entry * (double)heads * r->length;
-    *stays = entry * kept;
+    free(formats);
     return status;
 }
 
