@@ -24,7 +24,7 @@ void profile_losses_open(profile_losses *l, const model *m, const profile_job *j
     l->rankings = need(n, sizeof *l->rankings, "rankings");
     l->names = need(n, sizeof *l->names, "rankings");
     l->errors = need(batch * n * budgeted_heads(m) * OUTPUT_LEVELS, sizeof(float), "output errors");
-    l->packings = need(batch * budgeted_heads(m) * RECORD_PACKINGS, sizeof(float), "errors of formats");
+    l->packings = need(budgeted_heads(m) * RECORD_PACKINGS, sizeof(float), "errors of formats");
     l->gains = need(layers * GAIN_KINDS * 2, sizeof(float), "gains");
     l->rows = need(batch * job->max_tail, sizeof *l->rows, "rows");
     l->f = f;
@@ -98,17 +98,11 @@ static bool lacks_gains(const profile_losses *l, const profile_context *c, uint3
     return !c->recorded || !record_has_gains(r, record_find(r, c->id), 0);
 }
 
-// Whether one of the n questions has no errors of formats yet.
-static bool lacks_packings(const profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n)
+// Errors of formats too.
+static bool lacks_packings(const profile_losses *l, const profile_context *c, const decoded_question *q)
 {
-    bool lacks = !c->recorded;
-    for (uint32_t i = 0; i < n && !lacks; i++) {
-        size_t at = record_find(l->o->grows, c->id), k = 0;
-        const record_context_info *held = record_context(l->o->grows, at);
-        while (k < held->n_questions && held->questions[k].number != q[i].number) k++;
-        lacks = !record_has_packings(l->o->grows, at, k);
-    }
-    return lacks;
+    record *r = l->o->grows;
+    return q->number == 0 && q->n_queries > 0 && (!c->recorded || !record_has_packings(r, record_find(r, c->id), 0));
 }
 
 static kvb_status find_gains(bool *found, profile_losses *l, const decoded_question *q, uint32_t slot, kvb_error *err)
@@ -147,14 +141,15 @@ static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_cont
 kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
                               float *const *scores, record_writer *writer, kvb_error *err)
 {
-    size_t n_rankings = 0, floats = budgeted_heads(l->m) * OUTPUT_LEVELS, each = budgeted_heads(l->m) * RECORD_PACKINGS;
+    size_t n_rankings = 0, floats = budgeted_heads(l->m) * OUTPUT_LEVELS;
     if (!l->f || n == 0) return KVB_OK;
     kvb_status status = list_rankings(&n_rankings, l, c, q[0].number < c->n_recorded, scores, err);
     if (status != KVB_OK || n_rankings == 0) return status;
     double start = meter_now();
-    bool packings = lacks_packings(l, c, q, n);
-    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, packings ? l->packings : NULL,
-                                   err);
+    uint32_t packed = 0;
+    while (packed < n && !lacks_packings(l, c, &q[packed])) packed++;
+    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, packed,
+                                   packed < n ? l->packings : NULL, err);
     l->times->curves += meter_now() - start;
     const float **curves = need(n_rankings, sizeof *curves, "curves");
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
@@ -163,7 +158,7 @@ kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const
         for (size_t r = 0; r < n_rankings; r++) curves[r] = l->errors + (i * n_rankings + r) * floats;
         if (lacks_gains(l, c, q[i].number)) status = find_gains(&gains, l, &q[i], i, err);
         record_losses losses = {l->names, curves, n_rankings, gains ? l->gains : NULL,
-                                packings ? l->packings + i * each : NULL};
+                                i == packed ? l->packings : NULL};
         if (status == KVB_OK) status = record_put_losses(writer, c->id, q[i].number, &losses, err);
     }
     free(curves);
@@ -211,11 +206,12 @@ double profile_losses_flops(const model *m, const profile_job *job, const profil
     double B = model_budgeted(c, c->n_layers), H = (double)c->n_heads * c->head_dim, w = H / c->n_kv_heads, flops = 0;
     for (size_t i = 0; i < job->n_contexts && o->loss_queries; i++) {
         const profile_context *one = &job->contexts[i];
-        double each = 2 * H * one->n_tokens * (1 + o->n_metrics + 2 * RECORD_PACKINGS) +
-                      2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
+        double context = 2 * H * one->n_tokens,
+               each = context * (1 + o->n_metrics) + 2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
                question = one->n_questions > one->n_recorded ? profile_work(m, one, &one->questions[0]) : 0,
                row = question > 0 ? question / (2 * one->questions[0].tail) : 0; // decoded rows count twice there
-        flops += (one->n_questions - one->n_recorded) * o->loss_queries * B * each;
+        flops += B * ((one->n_questions - one->n_recorded) * o->loss_queries * each +
+                      OUTPUT_PACKING_QUERIES * 2.0 * RECORD_PACKINGS * context);
         flops += o->gain_rows * (row * (1 + GAIN_KINDS * B / 2) + 2.0 * GAIN_KINDS * B * c->width * c->vocabulary);
     }
     return flops;
@@ -227,6 +223,6 @@ double profile_losses_bytes(const model *m, const profile_job *job, const profil
     if (!o->loss_queries) return 0;
     for (size_t i = 0; i < job->n_contexts; i++)
         questions += job->contexts[i].n_questions - job->contexts[i].n_recorded;
-    return sizeof(float) * (questions * budgeted_heads(m) * (o->n_metrics * OUTPUT_LEVELS + RECORD_PACKINGS) +
-                            job->n_contexts * layers * GAIN_KINDS * 2);
+    return sizeof(float) * (questions * budgeted_heads(m) * o->n_metrics * OUTPUT_LEVELS +
+                            job->n_contexts * (budgeted_heads(m) * RECORD_PACKINGS + layers * GAIN_KINDS * 2));
 }

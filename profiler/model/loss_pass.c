@@ -168,6 +168,7 @@ typedef struct curve_job {
     uint32_t n_questions, n_rankings;
     const loss_ranking *rankings;
     float *errors, *packings;
+    uint32_t packed; // the question whose errors of formats are wanted
 } curve_job;
 
 // The kept queries of each question; `queries` and `tails` [n_kept] are scratch, in the order of the questions.
@@ -204,8 +205,6 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
     gather_sets(sets, j, a, g, queries, tails);
     for (uint32_t r = 0; r < j->n_rankings; r++) orders[r] = order_of(j->f, &j->rankings[r], layer, g);
     output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings);
-    float *packings = need((size_t)j->n_questions * RECORD_PACKINGS, sizeof *packings, "errors");
-    if (j->packings) output_packing_errors(packings, &head, sets, j->n_questions);
     size_t heads = (size_t)budgeted_layers(j->f->m) * c->n_kv_heads,
            at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
     for (uint32_t r = 0; r < j->n_rankings; r++) {
@@ -214,10 +213,7 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
                    errors + ((size_t)r * j->n_questions + q) * OUTPUT_LEVELS, OUTPUT_LEVELS * sizeof *errors);
         free(orders[r].position);
     }
-    for (uint32_t q = 0; j->packings && q < j->n_questions; q++)
-        memcpy(j->packings + (q * heads + at) * RECORD_PACKINGS, packings + (size_t)q * RECORD_PACKINGS,
-               RECORD_PACKINGS * sizeof *packings);
-    free(packings);
+    if (j->packings) output_packing_errors(j->packings + at * RECORD_PACKINGS, &head, sets + j->packed);
     free(tails);
     free(errors);
     free(queries);
@@ -226,10 +222,10 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
 }
 
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
-                                 float *errors, float *packings, kvb_error *err)
+                                 float *errors, uint32_t packed, float *packings, kvb_error *err)
 {
     const model_config *c = &f->m->config;
-    const curve_job job = {f, n_questions, n_rankings, rankings, errors, packings};
+    const curve_job job = {f, n_questions, n_rankings, rankings, errors, packings, packed};
     kvb_status status = make_grams(f, err);
     bool shared = f->b->host_view(f->pass.on, f->x) != NULL; // else one layer's copies at a time
     uint32_t at_once = shared ? c->n_layers : 1;

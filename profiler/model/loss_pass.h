@@ -29,11 +29,11 @@ typedef struct loss_ranking {
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
 
 // errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of the slots 0 .. n_questions - 1.
-// A question's errors depend on its own tokens only, not on the rest of the batch. packings [n_questions, B, G,
-// RECORD_PACKINGS] receives those of output_packing_errors(); NULL: not wanted. Returns the device's error if an
-// operation has failed.
+// A question's errors depend on its own tokens only, not on the rest of the batch. packings [B, G, RECORD_PACKINGS]
+// receives those of output_packing_errors() of the question in slot `packed`; NULL: not wanted. Returns the device's
+// error if an operation has failed.
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
-                                 float *errors, float *packings, kvb_error *err);
+                                 float *errors, uint32_t packed, float *packings, kvb_error *err);
 
 // gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of the n tokens `ids` that stand at the places
 // first .. first + n - 1 after the context; the tokens before them are those of the decoded question in that slot. Does

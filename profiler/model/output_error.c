@@ -265,8 +265,6 @@ void output_difference(float *difference, const output_head *head, const output_
 
 // ---- What is left when it is stored in fewer bits ----
 
-enum { PACKING_QUERIES = 4 };
-
 typedef struct packing_work {
     attention exact, other;
     unsigned char *packed;
@@ -276,9 +274,9 @@ typedef struct packing_work {
 
 static void packing_open(packing_work *w, const output_head *h)
 {
-    size_t floats = (size_t)h->n_tokens * h->head_dim, lines = (size_t)PACKING_QUERIES * h->group * h->head_dim;
-    attention_open(&w->exact, h, PACKING_QUERIES);
-    attention_open(&w->other, h, PACKING_QUERIES);
+    size_t floats = (size_t)h->n_tokens * h->head_dim, lines = (size_t)OUTPUT_PACKING_QUERIES * h->group * h->head_dim;
+    attention_open(&w->exact, h, OUTPUT_PACKING_QUERIES);
+    attention_open(&w->other, h, OUTPUT_PACKING_QUERIES);
     w->packed = need(floats, 2 * sizeof(float), "bytes of packed keys or values");
     w->k = need(floats, sizeof(float), "keys");
     w->v = need(floats, sizeof(float), "values");
@@ -332,28 +330,27 @@ static void judge_packing(float errors[2], packing_work *w, const output_head *h
     square(errors, 2, w->difference, w->moved, h, s->n);
 }
 
-void output_packing_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets)
+void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set)
 {
     enum { INTEGERS = RECORD_PACKINGS / 2 };
+    uint32_t step = set->n > OUTPUT_PACKING_QUERIES ? set->n / OUTPUT_PACKING_QUERIES : 1,
+             tails[OUTPUT_PACKING_QUERIES];
     packing_work w;
+    output_queries some = *set;
+    memset(errors, 0, RECORD_PACKINGS * sizeof *errors);
+    if (some.n == 0) return;
+    if (some.n > OUTPUT_PACKING_QUERIES) some.n = OUTPUT_PACKING_QUERIES;
+    some.stride *= step;
+    for (uint32_t q = 0; q < some.n; q++) tails[q] = set->tail[q * step];
+    some.tail = tails;
     packing_open(&w, head);
-    memset(errors, 0, (size_t)n_sets * RECORD_PACKINGS * sizeof *errors);
     for (int p = 0; p < INTEGERS; p++) {
-        bool packed = through(&w, w.k, head->k, head, KVB_PACK_INT8 + p, KVB_KEYS) &&
-                      through(&w, w.v, head->v, head, KVB_PACK_INT8 + p, KVB_VALUES);
-        for (uint32_t i = 0; i < n_sets; i++) {
-            uint32_t step = sets[i].n / PACKING_QUERIES, tails[PACKING_QUERIES];
-            float both[2] = {INFINITY, INFINITY};
-            output_queries some = sets[i];
-            if (some.n == 0) continue;
-            if (some.n > PACKING_QUERIES) some.n = PACKING_QUERIES;
-            some.stride *= step > 1 ? step : 1;
-            for (uint32_t q = 0; q < some.n; q++) tails[q] = sets[i].tail[q * (step > 1 ? step : 1)];
-            some.tail = tails;
-            if (packed) judge_packing(both, &w, head, &some);
-            errors[i * RECORD_PACKINGS + p] = both[0];
-            errors[i * RECORD_PACKINGS + INTEGERS + p] = both[1];
-        }
+        float both[2] = {INFINITY, INFINITY};
+        if (through(&w, w.k, head->k, head, KVB_PACK_INT8 + p, KVB_KEYS) &&
+            through(&w, w.v, head->v, head, KVB_PACK_INT8 + p, KVB_VALUES))
+            judge_packing(both, &w, head, &some);
+        errors[p] = both[0];
+        errors[INTEGERS + p] = both[1];
     }
     packing_close(&w);
 }

@@ -49,10 +49,11 @@ void output_order_make(output_order *out, const float *scores, uint32_t n_tokens
 // numbers do not depend on the other sets.
 void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                    const output_order *orders, uint32_t n_orders);
-// The same for all tokens kept, but keys, or values, stored in fewer bits as kvb_pack() does: errors [n_sets,
-// RECORD_PACKINGS], of the keys in int8, int4 and int2, and of the values. Measured on up to four queries of each set,
-// evenly chosen. Errors of keys and of values add up where both are small. INFINITY where a number cannot be packed.
-void output_packing_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets);
+// The same for all tokens kept, but keys, or values, stored in fewer bits as kvb_pack() does: errors of the keys in
+// int8, int4 and int2, and of the values, on some of the set's queries, evenly chosen; 0 without queries. Errors of
+// keys and of values add up where both are small. INFINITY where a number cannot be packed.
+enum { OUTPUT_PACKING_QUERIES = 4 };
+void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set);
 // The differences themselves, o(kept) - o(all) [n, group d], at one level.
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
                        uint32_t level);

@@ -95,7 +95,7 @@ static void judge_packings(const output_head *head, const output_queries *sets, 
     uint32_t d = head->head_dim, w = head->group * d;
     bool all[T];
     memset(all, true, sizeof all);
-    output_packing_errors(errors, head, sets, 3);
+    for (int s = 0; s < 3; s++) output_packing_errors(errors + s * RECORD_PACKINGS, head, &sets[s]);
     for (int column = 0; column < RECORD_PACKINGS; column++) {
         kvb_packing p = KVB_PACK_INT8 + column % 3;
         kvb_side side = column < 3 ? KVB_KEYS : KVB_VALUES;
@@ -276,7 +276,7 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     size_t n = (size_t)L * G * LEVELS;
     float *one = case_alloc(n, sizeof *one), *two = case_alloc(4 * n, sizeof *two);
     forward *f = decode(&t, 1);
-    help_ok(forward_output_errors(f, 1, &ranking, 1, one, NULL, err));
+    help_ok(forward_output_errors(f, 1, &ranking, 1, one, 0, NULL, err));
     forward_close(f);
     for (uint32_t h = 0; h < L * G; h++) {
         uint32_t position[T];
@@ -296,17 +296,17 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     // Another question in the batch, and another ranking, change no bit.
     const loss_ranking both[2] = {{t.scores, 0, 9}, ranking};
     f = decode(&t, 2);
-    help_ok(forward_output_errors(f, 2, both, 2, two, NULL, err));
+    help_ok(forward_output_errors(f, 2, both, 2, two, 0, NULL, err));
     forward_close(f);
     case_same("the first question", two + n, one, n);
     case_same("the second question", two + 3 * n, one, n);
     size_t m = (size_t)L * G * RECORD_PACKINGS;
     float *alone = case_alloc(m, sizeof *alone), *beside = case_alloc(2 * m, sizeof *beside);
     f = decode(&t, 2);
-    help_ok(forward_output_errors(f, 2, both, 2, two, beside, err));
+    for (uint32_t i = 0; i < 2; i++) help_ok(forward_output_errors(f, 2, both, 2, two, i, beside + i * m, err));
     forward_close(f);
     f = decode(&t, 1);
-    help_ok(forward_output_errors(f, 1, &ranking, 1, one, alone, err));
+    help_ok(forward_output_errors(f, 1, &ranking, 1, one, 0, alone, err));
     forward_close(f);
     case_same("errors of formats", beside, alone, m);
     case_same("those of the second question", beside + m, alone, m);
@@ -391,7 +391,7 @@ UNIT_TEST(test_backends_agree_on_losses)
         const loss_ranking ranking = {t.scores, 4, 2};
         results[i] = case_alloc(n + n_gains + (size_t)c->n_layers * c->n_kv_heads * T, sizeof(float));
         forward *f = decode(&t, 1);
-        help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], NULL, err));
+        help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], 0, NULL, err));
         help_ok(forward_gains(f, 0, t.ids + T, 0, 8, results[i] + n, err));
         forward_close(f);
         memcpy(results[i] + n + n_gains, t.scores, (size_t)c->n_layers * c->n_kv_heads * T * sizeof(float));

@@ -163,8 +163,7 @@ UNIT_TEST(a_start_is_tried_and_judged)
     // The wrong way: not taken. Of the tilts, one towards late layers is nearest to the goal.
     for (int i = 0; i < KNOTS * HEADS; i++) start[i] = -b.goal[i / HEADS][i % HEADS];
     help_ok(refine_run(&r, &task, err));
-    for (int i = 0; i < KNOTS * HEADS; i++)
-        ck_assert(fabs(r.shift[i] - 0.5 * ((i % HEADS / 2) / 5.0 - 0.5)) < 1e-12);
+    for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(fabs(r.shift[i] - 0.5 * ((i % HEADS / 2) / 5.0 - 0.5)) < 1e-12);
     ck_assert(r.rounds == 3 + 4);
     refine_free(&r);
     b.spent = 0;
