@@ -23,7 +23,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10, LINES = 6 };
+// CONTINUED: what follows soon asks for other tokens than what follows at once, so calibration reads further than NEXT,
+// on which tables are judged.
+enum {
+    NEXT = 64,
+    CONTINUED = 128,
+    LEAST_TEXTS = 3,
+    USUAL_TEXTS = 6,
+    FIRST_TEXTS = 3,
+    SEARCH_TEXTS = 3,
+    STEPS = 10,
+    LINES = 6
+};
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
@@ -41,7 +52,7 @@ static const tune_goal GOALS[] = {
     {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, "--all-features --target mean", "16", 0},
     {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
 
-#define CURVES "--curves --curve-queries 64"
+#define CURVES "--curves --curve-queries 128"
 #define LEARNED "learned=$F/ranking.safetensors"
 
 typedef struct word_list {
@@ -185,8 +196,8 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     word_list w = {0};
     kvb_status status = KVB_OK;
     if (access(lines, F_OK) != 0)
-        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, NEXT, c->goal->lines, lines,
-                                  err);
+        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, c->goal->lines,
+                                  lines, err);
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
     if (first == 0) add_features(&w, c, "--metric");

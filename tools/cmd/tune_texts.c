@@ -147,6 +147,8 @@ static kvb_status make_contexts(calib_file *made, const tune_text *text, calib_r
     char *bytes = NULL;
     size_t size = 0, fits = text->n_tokens / (recipe.n_tokens + recipe.n_answer);
     recipe.n_contexts = text->own && fits > 1 ? (fits < OWN_CONTEXTS ? fits : OWN_CONTEXTS) : 1;
+    if (text->n_tokens < recipe.n_tokens + recipe.n_answer)
+        recipe.n_answer = text->n_tokens - recipe.n_tokens; // at least what tune_texts_open asks for
     kvb_status status = read_tune_text(&bytes, &size, text->path, err);
     if (status == KVB_OK && recipe.n_lines) { // a text may lack lines to ask for
         calib_file trial = {0};
@@ -159,10 +161,10 @@ static kvb_status make_contexts(calib_file *made, const tune_text *text, calib_r
 }
 
 kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
-                            uint32_t n_next, uint32_t n_lines, const char *path, kvb_error *err)
+                            uint32_t n_answer, uint32_t n_lines, const char *path, kvb_error *err)
 {
     const calib_recipe recipe = {
-        .n_tokens = n_tokens, .n_lines = n_lines, .n_continued = 1, .n_answer = n_next, .seed = 1};
+        .n_tokens = n_tokens, .n_lines = n_lines, .n_continued = 1, .n_answer = n_answer, .seed = 1};
     calib_file made = {0};
     atomic_file file;
     kvb_status status = KVB_OK;
