@@ -1,10 +1,14 @@
-// Specification: numpy.lib.format. The header is a Python dictionary of three entries, parsed here over a bounded
-// cursor.
+// Specification: numpy.lib.format. The header is a Python dictionary of three entries.
 #include "npy.h"
 #include "atomic_file.h"
+#include "need.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
+#include <cjson/cJSON.h>
+#include <ctype.h>
 #include <endian.h>
 #include <errno.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,123 +31,88 @@ size_t npy_type_size(npy_type type)
 
 // ---- Header ----
 
-typedef struct cursor {
-    const char *begin, *at, *end;
-} cursor;
-
-static void skip_spaces(cursor *c)
+// Python's dictionary as JSON: other quotes, lists for tuples of none or several (those of one have a comma), no comma
+// at the end. The caller frees.
+static char *header_as_json(size_t *length, const char *text, size_t size)
 {
-    while (c->at < c->end && (*c->at == ' ' || *c->at == '\n' || *c->at == '\t')) c->at++;
-}
-
-static bool take(cursor *c, char expected)
-{
-    skip_spaces(c);
-    if (c->at == c->end || *c->at != expected) return false;
-    c->at++;
-    return true;
-}
-
-static bool take_word(cursor *c, const char *word)
-{
-    skip_spaces(c);
-    size_t n = strlen(word);
-    if ((size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0) return false;
-    c->at += n;
-    return true;
-}
-
-// 'text' or "text" without escapes; false also when it is longer than the buffer.
-static bool take_string(cursor *c, char *out, size_t size)
-{
-    char quote = take(c, '\'') ? '\'' : take(c, '"') ? '"' : '\0';
-    if (!quote) return false;
-    const char *close = memchr(c->at, quote, (size_t)(c->end - c->at));
-    if (!close || (size_t)(close - c->at) >= size) return false;
-    memcpy(out, c->at, (size_t)(close - c->at));
-    out[close - c->at] = '\0';
-    c->at = close + 1;
-    return true;
-}
-
-static bool take_number(cursor *c, uint64_t *out)
-{
-    skip_spaces(c);
-    uint64_t x = 0;
-    const char *start = c->at;
-    for (; c->at < c->end && *c->at >= '0' && *c->at <= '9'; c->at++) {
-        if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, (uint64_t)(*c->at - '0'), &x)) return false;
-    }
-    *out = x;
-    return c->at > start;
-}
-
-// (), (3,), (3, 4) or (3, 4,)
-static bool take_shape(cursor *c, npy_array *out)
-{
-    out->n_dims = 0;
-    if (!take(c, '(')) return false;
-    while (!take(c, ')')) {
-        if (out->n_dims == NPY_MAX_DIMS || !take_number(c, &out->shape[out->n_dims])) return false;
-        out->n_dims++;
-        if (!take(c, ',')) return out->n_dims > 1 && take(c, ')');
-    }
-    return true;
-}
-
-typedef struct header {
-    char descr[16];
-    bool fortran, has_descr, has_order, has_shape;
-} header;
-
-static bool take_entry(cursor *c, header *h, npy_array *out)
-{
-    char key[16];
-    if (!take_string(c, key, sizeof key) || !take(c, ':')) return false;
-    if (strcmp(key, "descr") == 0) {
-        h->has_descr = take_string(c, h->descr, sizeof h->descr);
-        return h->has_descr;
-    }
-    if (strcmp(key, "fortran_order") == 0) {
-        h->fortran = take_word(c, "True");
-        h->has_order = h->fortran || take_word(c, "False");
-        return h->has_order;
-    }
-    h->has_shape = strcmp(key, "shape") == 0 && take_shape(c, out);
-    return h->has_shape;
-}
-
-static kvb_status parse_header(npy_array *out, cursor c, size_t offset, const char *name, kvb_error *err)
-{
-    header h = {0};
-    bool ok = take(&c, '{');
-    while (ok && !take(&c, '}')) {
-        ok = take_entry(&c, &h, out);
-        if (ok && !take(&c, ',')) {
-            ok = take(&c, '}');
-            break;
+    char *json = need(size + 1, 1, "characters of a header");
+    size_t n = 0, tuple = 0; // where the innermost tuple began
+    bool comma = false;
+    for (size_t i = 0; i < size; i++) {
+        char c = text[i];
+        if (c == '(') tuple = n, comma = false, c = '[';
+        if (c == ',') comma = true;
+        if (c == ')' && (comma || n == tuple + 1)) c = ']';
+        if (c == ']' || c == '}') {
+            size_t last = n;
+            while (last && strchr(" \n\t", json[last - 1])) last--;
+            if (last && json[last - 1] == ',') n = last - 1;
         }
+        json[n++] = c == '\'' ? '"' : (char)(c == 'T' || c == 'F' ? tolower(c) : c);
     }
-    skip_spaces(&c);
-    if (!ok || c.at != c.end)
-        return kvb_fail(err, KVB_FORMAT,
-                        "%s: byte %zu: expected {'descr': .., 'fortran_order': .., 'shape': ..} of one plain type",
-                        name, offset + (size_t)(c.at - c.begin));
-    if (!h.has_descr || !h.has_order || !h.has_shape)
+    *length = n;
+    return json;
+}
+
+static bool read_shape(npy_array *out, const cJSON *list)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list)
+    {
+        double x = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (out->n_dims == NPY_MAX_DIMS || !(x >= 0 && x < 0x1p63) || x != floor(x)) return false;
+        out->shape[out->n_dims++] = (uint64_t)x;
+    }
+    return cJSON_IsArray(list);
+}
+
+static kvb_status bad_header(size_t place, const char *name, kvb_error *err)
+{
+    return kvb_fail(err, KVB_FORMAT,
+                    "%s: byte %zu: expected {'descr': .., 'fortran_order': .., 'shape': ..} of one plain type and at "
+                    "most %d dimensions",
+                    name, place, NPY_MAX_DIMS);
+}
+
+static kvb_status read_header(npy_array *out, const cJSON *header, size_t begin, const char *name, kvb_error *err)
+{
+    const cJSON *descr = cJSON_GetObjectItemCaseSensitive(header, "descr"),
+                *order = cJSON_GetObjectItemCaseSensitive(header, "fortran_order"),
+                *shape = cJSON_GetObjectItemCaseSensitive(header, "shape");
+    if (!descr || !order || !shape)
         return kvb_fail(err, KVB_FORMAT, "%s: header: %s is missing", name,
-                        !h.has_descr   ? "descr"
-                        : !h.has_order ? "fortran_order"
-                                       : "shape");
-    if (h.fortran)
+                        !descr   ? "descr"
+                        : !order ? "fortran_order"
+                                 : "shape");
+    if (!cJSON_IsString(descr) || !cJSON_IsBool(order) || !read_shape(out, shape) || cJSON_GetArraySize(header) != 3)
+        return bad_header(begin, name, err);
+    if (cJSON_IsTrue(order))
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: Fortran order; save numpy.ascontiguousarray(x) instead",
                         name);
     for (int i = 0; i < N_TYPES; i++) {
-        if (strcmp(h.descr, types[i].descr) == 0) {
+        if (strcmp(descr->valuestring, types[i].descr) == 0) {
             out->type = (npy_type)i;
             return KVB_OK;
         }
     }
-    return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: element type %s, expected <f4, <f8, <i4 or <i8", name, h.descr);
+    return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: element type %.20s, expected <f4, <f8, <i4 or <i8", name,
+                    descr->valuestring);
+}
+
+static kvb_status parse_header(npy_array *out, const char *text, size_t size, size_t begin, const char *name,
+                               kvb_error *err)
+{
+    size_t n;
+    char *json = header_as_json(&n, text, size);
+    const char *end = json;
+    cJSON *header = kvb_json_parse(json, n, &end, NULL);
+    while (header && end < json + n && *end && strchr(" \n\t", *end)) end++;
+    bool whole = cJSON_IsObject(header) && end == json + n;
+    kvb_status status =
+        whole ? read_header(out, header, begin, name, err) : bad_header(begin + (size_t)(end - json), name, err);
+    cJSON_Delete(header);
+    free(json);
+    return status;
 }
 
 // Where the header's text lies: the length has 2 bytes in version 1, 4 in versions 2 and 3.
@@ -172,8 +141,7 @@ kvb_status npy_parse(npy_array *out, const void *data, size_t size, const char *
     size_t begin = 0, end = 0, count = 1, bytes;
     kvb_status status = find_header(&begin, &end, data, size, name, err);
     if (status != KVB_OK) return status;
-    const char *text = data;
-    status = parse_header(out, (cursor){text + begin, text + begin, text + end}, begin, name, err);
+    status = parse_header(out, (const char *)data + begin, end - begin, begin, name, err);
     if (status != KVB_OK) return status;
     bool overflow = false, empty = false;
     for (uint32_t i = 0; i < out->n_dims; i++) {

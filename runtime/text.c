@@ -15,20 +15,24 @@ size_t kvb_utf8_size(const char *at, size_t left)
     return size;
 }
 
+bool kvb_is_shown(const char *at, size_t size)
+{
+    const unsigned char *s = (const unsigned char *)at;
+    // ASCII's control characters, and U+0080 to U+009F.
+    if (size == 1) return s[0] >= ' ' && s[0] != 127;
+    if (size == 2 && s[0] == 0xc2) return s[1] > 0x9f;
+    // Marks of the direction of writing, and line separators: U+061C, U+200E and F, U+2028 to E, U+2066 to 2069.
+    if (size == 2) return s[0] != 0xd8 || s[1] != 0x9c;
+    if (size == 3 && s[0] == 0xe2 && s[1] == 0x80) return s[2] < 0x8e || (s[2] > 0x8f && s[2] < 0xa8) || s[2] > 0xae;
+    if (size == 3 && s[0] == 0xe2 && s[1] == 0x81) return s[2] < 0xa6 || s[2] > 0xa9;
+    return size > 2;
+}
+
 void kvb_clean_text(char *text)
 {
     for (size_t left = strlen(text), size; left > 0; text += size, left -= size) {
-        const unsigned char *s = (const unsigned char *)text;
         size = kvb_utf8_size(text, left);
-        // ASCII's control characters, and U+0080 to U+009F.
-        int keep =
-            size > 2 || (size == 2 && (s[0] != 0xc2 || s[1] > 0x9f)) || (size == 1 && s[0] >= ' ' && s[0] != 127);
-        // Marks of the direction of writing, and line separators: U+061C, U+200E and F, U+2028 to E, U+2066 to 2069.
-        if (size == 2 && s[0] == 0xd8 && s[1] == 0x9c) keep = 0;
-        if (size == 3 && s[0] == 0xe2 && s[1] == 0x80 &&
-            (s[2] == 0x8e || s[2] == 0x8f || (s[2] >= 0xa8 && s[2] <= 0xae)))
-            keep = 0;
-        if (size == 3 && s[0] == 0xe2 && s[1] == 0x81 && s[2] >= 0xa6 && s[2] <= 0xa9) keep = 0;
+        bool keep = kvb_is_shown(text, size);
         if (size == 0) size = 1;
         if (!keep) memset(text, '?', size);
     }

@@ -8,6 +8,9 @@
 // missing continuation byte, an overlong form, a surrogate, beyond U+10FFFF). `left` >= 1 bytes may be read.
 size_t kvb_utf8_size(const char *at, size_t left);
 
+// Whether a character of kvb_utf8_size() bytes may be shown as it is; see kvb_clean_text(). Not so bytes that are none.
+bool kvb_is_shown(const char *at, size_t size);
+
 // Replaces bytes of `text` by '?': those of control characters, which a terminal would obey; of marks that change the
 // direction of writing, which make a line look like a different one; and bytes that are not UTF-8, which JSON forbids.
 void kvb_clean_text(char *text);

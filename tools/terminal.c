@@ -37,16 +37,6 @@ static bool write_out(guarded *g, const char *data, size_t size)
     return false;
 }
 
-// What a terminal would obey, or what would change how the rest of the line is read.
-static bool must_be_shown(uint32_t c)
-{
-    static const uint32_t ranges[][2] = {{0, 8},           {11, 31},         {0x7f, 0x9f},    {0x61c, 0x61c},
-                                         {0x200e, 0x200f}, {0x2028, 0x202e}, {0x2066, 0x2069}};
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
-        if (c >= ranges[i][0] && c <= ranges[i][1]) return true;
-    return false;
-}
-
 static uint32_t code_point(const char *at, size_t size)
 {
     const unsigned char *s = (const unsigned char *)at;
@@ -85,7 +75,8 @@ static bool write_shown(guarded *g, const char *text, size_t size, bool whole)
         }
         uint32_t c = length ? code_point(text, length) : 0;
         if (length == 0) n += (size_t)snprintf(out + n, SHOWN_MAX, "\\x%02x", (unsigned char)*text), length = 1;
-        else if (must_be_shown(c)) n += (size_t)snprintf(out + n, SHOWN_MAX, "\\u%04x", (unsigned)c);
+        else if (!kvb_is_shown(text, length) && c != '\n' && c != '\t')
+            n += (size_t)snprintf(out + n, SHOWN_MAX, "\\u%04x", (unsigned)c);
         else memcpy(out + n, text, length), n += length;
     }
     return n == 0 || write_out(g, out, n);

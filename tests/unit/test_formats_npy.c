@@ -60,7 +60,7 @@ UNIT_TEST(headers)
         {KVB_FORMAT, "{'descr': '<f8', 'fortran_order': False, 'shape': (7,)}", "56 bytes of data", 1},
         {KVB_FORMAT, "{'descr': '<f8', 'fortran_order': False, 'shape': (6,)} x", "byte", 1},
         {KVB_FORMAT, "", "byte 10", 1},
-        {KVB_FORMAT, "{", "byte 11", 1},
+        {KVB_FORMAT, "{", "byte 10", 1},
         {KVB_FORMAT, "{'descr", "byte", 1},
         {KVB_VERSION, "{'descr': '<f8', 'fortran_order': False, 'shape': (6,)}", "version 4.0", 4},
     };

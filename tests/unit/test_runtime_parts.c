@@ -135,6 +135,7 @@ UNIT_TEST(cleaned_texts)
     ck_assert_str_eq(turned, "a???+?????\xe2\x80\x93"); // an override, an isolate, a mark; not a dash
     kvb_clean_text(text);
     ck_assert_str_eq(text, "a?b?[2J? \xc3\xa9 ?? ?? end");
+    ck_assert(kvb_is_shown("\xe2\x80\x93", 3) && !kvb_is_shown("\xe2\x80\xae", 3) && !kvb_is_shown("\xff", 0));
 }
 
 // JSON, what is none with its place, and numbers in a locale that writes them with a comma.

@@ -7,14 +7,6 @@
 
 static const char REPLACEMENT[] = "\xEF\xBF\xBD"; // U+FFFD
 
-// U+202A to U+202E and U+2066 to U+2069 turn the direction; U+200E and U+200F do in a weaker way.
-static bool turns_direction(const unsigned char *p, size_t size)
-{
-    if (size != 3 || p[0] != 0xE2) return false;
-    if (p[1] == 0x80) return p[2] == 0x8E || p[2] == 0x8F || (p[2] >= 0xAA && p[2] <= 0xAE);
-    return p[1] == 0x81 && p[2] >= 0xA6 && p[2] <= 0xA9;
-}
-
 static void put_byte(FILE *out, unsigned char c)
 {
     static const char *const escapes[] = {
@@ -30,7 +22,7 @@ void html_put(FILE *out, const char *text)
     for (size_t left = strlen(text); left > 0;) {
         size_t size = kvb_utf8_size((const char *)p, left);
         if (size == 1) put_byte(out, *p);
-        else if (size == 0 || turns_direction(p, size)) fputs(REPLACEMENT, out);
+        else if (!kvb_is_shown((const char *)p, size)) fputs(REPLACEMENT, out);
         else fwrite(p, 1, size, out);
         if (size == 0) size = 1;
         p += size;
