@@ -177,14 +177,6 @@ kvb_status allocator_formats(const allocator *a, const allocator_shape *shape, d
     return KVB_OK;
 }
 
-// The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the
-// optimum.
-static void allocate_oracle(const allocate_shape *s, double ratio, const float *importance, uint32_t sink,
-                            uint32_t window, uint32_t *keep)
-{
-    allocate_ada(s, ratio, 0, importance, sink, window, ADA_GLOBAL, keep);
-}
-
 // CAKE: by dispersion and shift, heads alike. LAVa: by entropy, heads by LAVa's own scores.
 static void allocate_attended(const allocator *a, const allocate_shape *s, double ratio, const window_attention *seen,
                               uint32_t sink, uint32_t window, uint32_t *keep)
@@ -216,6 +208,8 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
                                const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
                                uint32_t *keep, kvb_error *err)
 {
+    static const ada_form forms[] = {
+        [ALLOCATOR_ADA_ORIGINAL] = ADA_ORIGINAL, [ALLOCATOR_ADA_GLOBAL] = ADA_GLOBAL, [ALLOCATOR_ORACLE] = ADA_GLOBAL};
     allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
     size_t heads = (size_t)s.n_layers * s.n_kv_heads;
     for (size_t h = 0; h < heads; h++) keep[h] = n_tokens;
@@ -229,16 +223,10 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
         allocate_pyramid(&s, ratio, a->beta, a->window, keep);
         break;
     case ALLOCATOR_ADA:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_KVPRESS, keep);
-        break;
     case ALLOCATOR_ADA_ORIGINAL:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_ORIGINAL, keep);
-        break;
     case ALLOCATOR_ADA_GLOBAL:
-        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_GLOBAL, keep);
-        break;
-    case ALLOCATOR_ORACLE:
-        allocate_oracle(&s, ratio, scores, sink, window, keep);
+    case ALLOCATOR_ORACLE: // by importance: gains in that order fall, so this is the optimum
+        allocate_ada(&s, ratio, a->kind == ALLOCATOR_ORACLE ? 0 : a->alpha, scores, sink, window, forms[a->kind], keep);
         break;
     case ALLOCATOR_LAVA:
     case ALLOCATOR_CAKE:

@@ -54,7 +54,7 @@ fidelity_cell fidelity_cell_open(uint32_t n)
 {
     return (fidelity_cell){.kl = need(n, sizeof(double), "rows"),
                            .nll = need(n, sizeof(double), "rows"),
-                           .agree = need(n, 1, "rows"),
+                           .agree = need(n, sizeof(double), "rows"),
                            .looked = NAN};
 }
 
@@ -83,12 +83,6 @@ static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelit
     out->kl[i] = row.kl;
     out->agree[i] = row.agree;
     if (i + 1 < f->n_next) out->nll[i] = row.nll;
-}
-
-static void measure_logits(const fidelity *f, const float *logits, fidelity_cell *out)
-{
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < f->n_next; i++) measure_row(f, i, logits + (size_t)i * f->s->m->config.vocabulary, out);
 }
 
 // What a cache holds, and what the full one finds without it.
@@ -137,7 +131,9 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     if (status == KVB_OK)
         status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        measure_logits(f, f->cell_logits + (size_t)i * f->n_next * vocabulary, &out[i]);
+#pragma omp parallel for schedule(static)
+        for (uint32_t row = 0; row < f->n_next; row++)
+            measure_row(f, row, f->cell_logits + ((size_t)i * f->n_next + row) * vocabulary, &out[i]);
         out[i].seconds = (meter_now() - start) / n;
     }
     for (uint32_t i = 0; i < n; i++) {

@@ -19,17 +19,17 @@ typedef struct fidelity {
 
 // What one set of kept positions costs. Arrays belong to the struct (fidelity_cell_free).
 typedef struct fidelity_cell {
-    uint64_t kept;        // entries over all heads
-    double ratio;         // 1 - kept / (L G T): what is really pruned
-    uint64_t bytes;       // keys and values that are kept, before the continuation
-    uint64_t allocated;   // bytes that the cache allocated: these, positions and offsets
-    double loss;          // share of the oracle importance over this continuation that was evicted before it
-    double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
-    double *nll;          // [n - 1] -log p(true next token)
-    unsigned char *agree; // [n] nonzero: the likeliest token is the same
-    double looked;        // share of the context's entries that a policy attends to per step; NaN without one
-    double full_nll;      // mean nll of the full cache
-    double seconds;       // this cell's share of the time
+    uint64_t kept;      // entries over all heads
+    double ratio;       // 1 - kept / (L G T): what is really pruned
+    uint64_t bytes;     // keys and values that are kept, before the continuation
+    uint64_t allocated; // bytes that the cache allocated: these, positions and offsets
+    double loss;        // share of the oracle importance over this continuation that was evicted before it
+    double *kl;         // [n] KL(full || evicted) in nats of each next-token distribution
+    double *nll;        // [n - 1] -log p(true next token)
+    double *agree;      // [n] 1: the likeliest token is the same
+    double looked;      // share of the context's entries that a policy attends to per step; NaN without one
+    double full_nll;    // mean nll of the full cache
+    double seconds;     // this cell's share of the time
 } fidelity_cell;
 
 // For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's

@@ -68,12 +68,6 @@ static kvb_status check_stop(const refine_bench *b, kvb_error *err)
     return kvb_fail(err, KVB_INTERRUPTED, "stopped");
 }
 
-static void close_text(damage_text *t)
-{
-    damage_text_close(t);
-    *t = (damage_text){0};
-}
-
 static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
 {
     const sweep_text *from = &b->texts[text];
@@ -86,7 +80,7 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
     b->prefill_seconds += meter_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
-    close_text(t);
+    damage_text_close(t);
     return kvb_fail(err, status, "%s: %s", from->name, inner.message);
 }
 
@@ -113,12 +107,10 @@ kvb_status damage_value_read(damage_value *out, const log_file *log, const char 
 static kvb_status add_damage(refine_bench *b, char (*keys)[LOG_KEY], const damage_value *values, uint32_t n,
                              kvb_error *err)
 {
-    cJSON **lines = need(n, sizeof *lines, "results");
     for (uint32_t i = 0; i < n; i++)
-        if (!isfinite(values[i].kl) || !isfinite(values[i].nll)) {
-            free(lines);
+        if (!isfinite(values[i].kl) || !isfinite(values[i].nll))
             return kvb_fail(err, KVB_NUMERIC, "a cut cache gave logits that are not numbers");
-        }
+    cJSON **lines = need(n, sizeof *lines, "results");
     for (uint32_t i = 0; i < n; i++) {
         lines[i] = cJSON_CreateObject();
         cJSON_AddStringToObject(lines[i], "key", keys[i]);
@@ -140,11 +132,6 @@ typedef struct new_cuts {
     damage_value *found;   // [n]
     uint32_t n;
 } new_cuts;
-
-static void close_new(new_cuts *w)
-{
-    free_all(w->cuts, w->keys, w->found);
-}
 
 // Those among n cuts of one text. Equal cuts, as different shifts may make, are measured once.
 static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, new_cuts *w,
@@ -199,14 +186,12 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
     new_cuts w = {need(most, sizeof *w.cuts, "cuts"), need(most + 1, sizeof *w.keys, "cuts"),
                   need(most, sizeof *w.found, "cuts"), 0};
     kvb_status status = KVB_OK;
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
         status = find_new(b, members[texts[t]], keep, n, &w, err);
-    }
     if (status == KVB_OK) status = measure_new(b, &w, err);
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
         status = take_known(b, members[texts[t]], keep, n, out + t, n_texts, err);
-    }
-    close_new(&w);
+    free_all(w.cuts, w.keys, w.found);
     return status == KVB_OK ? check_stop(b, err) : status;
 }
 
@@ -294,7 +279,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
             kl[i] += found[i].kl / (double)n;
             kl[2 * K + i * n + t] = found[i].kl;
         }
-        if (set == SET_TEST) close_text(&b->open[b->members[set][t]]); // each is asked once
+        if (set == SET_TEST) damage_text_close(&b->open[b->members[set][t]]); // each is asked once
     }
     free_all(both, found);
     *out = status == KVB_OK ? kl : NULL;

@@ -70,22 +70,17 @@ static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
     enum { VALUES = sizeof NAMES / sizeof *NAMES };
     const cJSON *line = log_find(s->log, cell->key);
     uint32_t n = s->o.n_next;
-    double values[VALUES], *agree = need(n, sizeof *agree, "rows");
+    double values[VALUES];
     fidelity_cell *c = &cell->result;
     bool good = true;
-    if (!line) {
-        free(agree);
-        return KVB_OK;
-    }
+    if (!line) return KVB_OK;
     *c = fidelity_cell_open(n);
     for (int i = 0; i < VALUES; i++) {
         values[i] = log_number(line, NAMES[i]);
         good = good && values[i] >= 0 && values[i] < 0x1p53;
     }
     good = good && log_numbers(c->kl, n, line, "kl") && log_numbers(c->nll, n - 1, line, "nll") &&
-           log_numbers(agree, n, line, "agree");
-    for (uint32_t i = 0; i < n && good; i++) c->agree[i] = agree[i] != 0;
-    free(agree);
+           log_numbers(c->agree, n, line, "agree");
     c->kept = good ? (uint64_t)values[0] : 0;
     c->bytes = good ? (uint64_t)values[1] : 0;
     c->allocated = good ? (uint64_t)values[2] : 0;
@@ -124,10 +119,7 @@ static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
     uint32_t n = s->o.n_next;
     if (log_find(s->log, cell->key)) return KVB_OK; // measured again for its kept positions
     cJSON *line = describe_cell(s, cell);
-    double *agree = need(n, sizeof *agree, "rows");
-    for (uint32_t i = 0; i < n; i++) agree[i] = r->agree[i];
-    log_put_numbers(line, "agree", agree, n);
-    free(agree);
+    log_put_numbers(line, "agree", r->agree, n);
     json_put(line, "kept %g bytes %g allocated %g", (double)r->kept, (double)r->bytes, (double)r->allocated);
     log_put_number(line, "effective_ratio", r->ratio);
     log_put_number(line, "loss", r->loss);
@@ -307,37 +299,21 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
     return status;
 }
 
-static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
-{
-    sweep *s = r->s;
-    r->runs = need(s->n_cells / (s->n_texts ? s->n_texts : 1), sizeof(policy_run *), "runs");
-    return s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
-}
-
-// Rows that the decoder takes at once: a batch, or a step of all policies.
-static uint32_t rows_of(const sweep *s, uint32_t batch)
-{
-    uint32_t rows = batch * s->o.n_next;
-    return rows < FIDELITY_POLICIES ? FIDELITY_POLICIES : rows;
-}
-
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
 {
     sweep_run_state r = {.s = s, .watch = watch};
     size_t n_metrics;
     metric *metrics = method_metrics(&n_metrics, &s->methods);
     uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
-    kvb_status status = open_outputs(&r, err);
+    uint32_t rows = batch * s->o.n_next; // a batch, or a step of all policies
+    if (rows < FIDELITY_POLICIES) rows = FIDELITY_POLICIES;
+    r.runs = need(s->n_cells / (s->n_texts ? s->n_texts : 1), sizeof(policy_run *), "runs");
+    kvb_status status = s->o.kept ? atomic_file_begin(&r.kept, s->o.kept, err) : KVB_OK;
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens,
-                             s->o.n_next,
-                             rows_of(s, batch),
-                             metrics,
-                             n_metrics,
-                             true,
-                             method_needs_attention(&s->methods),
-                             s->o.refit};
+        session_plan plan = {
+            s->o.n_tokens, s->o.n_next, rows, metrics, n_metrics, true, method_needs_attention(&s->methods),
+            s->o.refit};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
@@ -356,7 +332,6 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
 
 typedef struct summary_rows {
     const double **kl, **nll, **agree, **other; // [texts]
-    double *agreements;                         // [texts, n]
     uint32_t *n, *n_less;                       // [texts] n, and n - 1
 } summary_rows;
 
@@ -365,19 +340,12 @@ static summary_rows rows_open(const sweep *s)
     size_t n = s->n_texts;
     const double **lists = need(4 * n, sizeof *lists, "texts");
     uint32_t *counts = need(2 * n, sizeof *counts, "texts");
-    double *agreements = need(n * s->o.n_next, sizeof *agreements, "agreements");
-    summary_rows r = {lists, lists + n, lists + 2 * n, lists + 3 * n, agreements, counts, counts + n};
+    summary_rows r = {lists, lists + n, lists + 2 * n, lists + 3 * n, counts, counts + n};
     for (uint32_t t = 0; t < n; t++) {
         r.n[t] = s->o.n_next;
         r.n_less[t] = s->o.n_next - 1;
     }
     return r;
-}
-
-static void rows_free(summary_rows *r)
-{
-    free(r->kl); // the first of its list
-    free_all(r->agreements, r->n);
 }
 
 static bool is_uniform(const allocator *a)
@@ -428,7 +396,7 @@ static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allo
 static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summary *out)
 {
     size_t per_text = s->n_cells / s->n_texts;
-    uint32_t n = s->o.n_next, T = s->n_texts;
+    uint32_t T = s->n_texts;
     const sweep_cell *first = &s->cells[at];
     *out = (sweep_summary){.column = first->column, .ratio = first->ratio};
     for (uint32_t t = 0; t < T; t++) {
@@ -436,8 +404,7 @@ static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summ
         const fidelity_cell *c = &s->cells[i].result;
         r->kl[t] = c->kl;
         r->nll[t] = c->nll;
-        r->agree[t] = r->agreements + (size_t)t * n;
-        for (uint32_t k = 0; k < n; k++) r->agreements[(size_t)t * n + k] = c->agree[k];
+        r->agree[t] = c->agree;
         out->full_nll += c->full_nll / T;
         out->loss += c->loss / T;
         out->effective += c->ratio / T;
@@ -461,6 +428,6 @@ sweep_summary *sweep_summarize(const sweep *s, size_t *n)
     sweep_summary *all = need(*n, sizeof *all, "summaries");
     summary_rows r = rows_open(s);
     for (size_t i = 0; i < *n; i++) summarize_one(s, i, &r, &all[i]);
-    rows_free(&r);
+    free_all(r.kl, r.n); // each the first of its lists
     return all;
 }

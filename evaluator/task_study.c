@@ -131,11 +131,6 @@ static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
                   .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
-static void step_close(step *s)
-{
-    free_all(s->active, s->caches, s->rows, s->hooks, s->ids, s->logits);
-}
-
 // Lists the talks that go on and what each feeds to the model.
 static void step_gather(step *s, talk *talks, size_t n)
 {
@@ -194,8 +189,7 @@ static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const mod
         free(turns[i].answer);
         turns[i].answer = NULL;
     }
-    step_close(&s);
-    free(talks);
+    free_all(s.active, s.caches, s.rows, s.hooks, s.ids, s.logits, talks);
     return status;
 }
 

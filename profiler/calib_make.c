@@ -5,12 +5,11 @@
 #include "profiler/text/text_lines.h"
 #include "profiler/text/utf8.h"
 #include "runtime/fail.h"
-#include "runtime/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_ANSWER = 2, QUOTED = 8 }; // tokens; a profile records a query for each of an answer but the last
+enum { LEAST_ANSWER = 2 }; // tokens; a profile records a query for each of an answer but the last
 
 // Where a context is made.
 typedef struct maker {
@@ -90,7 +89,7 @@ static kvb_status add_own(const maker *m, const calib_context *from, const calib
     return status;
 }
 
-// ---- Continuation and repetition ----
+// ---- Continuation ----
 
 static kvb_status add_continuations(const maker *m)
 {
@@ -105,48 +104,6 @@ static kvb_status add_continuations(const maker *m)
     const int32_t *behind = m->text + m->n;
     for (size_t i = 0; i < wanted; i++) add_question(m, behind, 1 + i * step, behind + 1 + i * step, step);
     return KVB_OK;
-}
-
-// What comes before place `at` of the context, as text without broken characters at its ends; the caller's.
-static char *quoted_before(const maker *m, size_t at)
-{
-    size_t n = at < QUOTED ? at : QUOTED;
-    size_t size = tokenizer_decode(m->t, m->text + at - n, n, NULL, 0), begin = 0, end = 0;
-    char *quoted = need(size + 1, 1, "characters");
-    tokenizer_decode(m->t, m->text + at - n, n, quoted, size);
-    while (begin < size && !kvb_utf8_size(quoted + begin, size - begin)) begin++;
-    for (size_t bytes; begin + end < size; end += bytes)
-        if (!(bytes = kvb_utf8_size(quoted + begin + end, size - begin - end))) break;
-    memmove(quoted, quoted + begin, end);
-    quoted[end] = '\0';
-    return quoted;
-}
-
-static kvb_status add_repetition(const maker *m, size_t at)
-{
-    size_t left = m->n - at, n_answer = left < m->r->n_answer ? left : m->r->n_answer, n;
-    char *quoted = quoted_before(m, at);
-    int32_t *ids = NULL;
-    char *asked = at ? need_text("\n\nRepeat the text above word for word, from behind \"%s\" on:\n", quoted)
-                     : need_text("\n\nRepeat the text above word for word, from its beginning:\n");
-    kvb_status status = encode(m, asked, strlen(asked), &ids, &n);
-    if (status == KVB_OK) add_question(m, ids, n, m->text + at, n_answer);
-    free_all(asked, ids, quoted);
-    return status;
-}
-
-// Pieces begin at equal distances, the first with the context.
-static kvb_status add_repetitions(const maker *m)
-{
-    size_t wanted = m->r->n_repeated;
-    if (wanted > m->n / LEAST_ANSWER)
-        return kvb_fail(m->err, KVB_ARGUMENT,
-                        "%s: sample '%s': its context has %zu tokens, too few to repeat in %zu pieces; give --repeat "
-                        "%zu at most",
-                        m->name, m->c->sample_id, m->n, wanted, m->n / LEAST_ANSWER);
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < wanted; i++) status = add_repetition(m, i * m->n / wanted);
-    return status;
 }
 
 // ---- Lines ----
@@ -265,8 +222,7 @@ static kvb_status cut_context(maker *m, int32_t bos, const int32_t *ids, size_t 
 static kvb_status add_made(const maker *m)
 {
     kvb_status status = add_lines(m);
-    if (status == KVB_OK) status = add_continuations(m);
-    return status == KVB_OK ? add_repetitions(m) : status;
+    return status == KVB_OK ? add_continuations(m) : status;
 }
 
 static int32_t bos_of(const tokenizer *t)

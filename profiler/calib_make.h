@@ -3,8 +3,6 @@
 //   its own        questions that the calibration data already has
 //   lines          "The line of the text above that begins with "..." is: ..." and the rest of that line
 //   continuation   no question: the text's own next tokens are decoded
-//   repetition     the answers repeat the text, a piece for each question (the oracle of KVzip,
-//                  arXiv 2505.23416, which repeats all of it)
 //
 // Contexts, questions and answers are tokens, so that a continuation begins exactly where its context ends.
 #pragma once
@@ -18,8 +16,7 @@ typedef struct calib_recipe {
     bool ignore_answers; // leave out their answers, so that a profile samples them
     uint64_t n_lines;    // questions of each kind for every context
     uint64_t n_continued;
-    uint64_t n_repeated;
-    uint64_t n_answer; // tokens of a continuation or repetition, and the most of a line's rest; >= 2
+    uint64_t n_answer; // tokens of a continuation, and the most of a line's rest; >= 2
     uint64_t seed;     // for drawing lines, together with the sample_id
 } calib_recipe;
 

@@ -572,7 +572,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     json_put(a, "max_tokens %u max_questions %u", o->max_tokens, o->max_questions);
     add_metrics(a, o);
     add_shape(a, &m->config);
-    origin_describe(weights_origin_of(m->source), a);
+    origin_describe(&m->source->origin, a);
     if (bounded[0]) json_put(a, "bounded_layers %s layer_window %u", bounded, m->config.window);
     if (t->chat.kind) add_chat(a, &t->chat);
     if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");

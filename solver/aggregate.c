@@ -3,6 +3,7 @@
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 void ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads)
 {
@@ -146,6 +147,19 @@ void loss_mean_finish(loss_mean *m)
     double share = m->count ? ceil(m->floors / (double)m->count * m->curves.shape.n_tokens - 1e-6) : 0;
     if (share > m->curves.floor) m->curves.floor = (uint32_t)fmin(share, m->curves.shape.n_tokens);
     loss_curves_sum(&m->curves);
+}
+
+void loss_mean_weigh(loss_curves *out, const loss_mean *means, size_t n, const double *weight)
+{
+    size_t cells = (size_t)shape_heads(&out->shape) * shape_middle(&out->shape);
+    memset(out->gain, 0, cells * sizeof *out->gain);
+    out->floor = 0;
+    for (size_t k = 0; k < n; k++) {
+        const loss_curves *one = &means[k].curves;
+        for (size_t i = 0; weight[k] > 0 && i < cells; i++) out->gain[i] += weight[k] * one->gain[i];
+        if (one->floor > out->floor) out->floor = one->floor;
+    }
+    loss_curves_sum(out);
 }
 
 // The head with the largest fraction among those that still have their floor; the lower index wins ties.

@@ -62,6 +62,9 @@ void loss_mean_join(loss_mean *m, const loss_mean *other);
 // Divides by the count and fills curves.loss, curves.total and curves.floor. Nothing may be added afterwards.
 void loss_mean_finish(loss_mean *m);
 
+// Fills curves of the means' shape with their sums weighted by weight [n], and the largest floor.
+void loss_mean_weigh(loss_curves *out, const loss_mean *means, size_t n, const double *weight);
+
 // Rounds one row of prune ratios [L,G] to whole tokens for T = n_tokens: the layer's total is rint of the sum of its
 // ideals (1 - r) T, every head gets the floor of its ideal, and the remaining tokens go to the largest fractions, lower
 // head first; every count is from 1 to T. This is the runtime's layer_lr rule in f64 (kvpress's f32 sums may differ by

@@ -125,7 +125,7 @@ static point best_within(const bytes_problem *p, uint32_t head, uint64_t most, p
 
 // ---- Rows, from the smallest budget to the largest ----
 
-static void put_row(bytes_rows *x, uint32_t r, const point *at, const bytes_problem *p, uint64_t budget)
+static void put_row(solved_rows *x, uint32_t r, const point *at, const bytes_problem *p, uint64_t budget)
 {
     for (uint32_t n = 0; n < x->n_heads; n++) {
         x->keep[(size_t)r * x->n_heads + n] = at[n].keep;
@@ -137,7 +137,7 @@ static void put_row(bytes_rows *x, uint32_t r, const point *at, const bytes_prob
     x->bound[r] = bound < 0 ? 0 : bound > x->loss[r] ? x->loss[r] : bound;
 }
 
-static void sweep(bytes_rows *x, const bytes_problem *p, const hull_set *h, const uint64_t *budget)
+static void sweep(solved_rows *x, const bytes_problem *p, const hull_set *h, const uint64_t *budget)
 {
     size_t count, next = 0;
     piece *list = list_pieces(&count, h, x->n_heads);
@@ -201,29 +201,18 @@ static kvb_status check_problem(const bytes_problem *p, const uint64_t *budget, 
     return KVB_OK;
 }
 
-kvb_status bytes_solve(bytes_rows *out, const bytes_problem *p, const uint64_t *budget, uint32_t n_rows, kvb_error *err)
+kvb_status bytes_solve(solved_rows *out, const bytes_problem *p, const uint64_t *budget, uint32_t n_rows,
+                       kvb_error *err)
 {
-    *out = (bytes_rows){0};
+    *out = (solved_rows){0};
     kvb_status status = check_problem(p, budget, n_rows, err);
     if (status != KVB_OK) return status;
     uint32_t N = shape_heads(&p->curves->shape);
-    *out = (bytes_rows){.n_rows = n_rows, .n_heads = N};
-    out->keep = need((size_t)n_rows * N, sizeof *out->keep, "budgets");
+    *out = solved_rows_make(n_rows, N);
     out->format = need((size_t)n_rows * N, sizeof *out->format, "formats");
     out->bytes = need(n_rows, sizeof *out->bytes, "rows");
-    out->loss = need(n_rows, sizeof *out->loss, "rows");
-    out->bound = need(n_rows, sizeof *out->bound, "rows");
-    out->lambda = need(n_rows, sizeof *out->lambda, "rows");
-    out->saturated = need(n_rows, sizeof *out->saturated, "rows");
-    hull_set hulls = make_hulls(p);
-    sweep(out, p, &hulls, budget);
-    free_all(hulls.corner, hulls.first);
+    hull_set set = make_hulls(p);
+    sweep(out, p, &set, budget);
+    free_all(set.corner, set.first);
     return KVB_OK;
-}
-
-void bytes_rows_free(bytes_rows *x)
-{
-    void *const all[] = {x->keep, x->format, x->bytes, x->loss, x->bound, x->lambda, x->saturated};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-    *x = (bytes_rows){0};
 }

@@ -11,7 +11,7 @@
 // Weak duality proves a bound for the true points, whatever the hulls are: for any lambda >= 0
 //     sum of losses  >=  D(lambda) = sum_n min over (j, b) of [L_n(b) + added[n][j] + lambda cost[j][b]]  -  lambda B.
 #pragma once
-#include "solver/curve.h"
+#include "solver/exact.h"
 
 typedef struct bytes_problem {
     const loss_curves *curves; // they may rise
@@ -20,23 +20,11 @@ typedef struct bytes_problem {
     uint64_t *cost;            // [J, T + 1] bytes; grows with b
 } bytes_problem;
 
-// What R budgets of bytes give. Losses are sums over the heads, not divided by the curves' total.
-typedef struct bytes_rows {
-    uint32_t n_rows, n_heads;
-    uint32_t *keep;     // [R, N] tokens, the floor at least
-    uint8_t *format;    // [R, N] below J
-    uint64_t *bytes;    // [R] that these take
-    double *loss;       // [R]
-    double *bound;      // [R] 0 .. loss: no choice within the budget loses less
-    double *lambda;     // [R] multiplier of the bound: what one more byte would save
-    uint8_t *saturated; // [R] 1: the cheapest choice of all heads exceeds the budget; it is the row then
-} bytes_rows;
-
 // Solves for budgets [n_rows] of bytes, which descend. Fails with KVB_ARGUMENT if they do not, or if an added loss or a
-// cost is not as said above. On failure *out is zero; the caller frees it.
-kvb_status bytes_solve(bytes_rows *out, const bytes_problem *p, const uint64_t *budget, uint32_t n_rows,
+// cost is not as said above. A row is saturated if the cheapest choice of all heads, which it then is, exceeds the
+// budget. On failure *out is zero; the caller frees it (solved_rows_free).
+kvb_status bytes_solve(solved_rows *out, const bytes_problem *p, const uint64_t *budget, uint32_t n_rows,
                        kvb_error *err);
-void bytes_rows_free(bytes_rows *x);
 
 // D(lambda) of a budget, from all points: no hull, no order.
 double bytes_bound(const bytes_problem *p, uint64_t budget, double lambda);

@@ -42,8 +42,7 @@ WIDE static double least_priced(const double *loss, uint32_t n, double price, ui
     return best;
 }
 
-// ---- A concave function and its largest value
-// -------------------------------------------------------------------------
+// ---- A concave function and its largest value ----------------------------------------------------------------------
 
 // A point of min over b of [loss + lambda b]: its value, and the tokens that the minimisers keep, a slope of it. For a
 // budget B the dual is value - lambda B, so that all ratios share the points that one of them has looked at.
@@ -148,8 +147,7 @@ static void find_scale(const loss_curves *c, uint32_t first, uint32_t n, double 
     }
 }
 
-// ---- Without constraints
-// ----------------------------------------------------------------------------------------------
+// ---- Without constraints -------------------------------------------------------------------------------------------
 
 typedef struct plain_group {
     const loss_curves *c;
@@ -212,8 +210,7 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
     }
 }
 
-// ---- With formats, in bytes
-// ----------------------------------------------------------------------------------------------
+// ---- With formats, in bytes ----------------------------------------------------------------------------------------
 
 enum { SIDES = 2, GROUP_NUMBERS = 32, GROUP_SHARED = 4 }; // formats/README.md
 
@@ -305,8 +302,7 @@ void checker_formats_rows(const checker_formats *f, uint32_t n_rows, const doubl
     free(bytes);
 }
 
-// ---- Under constraints
-// ------------------------------------------------------------------------------------------------
+// ---- Under constraints ---------------------------------------------------------------------------------------------
 
 enum { SETS = 256, MOST_HEADS = 8 };
 

@@ -402,12 +402,10 @@ static void solve_exactly(solving *s, uint8_t *proved, uint64_t *work)
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 
-static double row_loss(const solving *s, uint32_t row)
+static void sum_losses(const solving *s, double *loss)
 {
     uint32_t n = shape_heads(&s->x.curves.shape);
-    double sum = 0;
-    for (uint32_t h = 0; h < n; h++) sum += instance_curve(&s->x, h)[s->keep[(size_t)row * n + h]];
-    return sum;
+    for (uint32_t r = 0; r < s->n_rows; r++) loss[r] = instance_loss(&s->x, 0, n, s->keep + (size_t)r * n);
 }
 
 static void close_bounds(const solving *s, solved_rows *out)
@@ -442,30 +440,21 @@ static void close_keep(const solving *s, solved_rows *out)
         }
 }
 
-static kvb_status check_ratios(const double *ratios, uint32_t n_rows, kvb_error *err)
-{
-    for (uint32_t i = 0; i < n_rows; i++)
-        if (!(ratios[i] >= 0 && ratios[i] <= 1) || (i > 0 && ratios[i] < ratios[i - 1]))
-            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g",
-                            i, ratios[i]);
-    return KVB_OK;
-}
-
 kvb_status constrained_solve(solved_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err)
 {
     solving s = {.n_rows = n_rows, .ratios = ratios};
     *out = (solved_rows){0};
-    kvb_status status = check_ratios(ratios, n_rows, err);
+    kvb_status status = prune_ratios_check(ratios, n_rows, err);
     if (status == KVB_OK) status = constrained_instance_make(&s.x, limits, curves, err);
     if (status == KVB_OK) status = make_budgets(&s, err);
     if (status == KVB_OK) {
         *out = solved_rows_make(n_rows, shape_heads(&curves->shape));
         if (s.levels) level_rows(&s);
         else sweep_rows(&s);
-        for (uint32_t row = 0; row < n_rows; row++) out->greedy[row] = row_loss(&s, row);
+        sum_losses(&s, out->greedy);
         if (exact) solve_exactly(&s, out->proved, &out->work);
-        for (uint32_t row = 0; row < n_rows; row++) out->loss[row] = row_loss(&s, row);
+        sum_losses(&s, out->loss);
         close_bounds(&s, out);
         close_keep(&s, out);
         memcpy(out->saturated, s.saturated, n_rows);

@@ -12,6 +12,13 @@ void constrained_instance_free(constrained_instance *x)
     *x = (constrained_instance){0};
 }
 
+double instance_loss(const constrained_instance *x, uint32_t first, uint32_t n, const uint32_t *keep)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += instance_curve(x, first + i)[keep[i]];
+    return sum;
+}
+
 static void order_heads(constrained_instance *x)
 {
     const kvb_limits *m = x->limits;

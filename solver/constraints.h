@@ -31,6 +31,9 @@ static inline const double *instance_curve(const constrained_instance *x, uint32
     return x->curves.loss + (size_t)h * (x->curves.shape.n_tokens + 1);
 }
 
+// Loss of the heads first .. first + n - 1 that keep so many units each.
+double instance_loss(const constrained_instance *x, uint32_t first, uint32_t n, const uint32_t *keep);
+
 // Makes the instance of one problem; limits and curves must outlive it. Fails with KVB_ARGUMENT if limits contradict
 // each other at this number of tokens; the message names the head or layer and the numbers. On failure *x is zero.
 kvb_status constrained_instance_make(constrained_instance *x, const kvb_limits *limits, const loss_curves *curves,

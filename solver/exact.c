@@ -65,10 +65,8 @@ core_work *core_work_new(void)
 void core_work_free(core_work *w)
 {
     if (!w) return;
-    void *const all[] = {w->all.at,  w->all.first, w->active.at, w->active.first, w->base,   w->order, w->stack,
-                         w->more.at, w->fewer.at,  w->scratch,   w->layers,       w->values, w->price};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-    free(w);
+    free_all(w->all.at, w->all.first, w->active.at, w->active.first, w->base, w->order, w->stack, w->more.at,
+             w->fewer.at, w->scratch, w->layers, w->values, w->price, w);
 }
 
 // The array with room for `count` elements of `size` bytes; grows by half more than is asked, so that growing is rare.
@@ -484,13 +482,6 @@ static void reduce_best(core_work *w, const core_problem *p, core_answer *a)
     reduce_choices(w, p, a->lambda, gap + a->margin);
 }
 
-static double loss_of(const core_problem *p, const uint32_t *keep)
-{
-    double sum = 0;
-    for (uint32_t h = 0; h < p->n; h++) sum += loss_at(p->curves, p->first + h, keep[h]);
-    return sum;
-}
-
 void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *a)
 {
     *a = (core_answer){.lambda = p->lambda, .proved = true};
@@ -508,7 +499,9 @@ void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer
         if (end == DP_NOTHING && theta >= a->gap) break; // start itself is within the gap, so this is never reached
     }
     a->proved = end == DP_FOUND;
-    if (!a->proved || loss_of(p, p->start) <= loss_of(p, keep) + a->margin) memcpy(keep, p->start, p->n * sizeof *keep);
+    if (!a->proved || certificate_loss(p->curves, p->first, p->n, p->start) <=
+                          certificate_loss(p->curves, p->first, p->n, keep) + a->margin)
+        memcpy(keep, p->start, p->n * sizeof *keep);
 }
 
 // ---- All rows of a table --------------------------------------------------------------------------------------------
@@ -528,8 +521,7 @@ solved_rows solved_rows_make(uint32_t n_rows, uint32_t n_heads)
 
 void solved_rows_free(solved_rows *x)
 {
-    void *const all[] = {x->keep, x->greedy, x->loss, x->bound, x->lambda, x->saturated, x->proved};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+    free_all(x->keep, x->greedy, x->loss, x->bound, x->lambda, x->saturated, x->proved, x->format, x->bytes);
     *x = (solved_rows){0};
 }
 

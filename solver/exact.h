@@ -69,16 +69,18 @@ void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer
 #define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
 #define EXACT_MAX_BYTES (256ull << 20) // of states per thread
 
-// Of R ratios, also of constrained_solve(); losses are absolute, not divided by the curves' total.
+// Of R ratios, also of constrained_solve() and bytes_solve(); losses are absolute, not divided by the curves' total.
 typedef struct solved_rows {
     uint32_t n_rows, n_heads;
     uint32_t *keep;     // [R, N] tokens that stay, at most T
     double *greedy;     // [R] greedy's loss
     double *loss;       // [R] of keep: the optimum, or greedy's loss if the optimum was not asked for
     double *bound;      // [R] D(lambda), 0 .. loss
-    double *lambda;     // [R] under constraints: mean over the groups, per token
+    double *lambda;     // [R] under constraints: mean over the groups, per token; of bytes: what one more would save
     uint8_t *saturated; // [R] under constraints, 1: lower limits or floors exceed the ratio's budget
     uint8_t *proved;    // [R] 1: keep is optimal; 0: a limit was met in a group, whose budgets are greedy's
+    uint8_t *format;    // [R, N] of bytes_solve(), and ..
+    uint64_t *bytes;    // [R] .. that these take; else NULL
     uint64_t work;      // relaxations in all
 } solved_rows;
 

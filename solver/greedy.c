@@ -11,6 +11,15 @@ uint64_t prune_target(double ratio, uint32_t n_layers, uint32_t n_kv_heads, uint
     return (uint64_t)rint(ratio * n_layers * n_kv_heads * n_tokens);
 }
 
+kvb_status prune_ratios_check(const double *ratios, uint32_t n, kvb_error *err)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (!(ratios[i] >= 0 && ratios[i] <= 1) || (i > 0 && ratios[i] < ratios[i - 1]))
+            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g",
+                            i, ratios[i]);
+    return KVB_OK;
+}
+
 void table_ratios(double ratios[TABLE_ROWS])
 {
     for (int i = 0; i < TABLE_ROWS; i++) ratios[i] = (i + 1) / 100.0;
@@ -40,9 +49,7 @@ void allocation_init(allocation *a, const cache_shape *shape, solve_scope scope,
 void allocation_free(allocation *a)
 {
     sweep_work *w = a->work;
-    if (w) {
-        free_all(w->current, w->segments, w->scratch);
-    }
+    if (w) free_all(w->current, w->segments, w->scratch);
     free_all(w, a->keep, a->lambda, a->saturated);
     *a = (allocation){0};
 }
@@ -97,10 +104,8 @@ kvb_status greedy_sweep(allocation *a, const loss_curves *c, const hulls *h, con
     if (!w || a->n_heads != shape_heads(&c->shape) || h->n_heads != a->n_heads ||
         h->stride != shape_middle(&c->shape) || w->capacity != (size_t)a->n_heads * h->stride)
         return kvb_fail(err, KVB_ARGUMENT, "solver: allocation, curves and hulls were made for different shapes");
-    for (uint32_t i = 0; i < a->n_rows; i++)
-        if (!(ratios[i] >= 0 && ratios[i] <= 1) || (i > 0 && ratios[i] < ratios[i - 1]))
-            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g",
-                            i, ratios[i]);
+    kvb_status status = prune_ratios_check(ratios, a->n_rows, err);
+    if (status != KVB_OK) return status;
     memset(a->saturated, 0, a->n_rows);
     for (uint32_t group = 0; group < a->n_groups; group++) sweep_group(a, c, h, ratios, group);
     return KVB_OK;

@@ -38,5 +38,8 @@ typedef struct allocation {
 void allocation_init(allocation *a, const cache_shape *shape, solve_scope scope, uint32_t n_rows);
 void allocation_free(allocation *a);
 
-// ratios [R]: prune ratios in [0, 1], ascending (equal ones allowed). Errors: KVB_ARGUMENT.
+// Prune ratios are in [0, 1] and ascend; equal ones are allowed. Errors: KVB_ARGUMENT.
+kvb_status prune_ratios_check(const double *ratios, uint32_t n, kvb_error *err);
+
+// ratios [R]: prune ratios. Errors: KVB_ARGUMENT.
 kvb_status greedy_sweep(allocation *a, const loss_curves *c, const hulls *h, const double *ratios, kvb_error *err);

@@ -161,8 +161,7 @@ void level_part_price(const level_part *p, double price, level_answer *a)
     }
 }
 
-// ---- Costs of sums of units, in a range that moves and grows
-// ----------------------------------------------------------
+// ---- Costs of sums of units, in a range that moves and grows --------------------------------------------------------
 
 // Costs of the sums low .. low + count - 1; INFINITY: none, or beyond theta.
 typedef struct window {
@@ -253,8 +252,7 @@ static int64_t window_trace(const window *out, const window *a, const window *b,
     return b->low; // not reached: the sum came from somewhere
 }
 
-// ---- Memory
-// -----------------------------------------------------------------------------------------------------------
+// ---- Memory ---------------------------------------------------------------------------------------------------------
 
 struct layered_work {
     window *stage; // sums after 0, 1, .. of the things that are joined at the moment: heads of a part, or its clusters
@@ -524,15 +522,6 @@ static bool try_theta(layered_work *w, uint32_t *keep)
     return true;
 }
 
-// Loss of budgets of the group.
-static double loss_of(const layered_problem *p, const uint32_t *keep)
-{
-    uint32_t n = p->x->parts * p->x->own;
-    double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += instance_curve(p->x, p->group * n + i)[keep[i]];
-    return sum;
-}
-
 // Units that stay unspent go to the first heads that may have them: ranks must meet their common total, and curves
 // never rise. Clusters of levels stay as they are.
 static void spend(const layered_problem *p, uint32_t *keep)
@@ -563,7 +552,7 @@ void layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, co
     w->p = p;
     w->limits = (window_limits){.max_work = p->max_work, .max_bytes = p->max_bytes, .bytes = w->limits.bytes};
     make_room(w, p);
-    double dual = -p->lambda * (double)p->budget, size = 0, start = loss_of(p, p->start);
+    double dual = -p->lambda * (double)p->budget, size = 0, start = instance_loss(p->x, p->group * n, n, p->start);
     for (uint32_t i = 0; i < p->x->parts; i++) {
         dual += layered_part_dual(p->x, p->levels, p->group * p->x->parts + i, p->price[i], p->lambda);
         size += price_of(p, i) * p->x->own * units;
@@ -582,6 +571,6 @@ void layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, co
     a->work = w->limits.work;
     a->proved = ok;
     if (ok) spend(p, found);
-    if (ok && loss_of(p, found) < start - a->margin) memcpy(keep, found, n * sizeof *keep);
+    if (ok && instance_loss(p->x, p->group * n, n, found) < start - a->margin) memcpy(keep, found, n * sizeof *keep);
     free(found);
 }

@@ -148,7 +148,6 @@ kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_erro
     if (c->floor < shape_protected(&c->shape) || c->floor > c->shape.n_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "solver: expected a floor of %u..%u tokens, found %u",
                         shape_protected(&c->shape), c->shape.n_tokens, c->floor);
-    h->range = range;
     h->first = range == HULL_FULL ? 0 : c->floor - shape_protected(&c->shape);
 #pragma omp parallel for schedule(static) if ((size_t)h->n_heads * m > PARALLEL_CELLS)
     for (size_t n = 0; n < h->n_heads; n++) {

@@ -40,7 +40,6 @@ size_t published_blocks(hull_block *blocks, const double *gains, size_t n);
 
 // The hulls of all heads of one problem.
 typedef struct hulls {
-    hull_range range;
     uint32_t n_heads, stride; // stride = M: blocks of head n are block[n * stride] .. + count[n] - 1
     uint32_t first;           // middle tokens before the first block: floor - |P|, or 0 for HULL_FULL
     uint32_t *count;          // [N]

@@ -12,18 +12,6 @@ void robust_free(robust_result *r)
     *r = (robust_result){0};
 }
 
-static robust_result make_result(uint32_t n_rows, uint32_t n_heads, uint32_t n_texts)
-{
-    robust_result r = {.n_rows = n_rows, .n_heads = n_heads, .n_texts = n_texts};
-    r.prune_ratio = need((size_t)n_rows * n_heads, sizeof *r.prune_ratio, "ratios");
-    r.loss = need(n_rows, sizeof *r.loss, "losses");
-    r.bound = need(n_rows, sizeof *r.bound, "losses");
-    r.weight = need((size_t)n_rows * n_texts, sizeof *r.weight, "weights of texts");
-    r.lambda = need(n_rows, sizeof *r.lambda, "multipliers");
-    r.saturated = need(n_rows, sizeof *r.saturated, "ratios");
-    return r;
-}
-
 // ---- Weights of texts -----------------------------------------------------------------------------------------------
 
 static double weight_cap(uint32_t n, double tail)
@@ -101,12 +89,6 @@ typedef struct search {
     double *weight;  // [K]
 } search;
 
-static void search_free(search *s)
-{
-    problem_free(&s->problem);
-    free_all(s->share, s->sum, s->loss, s->weight);
-}
-
 static search make_search(const loss_mean *texts, uint32_t n_texts, double tail, const solve_options *options)
 {
     const cache_shape *shape = &texts[0].curves.shape;
@@ -119,24 +101,8 @@ static search make_search(const loss_mean *texts, uint32_t n_texts, double tail,
     s.sum = need(s.n_heads, sizeof *s.sum, "heads");
     s.loss = need(n_texts, sizeof *s.loss, "texts");
     s.weight = need(n_texts, sizeof *s.weight, "texts");
-    for (uint32_t k = 0; k < n_texts; k++) {
-        if (texts[k].curves.floor > s.problem.curves.floor || k == 0) s.problem.curves.floor = texts[k].curves.floor;
-        s.weight[k] = 1.0 / n_texts;
-    }
+    for (uint32_t k = 0; k < n_texts; k++) s.weight[k] = 1.0 / n_texts;
     return s;
-}
-
-static void weigh_texts(search *s)
-{
-    loss_curves *c = &s->problem.curves;
-    size_t cells = (size_t)s->n_heads * shape_middle(&c->shape);
-    memset(c->gain, 0, cells * sizeof *c->gain);
-    for (uint32_t k = 0; k < s->n_texts; k++) {
-        const double *gain = s->texts[k].curves.gain;
-        double w = s->weight[k];
-        for (size_t i = 0; w > 0 && i < cells; i++) c->gain[i] += w * gain[i];
-    }
-    loss_curves_sum(c);
 }
 
 // Each text's loss at s->share, between grid points by a straight line; the mean of the worst.
@@ -172,7 +138,7 @@ static kvb_status search_row(search *s, robust_result *out, uint32_t row, const 
     p->options.ratios = ratio;
     for (uint32_t h = 0; h < s->n_heads; h++) s->sum[h] = 0;
     for (uint32_t i = 0; i < ROBUST_ITERATIONS; i++) {
-        weigh_texts(s);
+        loss_mean_weigh(&p->curves, s->texts, s->n_texts, s->weight);
         kvb_status status = problem_solve(p, err);
         if (status != KVB_OK) return status;
         out->saturated[row] = p->allocation.saturated[0];
@@ -206,10 +172,20 @@ kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_t
         return kvb_fail(err, KVB_ARGUMENT, "solver: worst case over %u texts, share %g", n_texts, tail);
     search s = make_search(texts, n_texts, tail, options);
     kvb_status status = KVB_OK;
-    *out = make_result(options->n_rows, s.n_heads, n_texts);
+    size_t rows = options->n_rows;
+    *out = (robust_result){options->n_rows,
+                           s.n_heads,
+                           n_texts,
+                           need(rows * s.n_heads, sizeof(double), "ratios"),
+                           need(rows, sizeof(double), "losses"),
+                           need(rows, sizeof(double), "losses"),
+                           need(rows * n_texts, sizeof(double), "weights of texts"),
+                           need(rows, sizeof(double), "multipliers"),
+                           need(rows, 1, "ratios")};
     for (uint32_t r = 0; r < options->n_rows && status == KVB_OK; r++)
         status = search_row(&s, out, r, &options->ratios[r], err);
-    search_free(&s);
+    problem_free(&s.problem);
+    free_all(s.share, s.sum, s.loss, s.weight);
     if (status != KVB_OK) robust_free(out);
     return status;
 }

@@ -56,12 +56,6 @@ static kvb_status text_init(learn_text *t, const learned *l, kvb_error *err)
     return KVB_OK;
 }
 
-static void text_free(learn_text *t)
-{
-    free_all(t->z, t->layer, t->plain, t->mean, t->top);
-    *t = (learn_text){0};
-}
-
 static size_t numbers_of(const learn_text *t)
 {
     return (size_t)shape_heads(&t->shape) * t->shape.n_tokens;
@@ -207,12 +201,6 @@ static learn_systems make_systems(const learned *l, double exponent)
     s.b = need(rows * P, sizeof *s.b, "numbers of equations");
     s.n_texts = need(s.n_folds, sizeof *s.n_texts, "folds");
     return s;
-}
-
-static void free_systems(learn_systems *s)
-{
-    free_all(s->a, s->b, s->n_texts);
-    *s = (learn_systems){0};
 }
 
 // The columns of one head's token j.
@@ -599,8 +587,8 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     if (status == KVB_OK) status = search_sets(&f, &set, err);
     if (status == KVB_OK) status = search_settings(&f, set, err);
     if (status == KVB_OK) status = fit_weights(&f, err);
-    for (uint32_t i = 0; i < f.n_systems; i++) free_systems(&f.systems[i]);
-    text_free(&f.text);
+    for (uint32_t i = 0; i < f.n_systems; i++) free_all(f.systems[i].a, f.systems[i].b, f.systems[i].n_texts);
+    free_all(f.text.z, f.text.layer, f.text.plain, f.text.mean, f.text.top);
     return status;
 }
 

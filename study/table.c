@@ -152,7 +152,7 @@ static kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
 static kvb_status allocate_bytes(study_table *t, const loss_curves *c, kvb_error *err)
 {
     uint64_t budget[ROWS];
-    bytes_rows x;
+    solved_rows x;
     uint32_t head_dim = record_get_shape(t->pairs.from->r).head_dim;
     bytes_problem p = formats_problem(&t->options, t->packing_loss, c, head_dim, budget);
     double start = study_seconds();
@@ -168,7 +168,7 @@ static kvb_status allocate_bytes(study_table *t, const loss_curves *c, kvb_error
         }
     }
     t->solve_seconds += study_seconds() - start;
-    bytes_rows_free(&x);
+    solved_rows_free(&x);
     formats_problem_free(&p);
     return status;
 }
@@ -234,20 +234,7 @@ static kvb_status take_pair(study_table *t, gathered *g, ratio_mean *spread, pai
     return status;
 }
 
-static kvb_status read_pairs(study_table *t, gathered *g, ratio_mean *spread, study_progress *progress, kvb_error *err)
-{
-    pair_walk w = pair_walk_open(&t->pairs, study_solve_options(&t->options), t->options.min_keep, progress);
-    while (pair_walk_next(&w, err)) w.status = take_pair(t, g, spread, &w, err);
-    return pair_walk_close(&w);
-}
-
 // ---- Second reading: what the table loses ---------------------------------------------------------------------------
-
-static kvb_status judge_pair(study_table *t, const double *uniform, const loss_curves *c, kvb_error *err)
-{
-    kvb_status status = judge_table(t->table_loss, c, t->options.limits, ROWS, t->prune_ratio, err);
-    return status == KVB_OK ? judge_table(t->uniform_loss, c, NULL, ROWS, uniform, err) : status;
-}
 
 kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error *err)
 {
@@ -258,7 +245,11 @@ kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error
     memset(t->effective, 0, sizeof t->effective);
     for (size_t i = 0; i < cells; i++) uniform[i] = t->options.ratios[i / t->n_heads];
     pair_walk w = pair_walk_open(&t->pairs, study_solve_options(&t->options), t->options.min_keep, progress);
-    while (pair_walk_next(&w, err)) w.status = judge_pair(t, uniform, &w.problem.curves, err);
+    while (pair_walk_next(&w, err)) {
+        const loss_curves *c = &w.problem.curves;
+        w.status = judge_table(t->table_loss, c, t->options.limits, ROWS, t->prune_ratio, err);
+        if (w.status == KVB_OK) w.status = judge_table(t->uniform_loss, c, NULL, ROWS, uniform, err);
+    }
     kvb_status status = pair_walk_close(&w);
     free(uniform);
     for (int r = 0; r < ROWS && status == KVB_OK; r++) {
@@ -280,7 +271,9 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
     study_progress_begin(progress, 2.0 * t->pairs.n_pairs); // to solve, and to judge the table
     gather_init(&g, &t->pairs, t->options.aggregate);
     ratio_mean_init(&spread, ROWS, t->n_heads);
-    kvb_status status = read_pairs(t, &g, &spread, progress, err);
+    pair_walk w = pair_walk_open(&t->pairs, study_solve_options(&t->options), t->options.min_keep, progress);
+    while (pair_walk_next(&w, err)) w.status = take_pair(t, &g, &spread, &w, err);
+    kvb_status status = pair_walk_close(&w);
     if (status == KVB_OK) {
         ratio_mean_get(&spread, t->prune_ratio, t->std);
         gather_average(&g);

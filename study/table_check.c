@@ -132,22 +132,7 @@ static void bound_formats(table_check *k, const loss_curves *c)
         k->table_loss[r] += k->pairs.n_pairs * row[r].added;
         k->too_large[r] = !row[r].fits;
     }
-    free(keep);
-    free(formats);
-}
-
-// The texts' curves, weighted.
-static void weigh_texts(loss_curves *c, const gathered *g, const double *weights)
-{
-    size_t cells = (size_t)shape_heads(&c->shape) * shape_middle(&c->shape);
-    memset(c->gain, 0, cells * sizeof *c->gain);
-    c->floor = 0;
-    for (size_t t = 0; t < g->n_texts; t++) {
-        const loss_curves *one = &g->texts[t].curves;
-        for (size_t i = 0; i < cells; i++) c->gain[i] += weights[t] * one->gain[i];
-        if (one->floor > c->floor) c->floor = one->floor;
-    }
-    loss_curves_sum(c);
+    free_all(keep, formats);
 }
 
 // Bounds of worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
@@ -161,7 +146,7 @@ static kvb_status bound_tail(table_check *k, const gathered *g, kvb_error *err)
     kvb_status status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), o->n_rows,
                                             (uint32_t)n, cap, k->path, err);
     for (uint32_t r = 0; r < o->n_rows && status == KVB_OK; r++) {
-        weigh_texts(&c, g, weights + r * n);
+        loss_mean_weigh(&c, g->texts, n, weights + r * n);
         checker_rows(&c, o->scope == SCOPE_LAYER, 1, &o->ratios[r], &k->lambda[r], &k->bound[r]);
     }
     loss_curves_free(&c);

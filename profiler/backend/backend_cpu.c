@@ -478,11 +478,6 @@ typedef struct piece {
     size_t floats;
 } piece;
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static size_t floats_of(size_t bytes)
 {
     return (bytes + sizeof(float) - 1) / sizeof(float);

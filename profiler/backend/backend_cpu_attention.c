@@ -14,11 +14,6 @@
 #include <omp.h>
 #include <string.h>
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s)
 {
     const backend_limits *most = &cpu_of(on)->limits;

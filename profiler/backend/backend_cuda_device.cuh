@@ -173,6 +173,10 @@ static unsigned blocks_of(size_t n, size_t each)
     return (unsigned)((n + each - 1) / each);
 }
 
+// One thread for each of `n` things, of which there may be none.
+#define LAUNCH_EACH(name, kernel, n, ...) \
+    if (n) LAUNCH(name, kernel, blocks_of(n, ROW_THREADS), ROW_THREADS, __VA_ARGS__)
+
 // Device memory, not cleared, or NULL when there is none left.
 static void *gpu_memory(size_t bytes)
 {

@@ -29,29 +29,24 @@ static void cuda_layer_norm(backend_device *, dev y, dev x, dev weights, uint32_
 
 static void cuda_glu(backend_device *, dev gate, dev up, activation act, size_t n_floats)
 {
-    if (n_floats)
-        LAUNCH("glu", glu_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, gate.address, up.address, act,
-               n_floats);
+    LAUNCH_EACH("glu", glu_kernel, n_floats, gate.address, up.address, act, n_floats);
 }
 
 static void cuda_softcap(backend_device *, dev y, float cap, size_t n_floats)
 {
-    if (n_floats)
-        LAUNCH("softcap", softcap_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, cap, n_floats);
+    LAUNCH_EACH("softcap", softcap_kernel, n_floats, y.address, cap, n_floats);
 }
 
 static void cuda_clip(backend_device *, dev y, float most, size_t n_floats)
 {
-    if (n_floats) LAUNCH("clip", clip_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, most, n_floats);
+    LAUNCH_EACH("clip", clip_kernel, n_floats, y.address, most, n_floats);
 }
 
 static void cuda_take_rows(backend_device *, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
 {
     size_t floats = (size_t)n * width;
     const uint32_t *taken = n ? (const uint32_t *)gpu_take(rows, n * sizeof *rows) : NULL;
-    if (floats)
-        LAUNCH("take_rows", take_rows_kernel, blocks_of(floats, ROW_THREADS), ROW_THREADS, y.address, x.address, taken,
-               floats, width);
+    LAUNCH_EACH("take_rows", take_rows_kernel, floats, y.address, x.address, taken, floats, width);
 }
 
 static void cuda_add_rows(backend_device *, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
@@ -60,30 +55,23 @@ static void cuda_add_rows(backend_device *, dev y, dev x, const uint32_t *rows, 
     size_t floats = (size_t)n * width;
     const uint32_t *taken = n ? (const uint32_t *)gpu_take(rows, n * sizeof *rows) : NULL;
     const float *factors = n ? (const float *)gpu_take(weights, n * sizeof *weights) : NULL;
-    if (floats)
-        LAUNCH("add_rows", add_rows_kernel, blocks_of(floats, ROW_THREADS), ROW_THREADS, y.address, x.address, taken,
-               factors, floats, width);
+    LAUNCH_EACH("add_rows", add_rows_kernel, floats, y.address, x.address, taken, factors, floats, width);
 }
 
 static void cuda_scale(backend_device *, dev y, float by, size_t n_floats)
 {
-    if (n_floats)
-        LAUNCH("scale", multiply_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, by, n_floats);
+    LAUNCH_EACH("scale", multiply_kernel, n_floats, y.address, by, n_floats);
 }
 
 static void cuda_add_row(backend_device *, dev y, dev row, uint32_t n, uint32_t width)
 {
     size_t floats = (size_t)n * width;
-    if (floats)
-        LAUNCH("add_row", add_row_kernel, blocks_of(floats, ROW_THREADS), ROW_THREADS, y.address, row.address, floats,
-               width);
+    LAUNCH_EACH("add_row", add_row_kernel, floats, y.address, row.address, floats, width);
 }
 
 static void cuda_add_scaled(backend_device *, dev y, dev x, float by, size_t n_floats)
 {
-    if (n_floats)
-        LAUNCH("add_scaled", add_scaled_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, x.address, by,
-               n_floats);
+    LAUNCH_EACH("add_scaled", add_scaled_kernel, n_floats, y.address, x.address, by, n_floats);
 }
 
 static void cuda_rope(backend_device *, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
@@ -91,9 +79,7 @@ static void cuda_rope(backend_device *, dev y, dev x, dev cos_sin, const uint32_
 {
     size_t threads = (size_t)n * heads * (rope_dim / 2 + (d - rope_dim));
     const uint32_t *taken = n ? (const uint32_t *)gpu_take(positions, n * sizeof *positions) : NULL;
-    if (threads)
-        LAUNCH("rope", rope_kernel, blocks_of(threads, ROW_THREADS), ROW_THREADS, y.address, x.address, cos_sin.address,
-               taken, n, heads, d, rope_dim);
+    LAUNCH_EACH("rope", rope_kernel, threads, y.address, x.address, cos_sin.address, taken, n, heads, d, rope_dim);
 }
 
 static void cuda_store_prefix(backend_device *, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,

@@ -197,6 +197,16 @@ static __global__ void scale_kernel(float *x, size_t n, const float *factor)
 
 static constexpr size_t SUM_SPAN = 4096; // values per thread block of sum_kernel
 
+// sums[0] = sum over the block's threads, for the first of them.
+static __device__ inline void sum_block(double sums[ROW_THREADS], double sum)
+{
+    sums[threadIdx.x] = sum;
+    for (uint32_t step = ROW_THREADS / 2; step; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
+    }
+}
+
 // partial[b] = sum of block b's span, in double; one order whatever the device.
 static __global__ void sum_kernel(double *partial, const float *x, size_t n)
 {
@@ -204,11 +214,7 @@ static __global__ void sum_kernel(double *partial, const float *x, size_t n)
     size_t from = (size_t)blockIdx.x * SUM_SPAN, to = from + SUM_SPAN < n ? from + SUM_SPAN : n;
     double sum = 0.0;
     for (size_t i = from + threadIdx.x; i < to; i += ROW_THREADS) sum += (double)x[i];
-    sums[threadIdx.x] = sum;
-    for (uint32_t step = ROW_THREADS / 2; step; step /= 2) {
-        __syncthreads();
-        if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
-    }
+    sum_block(sums, sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sums[0];
 }
 
@@ -218,11 +224,7 @@ static __global__ void inverse_kernel(float *factor, const double *partial, size
     __shared__ double sums[ROW_THREADS];
     double sum = 0.0;
     for (size_t i = threadIdx.x; i < n; i += ROW_THREADS) sum += partial[i];
-    sums[threadIdx.x] = sum;
-    for (uint32_t step = ROW_THREADS / 2; step; step /= 2) {
-        __syncthreads();
-        if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
-    }
+    sum_block(sums, sum);
     if (threadIdx.x == 0) *factor = (float)(1.0 / (sums[0] + 1e-9));
 }
 

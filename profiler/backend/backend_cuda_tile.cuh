@@ -56,11 +56,11 @@ static __device__ inline float row_max16(float x)
     return x;
 }
 
-// s[i][j] += sum over c of a[c][4 ty + i] b[c][4 tx + j], a and b [TILE_DEPTH, TILE] in shared memory.
-static __device__ inline void tile_multiply(float s[4][4], const float *a, const float *b)
+// s[i][j] += sum over c of a[c][4 ty + i] b[c][4 tx + j], a and b [DEPTH, TILE] in shared memory.
+template <uint32_t DEPTH> static __device__ inline void tile_multiply(float s[4][4], const float *a, const float *b)
 {
     uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    for (uint32_t c = 0; c < TILE_DEPTH; c++) {
+    for (uint32_t c = 0; c < DEPTH; c++) {
         float4 x = *(const float4 *)(a + c * TILE_LINE + 4 * ty), y = *(const float4 *)(b + c * TILE_LINE + 4 * tx);
         const float left[4] = {x.x, x.y, x.z, x.w}, right[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -87,7 +87,7 @@ static __device__ inline void tile_product(float s[4][4], tile_memory *shared, t
             b[c * TILE_LINE + r] = inside && r < n_keys ? keys[(size_t)r * depth + at + c] : 0.0f;
         }
         __syncthreads();
-        tile_multiply(s, a, b);
+        tile_multiply<TILE_DEPTH>(s, a, b);
         __syncthreads();
     }
 }
@@ -158,16 +158,7 @@ static __device__ inline void softmax_step(softmax_state<CHUNKS> *state, float s
             v[key * TILE_LINE + e % TILE] = key < n_keys && c < d ? values[(size_t)key * d + c] : 0.0f;
         }
         __syncthreads();
-        for (uint32_t key = 0; key < TILE; key++) {
-            float4 x = *(const float4 *)(p + key * TILE_LINE + 4 * ty),
-                   y = *(const float4 *)(v + key * TILE_LINE + 4 * tx);
-            const float weight[4] = {x.x, x.y, x.z, x.w}, value[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    state->values[chunk][i][j] = fmaf(weight[i], value[j], state->values[chunk][i][j]);
-        }
+        tile_multiply<TILE>(state->values[chunk], p, v);
         __syncthreads();
     }
 }

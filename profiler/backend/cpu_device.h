@@ -60,6 +60,11 @@ static inline cpu_device *cpu_of(backend_device *on)
     return (cpu_device *)(void *)on;
 }
 
+static inline size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 // --- backend_cpu_loops.c ---
 float loop_max(const float *x, size_t n);
 float loop_exp2_minus(float *e, const float *x, size_t n, float top); // e = 2^(x - top), e may be x; returns the sum

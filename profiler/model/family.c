@@ -34,8 +34,8 @@ static double read_positive(config_reader *r, weight_key key, double missing)
     char name[96];
     double x = read_number(r, key, missing);
     if (x > 0) return x;
-    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(r->w),
-               weights_key_name(r->w, key, name), x);
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %g, expected a positive number", r->w->name, weights_key_name(r->w, key, name),
+               x);
     return missing;
 }
 
@@ -45,10 +45,9 @@ static uint32_t read_size(config_reader *r, weight_key key, uint32_t missing, ui
     char name[96];
     double x = read_number(r, key, missing ? (double)missing : (double)NAN);
     weights_key_name(r->w, key, name);
-    if (isnan(x))
-        KEEP_ERROR(r, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", weights_name(r->w), name);
+    if (isnan(x)) KEEP_ERROR(r, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", r->w->name, name);
     if (x == floor(x) && x >= 1 && x <= high) return (uint32_t)x;
-    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", weights_name(r->w), name, x, high);
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", r->w->name, name, x, high);
     return 1;
 }
 
@@ -59,7 +58,7 @@ static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX
     size_t n = 0;
     if (r->status == KVB_OK) r->status = weights_list(r->w, key, out, MODEL_MAX_LAYERS, &n, r->err);
     if (n && n != r->c->n_layers)
-        KEEP_ERROR(r, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(r->w),
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", r->w->name,
                    weights_key_name(r->w, key, name), n, r->c->n_layers);
     return r->status == KVB_OK ? n : 0;
 }
@@ -68,7 +67,7 @@ static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX
 static bool has_tensor(const config_reader *r, const char *gguf_name)
 {
     weight_tensor t;
-    return weights_is_gguf(r->w) && weights_find(r->w, gguf_name, &t);
+    return r->w->is_gguf && weights_find(r->w, gguf_name, &t);
 }
 
 // ---- Families ----
@@ -118,7 +117,7 @@ static void read_gemma(config_reader *r)
     if (!(scalar > 0) || !(score_cap >= 0) || !(logit_cap >= 0) || !(base > 0))
         KEEP_ERROR(r, KVB_FORMAT,
                    "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
-                   weights_name(r->w), scalar, score_cap, logit_cap, base);
+                   r->w->name, scalar, score_cap, logit_cap, base);
     c->embedding_scale = sqrtf((float)c->width);
     c->query_scale = (float)sqrt(c->head_dim / scalar);
     c->score_cap = (float)score_cap;
@@ -145,8 +144,8 @@ static void read_olmoe(config_reader *r)
 {
     double clip = read_number(r, WEIGHT_CLIP_QKV, 0);
     if (!(clip >= 0))
-        KEEP_ERROR(r, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
-                   weights_name(r->w), clip);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number", r->w->name,
+                   clip);
     r->c->qkv_clip = (float)clip;
     read_biases(r);
 }
@@ -158,7 +157,7 @@ static void read_ministral3(config_reader *r)
     if (!(growth >= 0) || rope_depends_on_length(&r->c->rope))
         KEEP_ERROR(r, KVB_UNSUPPORTED,
                    "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
-                   weights_name(r->w), growth);
+                   r->w->name, growth);
     read_biases(r);
 }
 
@@ -166,7 +165,7 @@ static void read_ministral3(config_reader *r)
 // without.
 static void read_gpt_oss(config_reader *r)
 {
-    if (weights_is_gguf(r->w)) r->c->rope.truncate = false;
+    if (r->w->is_gguf) r->c->rope.truncate = false;
 }
 
 #define PLAIN_EXPERTS .expert_names = {"gate_proj.weight", "up_proj.weight", "down_proj.weight", "mlp.experts"}
@@ -240,20 +239,20 @@ enum { N_FAMILIES = sizeof families / sizeof *families };
 kvb_status family_find(const family **out, const weights *w, kvb_error *err)
 {
     char known[512] = "";
-    const char *wanted = weights_architecture(w), *reason = reason_against(wanted);
+    const char *wanted = w->architecture, *reason = reason_against(wanted);
     if (reason)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: %s is '%.60s': %s", weights_name(w),
-                        weights_is_gguf(w) ? "general.architecture" : "model_type", wanted, reason);
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: %s is '%.60s': %s", w->name,
+                        w->is_gguf ? "general.architecture" : "model_type", wanted, reason);
     size_t size = 0;
     for (size_t i = 0; i < N_FAMILIES; i++) {
-        const char *name = weights_is_gguf(w) ? families[i].gguf : families[i].model_type;
+        const char *name = w->is_gguf ? families[i].gguf : families[i].model_type;
         *out = &families[i];
         if (!name) continue;
         if (strcmp(name, wanted) == 0) return KVB_OK;
         size += (size_t)snprintf(known + size, sizeof known - size, "%s%s", size ? ", " : "", name);
     }
-    return kvb_fail(err, KVB_UNSUPPORTED, "%s: %s is '%.60s', expected %s", weights_name(w),
-                    weights_is_gguf(w) ? "general.architecture" : "model_type", wanted, known);
+    return kvb_fail(err, KVB_UNSUPPORTED, "%s: %s is '%.60s', expected %s", w->name,
+                    w->is_gguf ? "general.architecture" : "model_type", wanted, known);
 }
 
 static const char *const names[N_TENSOR_ROLES][2] = {
@@ -289,19 +288,19 @@ static void read_heads(config_reader *r)
     double value_dim = read_number(r, WEIGHT_VALUE_DIM, head_dim), share = read_number(r, WEIGHT_ROPE_SHARE, 1);
     double rope_dim = read_number(r, WEIGHT_ROPE_DIM, floor(head_dim * share));
     if (!(kv_heads >= 1) || kv_heads > c->n_heads || fmod(c->n_heads, kv_heads) != 0)
-        KEEP_ERROR(r, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
-                   weights_name(r->w), c->n_heads, kv_heads);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor", r->w->name,
+                   c->n_heads, kv_heads);
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > BACKEND_MAX_HEAD_DIM)
-        KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(r->w),
-                   head_dim, BACKEND_MAX_HEAD_DIM);
+        KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", r->w->name, head_dim,
+                   BACKEND_MAX_HEAD_DIM);
     // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
-    bool whole = weights_is_gguf(r->w) && r->f->gguf_pairs && !r->f->hf_pairs;
+    bool whole = r->w->is_gguf && r->f->gguf_pairs && !r->f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
         (whole && rope_dim != head_dim))
         KEEP_ERROR(r, KVB_UNSUPPORTED,
                    "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
                    "rotary size",
-                   weights_name(r->w), head_dim, value_dim, rope_dim);
+                   r->w->name, head_dim, value_dim, rope_dim);
     if (r->status != KVB_OK) return;
     c->n_kv_heads = (uint32_t)kv_heads;
     c->head_dim = (uint32_t)head_dim;
@@ -342,7 +341,7 @@ static void read_rope_kind(config_reader *r)
         }
     KEEP_ERROR(r, KVB_UNSUPPORTED,
                "%s: the rotary scaling is '%s', expected default, linear, dynamic, yarn, longrope or llama3",
-               weights_name(r->w), type);
+               r->w->name, type);
 }
 
 static void read_rope_numbers(config_reader *r)
@@ -357,15 +356,15 @@ static void read_rope_numbers(config_reader *r)
     rule->slow = read_positive(r, WEIGHT_ROPE_SLOW, 1);
     rule->truncate = read_number(r, WEIGHT_ROPE_TRUNCATE, 1) != 0;
     if (!(r->c->norm_eps >= 0) || !(rule->theta > 0))
-        KEEP_ERROR(r, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
-                   weights_name(r->w), r->c->norm_eps, rule->theta);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers", r->w->name,
+                   r->c->norm_eps, rule->theta);
 }
 
 // transformers' rules for what cosines and sines are multiplied with.
 static void read_rope_attention(config_reader *r)
 {
     rope_rule *rule = &r->c->rope;
-    bool gguf = weights_is_gguf(r->w), yarn = rule->kind == ROPE_YARN;
+    bool gguf = r->w->is_gguf, yarn = rule->kind == ROPE_YARN;
     double log_factor = rule->factor > 1 ? log(rule->factor) : 0, stretch = r->c->context_length / rule->original;
     double given = read_number(r, WEIGHT_ROPE_ATTENTION, 0);
     // GGUF has the second alone, and takes the first to be 1.
@@ -389,7 +388,7 @@ static void read_factor_list(config_reader *r, float *out, weight_key key)
         if (!(out[i] > 0)) found = 0;
     }
     if (found != n)
-        KEEP_ERROR(r, KVB_FORMAT, "%s: %s: expected %zu positive numbers", weights_name(r->w),
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s: expected %zu positive numbers", r->w->name,
                    weights_key_name(r->w, key, name), n);
 }
 
@@ -415,7 +414,7 @@ static bool read_factor_tensor(config_reader *r, float *out, const char *name)
 static void read_rope_factors(config_reader *r)
 {
     rope_rule *rule = &r->c->rope;
-    if (weights_is_gguf(r->w)) {
+    if (r->w->is_gguf) {
         rule->has_factors = read_factor_tensor(r, rule->short_factors, "rope_freqs.weight");
         if (!read_factor_tensor(r, rule->long_factors, "rope_factors_long.weight")) return;
         rule->kind = ROPE_LONG;
@@ -477,12 +476,12 @@ static void read_window(config_reader *r)
     double window = read_number(r, WEIGHT_WINDOW, 0), use = read_number(r, WEIGHT_USE_WINDOW, 1);
     if (use == 0 || window == 0 || (window >= c->context_length && !r->f->rotates_in_windows)) return;
     if (!(window >= 1) || window != floor(window))
-        KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(r->w),
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", r->w->name,
                    weights_key_name(r->w, WEIGHT_WINDOW, name), window);
     if (!r->f->has_window)
         KEEP_ERROR(r, KVB_UNSUPPORTED,
-                   "%s: a sliding window of %.10g positions, which models of the %s family do not have",
-                   weights_name(r->w), window, c->architecture);
+                   "%s: a sliding window of %.10g positions, which models of the %s family do not have", r->w->name,
+                   window, c->architecture);
     if (r->status != KVB_OK) return;
     c->window = window < UINT32_MAX ? (uint32_t)window : UINT32_MAX;
     read_bounded_layers(r);
@@ -508,11 +507,11 @@ static void read_experts(config_reader *r)
     model_config *c = r->c;
     double experts = read_number(r, WEIGHT_EXPERTS, 0), local = read_number(r, WEIGHT_LOCAL_EXPERTS, 0);
     // GGUF files of Mixtral are llama's.
-    if (experts > 0 && weights_is_gguf(r->w) && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
+    if (experts > 0 && r->w->is_gguf && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
     if (!(c->switches & EXPERTS)) {
         if (experts + local != 0)
             KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
-                       weights_name(r->w), experts + local, c->architecture);
+                       r->w->name, experts + local, c->architecture);
         return;
     }
     c->n_experts = read_size(r, local > 0 ? WEIGHT_LOCAL_EXPERTS : WEIGHT_EXPERTS, 0, MAX_EXPERTS);
@@ -525,14 +524,13 @@ static void read_experts(config_reader *r)
 static void read_vocabulary(config_reader *r)
 {
     weight_tensor t = {.rows = 0};
-    const char *name = weights_is_gguf(r->w) ? "token_embd.weight" : "model.embed_tokens.weight";
-    if (!weights_has_tensors(r->w)) {
+    const char *name = r->w->is_gguf ? "token_embd.weight" : "model.embed_tokens.weight";
+    if (r->w->n_names == 0) {
         r->c->vocabulary = read_size(r, WEIGHT_VOCABULARY, 0, MAX_VOCABULARY);
         return;
     }
     if (!weights_find(r->w, name, &t))
-        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(r->w), name,
-                   r->c->width);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", r->w->name, name, r->c->width);
     else if (t.columns != r->c->width || t.rows == 0 || t.rows > MAX_VOCABULARY)
         KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [1 to %d, %u]", t.file, name,
                    (unsigned long long)t.rows, (unsigned long long)t.columns, MAX_VOCABULARY, r->c->width);
@@ -546,7 +544,7 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
     r.status = family_find(&r.f, w, err);
     if (r.status != KVB_OK) return r.status;
     *out = r.f;
-    snprintf(c->architecture, sizeof c->architecture, "%s", weights_architecture(w));
+    snprintf(c->architecture, sizeof c->architecture, "%.31s", w->architecture);
     c->switches = r.f->switches;
     c->act = r.f->act;
     c->embedding_scale = c->residual_scale = c->logit_scale = c->query_scale = 1;
@@ -556,7 +554,7 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
     if (r.status == KVB_OK) read_experts(&r);
     read_vocabulary(&r);
     if (r.status == KVB_OK) r.status = weights_text(w, WEIGHT_NAME, c->name, sizeof c->name, err);
-    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", weights_name(w));
+    if (!c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", w->name);
     if (r.status == KVB_OK && r.f->read) r.f->read(&r);
     return r.status;
 }

@@ -21,9 +21,9 @@ attention_shape model_attention(const model *m, uint32_t layer)
 static void name_folder(model *m, const weights *w)
 {
     char *name = m->config.name;
-    const char *id = weights_origin_of(w)->hf_id;
+    const char *id = w->origin.hf_id;
     if (id[0]) snprintf(name, sizeof m->config.name, "%.127s", id);
-    if (strncmp(name, weights_name(w), sizeof m->config.name - 1) != 0) return;
+    if (strncmp(name, w->name, sizeof m->config.name - 1) != 0) return;
     char *whole = realpath(name, NULL);
     char *end = whole ? strrchr(whole, '/') : NULL;
     if (end && strcmp(end, "/config.json") == 0) *end = '\0', end = strrchr(whole, '/');
@@ -39,11 +39,11 @@ static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
     m->form = o->form;
     if (status == KVB_OK) status = model_claim_tensors(m, w, err);
     if (status == KVB_OK && o->n_layers > m->config.n_layers)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: has %u layers, %u were asked for", weights_name(w), m->config.n_layers,
+        return kvb_fail(err, KVB_ARGUMENT, "%s: has %u layers, %u were asked for", w->name, m->config.n_layers,
                         o->n_layers);
     if (o->n_layers) m->config.n_layers = o->n_layers;
     m->n_held = m->config.n_layers + 1;
-    if (status == KVB_OK && !weights_is_gguf(w)) name_folder(m, w);
+    if (status == KVB_OK && !w->is_gguf) name_folder(m, w);
     return status;
 }
 
@@ -58,7 +58,7 @@ static kvb_status blame_damage(const model *m, kvb_status status, kvb_error *err
 kvb_status model_identify(model *m, const weights_watch *watch, kvb_error *err)
 {
     kvb_status status = weights_identify(m->source, watch, m->sha256, err);
-    if (status == KVB_OK && !weights_is_gguf(m->source)) name_folder(m, m->source);
+    if (status == KVB_OK && !m->source->is_gguf) name_folder(m, m->source);
     return blame_damage(m, status, err);
 }
 
@@ -81,8 +81,7 @@ kvb_status model_open(model **out, const char *path, const backend *b, const mod
     const model_options none = {0}, *o = options ? options : &none;
     model *m = need(1, sizeof *m, "models");
     kvb_status status = b->open(&m->device, b, NULL, err);
-    if (status == KVB_OK)
-        status = o->for_plan ? weights_open_config(&m->source, path, err) : weights_open(&m->source, path, err);
+    if (status == KVB_OK) status = weights_open(&m->source, path, o->for_plan, err);
     if (status == KVB_OK) status = read_model(m, o, err);
     status = blame_damage(m, status, err);
     if (status == KVB_OK && !o->without_weights) status = model_identify(m, o->watch, err);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define COUNT_TENSOR(...) +1
-enum { N_MATRICES = 0 LAYER_MATRICES(COUNT_TENSOR), N_VECTORS = 0 LAYER_VECTORS(COUNT_TENSOR) };
+enum { N_MATRICES = 0 LAYER_MATRICES(COUNT_TENSOR), N_ENTRIES = N_MATRICES LAYER_VECTORS(COUNT_TENSOR) };
 #undef COUNT_TENSOR
 
 typedef struct tensor_entry {
@@ -38,10 +38,11 @@ static bool has(const model_config *c, unsigned with, unsigned without)
 #define ENTRY(role, field, gguf, hf, rows, columns, with, without) \
     {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
 
-static void entries_matrices(tensor_entry out[N_MATRICES], const model_config *c)
+// A layer's matrices, then its vectors.
+static void list_entries(tensor_entry out[N_ENTRIES], const model_config *c)
 {
     SIZES(c);
-    const tensor_entry all[N_MATRICES] = {LAYER_MATRICES(ENTRY)};
+    const tensor_entry all[N_ENTRIES] = {LAYER_MATRICES(ENTRY) LAYER_VECTORS(ENTRY)};
     memcpy(out, all, sizeof all);
     const struct {
         unsigned with;
@@ -60,13 +61,6 @@ static void entries_matrices(tensor_entry out[N_MATRICES], const model_config *c
                 out[m].first = parts[i].first;
                 out[m].fused_rows = parts[i].rows;
             }
-}
-
-static void entries_vectors(tensor_entry out[N_VECTORS], const model_config *c)
-{
-    SIZES(c);
-    const tensor_entry all[N_VECTORS] = {LAYER_VECTORS(ENTRY)};
-    memcpy(out, all, sizeof all);
 }
 
 // Has this layer that tensor? Layers with experts have a router in the place of a feed-forward.
@@ -107,25 +101,25 @@ static void find_tensor(tensor_walk *k, weight_tensor *out, const char *name, ui
     if (k->status != KVB_OK) return;
     if (weights_find(k->w, name, out)) check_shape(k, out, rows, columns);
     else
-        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(k->w), name,
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", k->w->name, name,
                    (unsigned long long)rows, (unsigned long long)columns);
 }
 
 static void find_entry(tensor_walk *k, weight_tensor *out, const tensor_entry *e, uint32_t layer)
 {
     char name[128];
-    family_tensor_name(k->m->family, e->fused, weights_is_gguf(k->w), layer, name);
+    family_tensor_name(k->m->family, e->fused, k->w->is_gguf, layer, name);
     find_tensor(k, out, name, e->fused_rows, e->columns);
 }
 
 static void find_norm(tensor_walk *k, weight_tensor *out)
 {
-    find_tensor(k, out, weights_is_gguf(k->w) ? "output_norm.weight" : "model.norm.weight", 1, k->m->config.width);
+    find_tensor(k, out, k->w->is_gguf ? "output_norm.weight" : "model.norm.weight", 1, k->m->config.width);
 }
 
 static void find_embedding(tensor_walk *k, weight_tensor *out)
 {
-    const char *name = weights_is_gguf(k->w) ? "token_embd.weight" : "model.embed_tokens.weight";
+    const char *name = k->w->is_gguf ? "token_embd.weight" : "model.embed_tokens.weight";
     find_tensor(k, out, name, k->m->config.vocabulary, k->m->config.width);
 }
 
@@ -134,17 +128,17 @@ static void find_embedding(tensor_walk *k, weight_tensor *out)
 static bool find_head(tensor_walk *k, weight_tensor *out)
 {
     const model_config *c = &k->m->config;
-    const char *name = weights_is_gguf(k->w) ? "output.weight" : "lm_head.weight";
+    const char *name = k->w->is_gguf ? "output.weight" : "lm_head.weight";
     double says_tied = -1;
     bool said = false;
     if (k->status == KVB_OK) k->status = weights_number(k->w, WEIGHT_TIED, &says_tied, &said, k->err);
     if (k->status != KVB_OK) return false;
-    if (!weights_has_tensors(k->w)) return said ? says_tied != 0 : k->m->family->ties;
+    if (k->w->n_names == 0) return said ? says_tied != 0 : k->m->family->ties;
     bool tied = !weights_find(k->w, name, out) || (said && says_tied != 0);
     if (!tied) check_shape(k, out, c->vocabulary, c->width);
     else if (said && says_tied == 0)
-        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(k->w), name,
-                   c->vocabulary, c->width);
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", k->w->name, name, c->vocabulary,
+                   c->width);
     return tied;
 }
 
@@ -203,12 +197,12 @@ static uint32_t columns_of(const model_config *c, int which)
 
 static expert_layout layout_of(const tensor_walk *k)
 {
-    return weights_is_gguf(k->w) ? EXPERTS_STACKED : k->m->family->experts;
+    return k->w->is_gguf ? EXPERTS_STACKED : k->m->family->experts;
 }
 
 static void layer_name(char out[128], const weights *w, uint32_t layer, const char *name)
 {
-    snprintf(out, 128, weights_is_gguf(w) ? "blk.%u.%s" : "model.layers.%u.%s", layer, name);
+    snprintf(out, 128, w->is_gguf ? "blk.%u.%s" : "model.layers.%u.%s", layer, name);
 }
 
 // A tensor whose first dimension counts experts: the others are [rows, columns].
@@ -220,7 +214,7 @@ static void find_stack(tensor_walk *k, weight_tensor *out, uint32_t layer, const
     layer_name(full, k->w, layer, name);
     if (k->status != KVB_OK) return;
     if (!weights_find(k->w, full, out)) {
-        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %llu, %llu]", weights_name(k->w), full, n,
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %llu, %llu]", k->w->name, full, n,
                    (unsigned long long)rows, (unsigned long long)columns);
         return;
     }
@@ -262,7 +256,7 @@ static void find_bytes(tensor_walk *k, weight_tensor *out, uint32_t layer, const
     rows *= k->m->config.n_experts;
     if (!weights_find(k->w, full, out) || strcmp(out->type_name, "U8") != 0 || out->rows != rows ||
         out->columns != columns)
-        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: expected %llu rows of %llu bytes (U8)", weights_name(k->w), full,
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: expected %llu rows of %llu bytes (U8)", k->w->name, full,
                    (unsigned long long)rows, (unsigned long long)columns);
 }
 
@@ -277,8 +271,8 @@ static void find_oss(tensor_walk *k, oss_tensors *t, uint32_t layer)
     layer_name(full, k->w, layer, names[0][2]);
     t->is_blocks = weights_find(k->w, full, &t->blocks[0]);
     if (t->is_blocks && (F % MX_VALUES || D % MX_VALUES))
-        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: experts of %llu x %llu, expected multiples of %d", weights_name(k->w),
-                   full, (unsigned long long)F, (unsigned long long)D, MX_VALUES);
+        KEEP_ERROR(k, KVB_FORMAT, "%s: tensor %s: experts of %llu x %llu, expected multiples of %d", k->w->name, full,
+                   (unsigned long long)F, (unsigned long long)D, MX_VALUES);
     for (int i = 0; i < 2; i++) {
         find_stack(k, &t->bias[i], layer, names[i][1], 1, rows[i]);
         if (!t->is_blocks) {
@@ -387,9 +381,9 @@ static void claim_experts(tensor_walk *k, uint32_t layer)
     weight_tensor t, biases[MATRICES];
     oss_tensors oss;
     uint32_t plain = weights_default_type(k->w), types[MATRICES] = {plain, plain, plain};
-    bool transposed = layout_of(k) == EXPERTS_TRANSPOSED, has = weights_has_tensors(k->w);
+    bool transposed = layout_of(k) == EXPERTS_TRANSPOSED, has = k->w->n_names > 0;
     if (transposed) {
-        oss.is_blocks = weights_experts_are_mxfp4(k->w);
+        oss.is_blocks = k->w->is_mxfp4;
         if (has) find_oss(k, &oss, layer);
         for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
     } else if (has) {
@@ -423,7 +417,7 @@ static void load_experts(tensor_walk *k, model_layer *to, uint32_t layer)
         }
         if (!one->address && !one->packed)
             KEEP_ERROR(k, KVB_NUMERIC, "%s: expert %u of layer %u: a value is not finite, or there is no memory",
-                       weights_name(k->w), i / MATRICES, layer);
+                       k->w->name, i / MATRICES, layer);
     }
     if (k->status == KVB_OK && c->switches & EXPERT_BIAS) load_biases(k, to, layer, &oss);
 }
@@ -435,24 +429,19 @@ static void claim_layer(tensor_walk *k, uint32_t layer)
 {
     model *m = k->m;
     const model_config *c = &m->config;
-    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
+    tensor_entry entries[N_ENTRIES];
     weight_tensor t;
-    bool has = weights_has_tensors(k->w);
-    entries_matrices(matrices, c);
-    entries_vectors(vectors, c);
-    for (int i = 0; k->status == KVB_OK && i < N_MATRICES; i++) {
-        const tensor_entry *e = &matrices[i];
+    bool has = k->w->n_names > 0;
+    uint64_t floats = (uint64_t)c->n_heads * c->head_dim * c->head_dim; // value_root
+    list_entries(entries, c);
+    for (int i = 0; k->status == KVB_OK && i < N_ENTRIES; i++) {
+        const tensor_entry *e = &entries[i];
         if (!entry_in_layer(e, c, layer)) continue;
         t.type = weights_default_type(k->w);
         if (has) find_entry(k, &t, e, layer);
         const stored_matrix stored = {.type = t.type, .out = e->rows, .in = e->columns};
-        if (k->status == KVB_OK) count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);
-    }
-    uint64_t floats = (uint64_t)c->n_heads * c->head_dim * c->head_dim; // value_root
-    for (int i = 0; i < N_VECTORS; i++) {
-        if (!entry_in_layer(&vectors[i], c, layer)) continue;
-        floats += (uint64_t)vectors[i].rows * vectors[i].columns;
-        if (has) find_entry(k, &t, &vectors[i], layer);
+        if (i >= N_MATRICES) floats += (uint64_t)e->rows * e->columns;
+        else if (k->status == KVB_OK) count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);
     }
     m->rooms[layer + 1].held += floats * sizeof(float);
     m->rooms[layer + 1].in_place += floats * sizeof(float);
@@ -463,7 +452,7 @@ static void claim_ends(tensor_walk *k)
 {
     model *m = k->m;
     weight_tensor t = {.type = weights_default_type(k->w)}, head = t, norm;
-    bool has = weights_has_tensors(k->w), tied = find_head(k, &head);
+    bool has = k->w->n_names > 0, tied = find_head(k, &head);
     if (has) find_embedding(k, &t);
     if (has) find_norm(k, &norm);
     if (k->status != KVB_OK) return;
@@ -489,7 +478,7 @@ kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err)
         KEEP_ERROR(&k, KVB_UNSUPPORTED,
                    "%s: tensor '%.100s' is not part of the %s architecture with %u layers; leaving it out would change "
                    "the numbers",
-                   weights_name(w), left, c->architecture, c->n_layers);
+                   w->name, left, c->architecture, c->n_layers);
     return k.status;
 }
 
@@ -563,13 +552,13 @@ static void upload(tensor_walk *k, dev *out, const float *values, size_t n, cons
     if (k->status != KVB_OK) return;
     *out = on->b->alloc(on, n);
     if (out->address) on->b->upload(on, *out, values, n);
-    else KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for %s on backend %s", weights_name(k->w), name, on->b->name);
+    else KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for %s on backend %s", k->w->name, name, on->b->name);
 }
 
 // What the container's norms lack of what they are multiplied with here.
 static float norm_offset(const tensor_walk *k)
 {
-    return k->m->family->hf_norm_adds_one && !weights_is_gguf(k->w) ? 1 : 0;
+    return k->m->family->hf_norm_adds_one && !k->w->is_gguf ? 1 : 0;
 }
 
 static bool is_norm(tensor_role role)
@@ -581,7 +570,7 @@ static bool is_norm(tensor_role role)
 
 static bool stands_in_pairs(const tensor_walk *k, tensor_role role)
 {
-    bool pairs = weights_is_gguf(k->w) ? k->m->family->gguf_pairs : k->m->family->hf_pairs;
+    bool pairs = k->w->is_gguf ? k->m->family->gguf_pairs : k->m->family->hf_pairs;
     return pairs &&
            (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
             role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM);
@@ -632,34 +621,32 @@ static void load_value_root(tensor_walk *k, model_layer *to, const tensor_entry 
     upload(k, &to->value_root, k->roots, (size_t)wo->columns * c->head_dim, "value norms");
 }
 
-static const tensor_entry *entry_of(const tensor_entry *list, int n, tensor_role role)
+static const tensor_entry *entry_of(const tensor_entry *list, tensor_role role)
 {
-    for (int i = 0; i < n; i++)
-        if (list[i].role == role) return &list[i];
-    return NULL;
+    while (list->role != role) list++;
+    return list;
 }
 
 static void load_layer(tensor_walk *k, uint32_t layer)
 {
     const model_config *c = &k->m->config;
     model_layer *to = &k->m->layers[layer];
-    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
+    tensor_entry entries[N_ENTRIES];
     weight_tensor t;
-    entries_matrices(matrices, c);
-    entries_vectors(vectors, c);
-    for (int i = 0; i < N_MATRICES; i++) {
-        const tensor_entry *e = &matrices[i];
+    list_entries(entries, c);
+    for (int i = 0; i < N_ENTRIES; i++) {
+        const tensor_entry *e = &entries[i];
         if (!entry_in_layer(e, c, layer)) continue;
+        if (i >= N_MATRICES) {
+            load_vector(k, (dev *)((char *)to + e->field), e, layer);
+            continue;
+        }
         find_entry(k, &t, e, layer);
         load_matrix(k, (dev_matrix *)((char *)to + e->field), &t, e->first, e->rows,
                     stands_in_pairs(k, e->role) ? c->head_dim : 0,
                     model_hold(k->m, layer + 1, e->role == TENSOR_WO)); // CriticalKV asks for W_O's rows
     }
-    for (int i = 0; i < N_VECTORS; i++)
-        if (entry_in_layer(&vectors[i], c, layer))
-            load_vector(k, (dev *)((char *)to + vectors[i].field), &vectors[i], layer);
-    load_value_root(k, to, entry_of(matrices, N_MATRICES, TENSOR_WO), entry_of(vectors, N_VECTORS, TENSOR_ATTN_POST),
-                    layer);
+    load_value_root(k, to, entry_of(entries, TENSOR_WO), entry_of(entries, TENSOR_ATTN_POST), layer);
     if (k->status == KVB_OK && layer_set_has(&c->sparse, layer)) load_experts(k, to, layer);
 }
 

@@ -142,7 +142,7 @@ static kvb_status read_id(int32_t *out, const weights *w, weight_key key, uint32
     kvb_status status = weights_number(w, key, &id, &found, err);
     if (status == KVB_OK && found && !(id >= 0 && id < vocabulary))
         return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a token id below %u, found %.10g; the file is damaged",
-                        weights_name(w), weights_key_name(w, key, name), vocabulary, id);
+                        w->name, weights_key_name(w, key, name), vocabulary, id);
     *out = (int32_t)id;
     return status;
 }
@@ -200,7 +200,7 @@ kvb_status model_text_open(model_text *out, const weights *w, uint32_t vocabular
 {
     const model_text_options none = {0};
     *out = (model_text){.vocabulary = vocabulary};
-    snprintf(out->name, sizeof out->name, "%s", weights_name(w));
+    snprintf(out->name, sizeof out->name, "%s", w->name);
     kvb_status status = read_tokenizer(out, w, options ? options : &none, err);
     if (status != KVB_OK) model_text_close(out);
     return status;

@@ -14,11 +14,6 @@ const char *const weight_names[N_WEIGHT_KEYS][2] = {
 #undef WEIGHT_NAMES
 };
 
-bool weights_has_tensors(const weights *w)
-{
-    return w->n_names > 0;
-}
-
 uint32_t weights_default_type(const weights *w)
 {
     static const weight_key keys[] = {WEIGHT_DTYPE, WEIGHT_OLD_DTYPE};
@@ -33,11 +28,6 @@ uint32_t weights_default_type(const weights *w)
     return GGUF_TENSOR_BF16;
 }
 
-bool weights_experts_are_mxfp4(const weights *w)
-{
-    return w->is_mxfp4;
-}
-
 void weights_close(weights *w)
 {
     if (!w) return;
@@ -48,30 +38,10 @@ void weights_close(weights *w)
     free(w);
 }
 
-const weights_origin *weights_origin_of(const weights *w)
-{
-    return &w->origin;
-}
-
-const char *weights_name(const weights *w)
-{
-    return w->name;
-}
-
-bool weights_is_gguf(const weights *w)
-{
-    return w->kind->is_gguf;
-}
-
-const char *weights_architecture(const weights *w)
-{
-    return w->architecture;
-}
-
 const char *weights_key_name(const weights *w, weight_key key, char text[96])
 {
-    const char *name = weight_names[key][weights_is_gguf(w) ? 0 : 1];
-    bool prefixed = weights_is_gguf(w) && name[0] != '/';
+    const char *name = weight_names[key][w->is_gguf ? 0 : 1];
+    bool prefixed = w->is_gguf && name[0] != '/';
     snprintf(text, 96, "%s%s%s", prefixed ? w->architecture : "", prefixed ? "." : "",
              name + (name[0] == '/' || name[0] == '@' || name[0] == '~'));
     return text;
@@ -80,19 +50,19 @@ const char *weights_key_name(const weights *w, weight_key key, char text[96])
 kvb_status weights_number(const weights *w, weight_key key, double *out, bool *found, kvb_error *err)
 {
     *found = false;
-    return weight_names[key][weights_is_gguf(w) ? 0 : 1][0] ? w->kind->number(w, key, out, found, err) : KVB_OK;
+    return weight_names[key][w->is_gguf ? 0 : 1][0] ? w->kind->number(w, key, out, found, err) : KVB_OK;
 }
 
 kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size, kvb_error *err)
 {
     out[0] = '\0';
-    return weight_names[key][weights_is_gguf(w) ? 0 : 1][0] ? w->kind->text(w, key, out, size, err) : KVB_OK;
+    return weight_names[key][w->is_gguf ? 0 : 1][0] ? w->kind->text(w, key, out, size, err) : KVB_OK;
 }
 
 kvb_status weights_list(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err)
 {
     *n = 0;
-    return weight_names[key][weights_is_gguf(w) ? 0 : 1][0] ? w->kind->list(w, key, out, max, n, err) : KVB_OK;
+    return weight_names[key][w->is_gguf ? 0 : 1][0] ? w->kind->list(w, key, out, max, n, err) : KVB_OK;
 }
 
 static int name_compare(const void *a, const void *b)
@@ -186,7 +156,7 @@ kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[
     for (size_t i = 0; status == KVB_OK && i < w->n_files; i++) status = hash_file(&h, &w->files[i], err);
     if (status == KVB_OK) sha256_end(h.all, sha256);
     else sha256_free(h.all);
-    bool one_gguf = status == KVB_OK && weights_is_gguf(w) && w->n_files == 1; // that one's own hash
+    bool one_gguf = status == KVB_OK && w->is_gguf && w->n_files == 1; // that one's own hash
     if (one_gguf) memcpy(sha256, w->origin.files[0].sha256, sizeof w->origin.files[0].sha256);
     cJSON_free(text);
     return status;

@@ -102,8 +102,6 @@ typedef struct weight_tensor {
     size_t row_bytes;
 } weight_tensor;
 
-typedef struct weights weights;
-
 // The identity of weights in a form that other programs can check: every file's hash, and where they came from.
 typedef struct weights_file {
     char name[256]; // without its folder; what is not printable ASCII is '?'
@@ -118,6 +116,21 @@ typedef struct weights_origin {
     size_t n_files;
 } weights_origin;
 
+// An open source; to be read only. What is declared but not defined here is the reader's own (weights_internal.h).
+typedef struct weights {
+    char name[512];            // the path, for messages
+    char architecture[64];     // GGUF's general.architecture; config.json's model_type
+    bool is_gguf;              // else a folder
+    bool is_mxfp4;             // the config says that the experts are MXFP4
+    weights_origin origin;     // empty before weights_identify
+    struct weight_name *names; // [n_names] of all tensors, sorted; 0: a config without weights
+    size_t n_names;
+    const struct weights_kind *kind;
+    void *source;              // the kind's own
+    struct weight_file *files; // [n_files] in the order in which they are hashed
+    size_t n_files;
+} weights;
+
 // Called while weight files are hashed, with the bytes done and in all; return false to stop.
 typedef struct weights_watch {
     bool (*hashed)(void *context, double done, double total);
@@ -126,21 +139,14 @@ typedef struct weights_watch {
 
 // `path`: a GGUF file, any part of a split one, a folder with config.json, or that config.json. Errors name file and
 // place: KVB_IO, KVB_FORMAT (damaged, an index that names missing files, parts that are not of one model),
-// KVB_UNSUPPORTED. On failure *out is NULL.
-kvb_status weights_open(weights **out, const char *path, kvb_error *err);
-// The same, but a folder may lack its weight files.
-kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
+// KVB_UNSUPPORTED. On failure *out is NULL. config_suffices: a folder may lack its weight files.
+kvb_status weights_open(weights **out, const char *path, bool config_suffices, kvb_error *err);
 // From the bytes of a config.json, without any file; `name` stands for the folder in messages.
 kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
-bool weights_has_tensors(const weights *w);
 // The type, a gguf_tensor_type, that the config of a source without tensors states for them; BF16 if it does not say.
 uint32_t weights_default_type(const weights *w);
-bool weights_experts_are_mxfp4(const weights *w); // according to the config
 
-const char *weights_name(const weights *w); // the path, for messages
-bool weights_is_gguf(const weights *w);
-const char *weights_architecture(const weights *w); // GGUF's general.architecture; config.json's model_type
 const char *weights_key_name(const weights *w, weight_key key, char text[96]); // as this container calls it
 
 // If the source does not have the key (or it is null), *found is false, *out is unchanged and the status is KVB_OK.
@@ -161,8 +167,6 @@ const char *weights_unclaimed(const weights *w);
 // Computes the SHA-256 of a GGUF file; for a split one, that over its parts' names and hashes; for a folder, that over
 // its config and its weight files' names and hashes, in order. `watch` may be NULL; if it stops, KVB_INTERRUPTED.
 kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err);
-// Where the weights are from; empty before weights_identify.
-const weights_origin *weights_origin_of(const weights *w);
 // Adds container, hf_id, hf_revision and model_files to a record's attributes (formats/README.md), those that are
 // known.
 void origin_describe(const weights_origin *o, cJSON *attributes);

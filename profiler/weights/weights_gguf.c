@@ -42,6 +42,7 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
     gguf_set *set = need(1, sizeof *set, "models");
     w->source = set;
     w->kind = &weights_gguf;
+    w->is_gguf = true;
     kvb_status status = gguf_set_open(set, path, err);
     if (status == KVB_OK) status = gguf_get_string(file_of(w), "general.architecture", &architecture, err);
     if (status == KVB_OK)
@@ -137,8 +138,8 @@ static char *describe_gguf(const weights *w, weights_origin *origin)
 
 const gguf_file *weights_gguf_file(const weights *w)
 {
-    return weights_is_gguf(w) ? file_of(w) : NULL;
+    return w->is_gguf ? file_of(w) : NULL;
 }
 
-static const weights_kind weights_gguf = {true,      close_gguf,  number_gguf, text_gguf,
-                                          list_gguf, tensor_gguf, NULL,        describe_gguf};
+static const weights_kind weights_gguf = {close_gguf,  number_gguf, text_gguf,    list_gguf,
+                                          tensor_gguf, NULL,        describe_gguf};

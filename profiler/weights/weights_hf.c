@@ -407,8 +407,8 @@ static char *describe_folder(const weights *w, weights_origin *origin)
 
 const char *weights_folder_path(const weights *w)
 {
-    return weights_is_gguf(w) ? NULL : folder_of(w)->path;
+    return w->is_gguf ? NULL : folder_of(w)->path;
 }
 
-static const weights_kind weights_folder = {false,       close_folder,  number_folder, text_folder,
-                                            list_folder, tensor_folder, left_folder,   describe_folder};
+static const weights_kind weights_folder = {close_folder,  number_folder, text_folder,    list_folder,
+                                            tensor_folder, left_folder,   describe_folder};

@@ -16,7 +16,6 @@ typedef struct weight_file {
 } weight_file;
 
 typedef struct weights_kind {
-    bool is_gguf;
     void (*close)(weights *w);
     kvb_status (*number)(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
     kvb_status (*text)(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
@@ -27,19 +26,6 @@ typedef struct weights_kind {
     // NULL if there is none.
     char *(*describe)(const weights *w, weights_origin *origin);
 } weights_kind;
-
-struct weights {
-    char name[512];
-    char architecture[64];
-    const weights_kind *kind;
-    void *source;       // the kind's own
-    bool is_mxfp4;      // the config says that the experts are MXFP4
-    weight_name *names; // of all tensors, sorted
-    size_t n_names;
-    weight_file *files; // [n_files] in the order in which they are hashed
-    size_t n_files;
-    weights_origin origin;
-};
 
 extern const char *const weight_names[N_WEIGHT_KEYS][2]; // GGUF, Hugging Face
 

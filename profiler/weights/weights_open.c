@@ -5,24 +5,19 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 // The folder that `path` is, or whose config.json it is; false for anything else.
 static bool folder_of(const char *path, char *folder, size_t size)
 {
     static const char config[] = "config.json";
     size_t n = strlen(path), m = sizeof config - 1;
     bool named = n >= m && strcmp(path + n - m, config) == 0 && (n == m || path[n - m - 1] == '/');
-    if (!named && !is_folder(path)) return false;
+    struct stat st;
+    if (!named && (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))) return false;
     if (named) n = n > m ? n - m - 1 : 0;
     return (size_t)snprintf(folder, size, "%.*s", (int)(n ? n : 1), n ? path : ".") < size;
 }
 
-static kvb_status open_source(weights **out, const char *path, bool config_suffices, kvb_error *err)
+kvb_status weights_open(weights **out, const char *path, bool config_suffices, kvb_error *err)
 {
     char folder[4096];
     *out = NULL;
@@ -33,14 +28,4 @@ static kvb_status open_source(weights **out, const char *path, bool config_suffi
     if (status == KVB_OK) *out = w;
     else weights_close(w);
     return status;
-}
-
-kvb_status weights_open(weights **out, const char *path, kvb_error *err)
-{
-    return open_source(out, path, false, err);
-}
-
-kvb_status weights_open_config(weights **out, const char *path, kvb_error *err)
-{
-    return open_source(out, path, true, err);
 }

@@ -66,7 +66,7 @@ CASES = [
     case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),
     case("export duo", "export IN/keydiff.safetensors -f duo -r 0.5 -t 99 -o duo"),
-    case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --repeat 2 --quiet",
+    case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --continue 1 -n 4 --quiet",
          before="old.jsonl:c.jsonl"),
     case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old_rank.safetensors:rank.safetensors"),
     case("recommend", "recommend IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --max-kl 9 --confidence 0.5 "

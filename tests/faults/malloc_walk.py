@@ -52,8 +52,8 @@ COMMANDS = {
     "inspect h5": ("inspect run.h5", 10),
     "inspect table": ("inspect table.safetensors --json", 10),
     "inspect jsonl": ("inspect calib.jsonl", 8),
-    "calib": ("calib tiny.gguf text.txt -o c.jsonl -t 300 --lines 2 --continue 1 --repeat 2 -n 4 --quiet", 20),
-    "calib of jsonl": ("calib tiny.gguf texts.jsonl calib.jsonl -o c.jsonl -t 64 --repeat 1 -q 1 --quiet", 20),
+    "calib": ("calib tiny.gguf text.txt -o c.jsonl -t 300 --lines 2 --continue 1 -n 4 --quiet", 20),
+    "calib of jsonl": ("calib tiny.gguf texts.jsonl calib.jsonl -o c.jsonl -t 64 --continue 1 -n 4 -q 1 --quiet", 20),
 }
 
 

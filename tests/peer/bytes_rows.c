@@ -29,7 +29,7 @@ int main(void)
     for (size_t i = 0; i < (size_t)N * J; i++) p.added[i] = number();
     for (size_t i = 0; i < (size_t)J * (T + 1); i++) p.cost[i] = (uint64_t)number();
     for (uint32_t r = 0; r < R; r++) budget[r] = (uint64_t)number();
-    bytes_rows x;
+    solved_rows x;
     kvb_error err;
     if (bytes_solve(&x, &p, budget, R, &err) != KVB_OK) {
         fprintf(stderr, "bytes_rows: %s\n", err.message);

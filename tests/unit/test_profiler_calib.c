@@ -191,25 +191,6 @@ UNIT_TEST(draws_depend_on_seed_and_name)
     calib_free(&again);
 }
 
-UNIT_TEST(repetitions_cover_the_context)
-{
-    calib_file made = {0};
-    calib_recipe r = recipe();
-    r.n_repeated = 4;
-    r.n_answer = 75; // all 300 tokens
-    help_ok(calib_make_of_text(&made, &r, tokens, "story", story, strlen(story), err));
-    const calib_context *c = made.contexts;
-    ck_assert_uint_eq(c->n_questions, 4);
-    for (size_t i = 0; i < 4; i++) {
-        ck_assert_uint_eq(c->questions[i].n_answer_ids, 75);
-        ck_assert_mem_eq(c->questions[i].answer_ids, c->context_ids + 75 * i, 75 * sizeof(int32_t));
-    }
-    const char *before = text_of(c->context_ids + 142, 8), *asked = text_of(c->questions[2].ids, c->questions[2].n_ids);
-    ck_assert_ptr_nonnull(strstr(asked, before));
-    ck_assert_ptr_nonnull(strstr(text_of(c->questions[0].ids, c->questions[0].n_ids), "from its beginning"));
-    calib_free(&made);
-}
-
 // ---- Calibration data ----
 
 static calib_file parsed(const char *text)
@@ -224,19 +205,18 @@ UNIT_TEST(own_questions_come_first)
     calib_file in = parsed("{\"sample_id\": \"s\", \"context\": \"the keys of the house and the keys of the wall\", "
                            "\"questions\": [\"the key\", \"and\", \"to\"], \"answers\": [\" of it\", null, \" x y\"]}");
     calib_recipe r = recipe();
-    r.n_own = 2, r.n_repeated = 1;
+    r.n_own = 2;
     for (int ignore = 0; ignore < 2; ignore++) {
         calib_file made = {0};
         r.ignore_answers = ignore;
         help_ok(calib_make_of_context(&made, &r, tokens, "in.jsonl", &in.contexts[0], err));
         const calib_context *c = made.contexts;
         ck_assert_str_eq(c->sample_id, "s");
-        ck_assert_uint_eq(c->n_questions, 3);
+        ck_assert_uint_eq(c->n_questions, 2);
         ck_assert_str_eq(text_of(c->questions[0].ids, c->questions[0].n_ids), "the key\nAnswer:");
         ck_assert_ptr_null(c->questions[1].answer_ids);
         if (ignore) ck_assert_ptr_null(c->questions[0].answer_ids);
         else ck_assert_str_eq(text_of(c->questions[0].answer_ids, c->questions[0].n_answer_ids), " of it");
-        ck_assert_mem_eq(c->questions[2].answer_ids, c->context_ids, 8 * sizeof(int32_t));
         calib_free(&made);
     }
     calib_free(&in);
@@ -308,12 +288,9 @@ UNIT_TEST(mistakes)
     r = recipe();
     r.n_lines = 1000;
     refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "begin like no other, expected 1000; give --lines");
-    r = recipe();
-    r.n_repeated = 151;
-    refuses(&r, "a.txt", story, strlen(story), KVB_ARGUMENT, "too few to repeat in 151 pieces; give --repeat 150");
 
     calib_file made = {0}, in = parsed("{\"context_ids\": [1, 2, 99999], \"question_ids\": [[1]]}");
-    r.n_repeated = 1;
+    r = recipe();
     help_fails(calib_make_of_context(&made, &r, tokens, "in", in.contexts, err), KVB_ARGUMENT, "id 99999, expected 0");
     calib_free(&made);
     calib_free(&in);

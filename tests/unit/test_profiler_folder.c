@@ -114,20 +114,19 @@ UNIT_TEST(test_identity)
     folder f = folder_make(cache);
     write_all(&f);
     model *m = open_path(f.path);
-    unit_strings(weights_origin_of(m->source)->hf_id, "org/name", weights_origin_of(m->source)->hf_revision, commit,
-                 m->config.name, "org/name");
-    ck_assert(weights_origin_of(m->source)->n_files == 1 &&
-              strcmp(weights_origin_of(m->source)->container, "safetensors") == 0);
-    ck_assert_str_eq(weights_origin_of(m->source)->files[0].name, "model.safetensors");
+    unit_strings(m->source->origin.hf_id, "org/name", m->source->origin.hf_revision, commit, m->config.name,
+                 "org/name");
+    ck_assert(m->source->origin.n_files == 1 && strcmp(m->source->origin.container, "safetensors") == 0);
+    ck_assert_str_eq(m->source->origin.files[0].name, "model.safetensors");
     char sha256[65];
     file_view view;
     snprintf(path, sizeof path, "%s/model.safetensors", f.path);
     help_ok(file_map(&view, path, err));
     sha256_hex(view.data, view.size, sha256);
     file_unmap(&view);
-    ck_assert_str_eq(weights_origin_of(m->source)->files[0].sha256, sha256);
+    ck_assert_str_eq(m->source->origin.files[0].sha256, sha256);
     cJSON *a = cJSON_CreateObject();
-    origin_describe(weights_origin_of(m->source), a);
+    origin_describe(&m->source->origin, a);
     char want[256];
     snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
     unit_strings(cJSON_GetObjectItem(a, "model_files")->valuestring, want,
@@ -146,12 +145,12 @@ UNIT_TEST(test_identity)
     snprintf(line, sizeof line, "%s\netag\n1.0\n", commit);
     help_spew(path, line, strlen(line));
     m = open_path(f.path);
-    unit_strings(weights_origin_of(m->source)->hf_id, "org/other", weights_origin_of(m->source)->hf_revision, commit);
+    unit_strings(m->source->origin.hf_id, "org/other", m->source->origin.hf_revision, commit);
     model_free(m);
     write_config(&f, "");
     remove(path);
     m = open_path(f.path);
-    ck_assert(!weights_origin_of(m->source)->hf_id[0] && !weights_origin_of(m->source)->hf_revision[0]);
+    ck_assert(!m->source->origin.hf_id[0] && !m->source->origin.hf_revision[0]);
     ck_assert_str_eq(m->config.name, "downloaded");
     model_free(m);
     folder_free(&f);

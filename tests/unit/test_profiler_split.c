@@ -46,7 +46,7 @@ UNIT_ROUNDS(any_part_opens_the_whole, PARTS)
     model *whole = case_open(help_path("tiny.gguf"), &backend_cpu), *m = case_open(part_path(_i), &backend_cpu);
     float *want = case_logits(whole, T), *got = case_logits(m, T);
     case_same("logits", got, want, (size_t)T * VOCABULARY);
-    const weights_origin *from = weights_origin_of(m->source);
+    const weights_origin *from = &m->source->origin;
     model_text text = case_text(m);
     ck_assert_ptr_nonnull(text.tokens);
     model_text_close(&text);

@@ -165,13 +165,13 @@ UNIT_TEST(test_config_alone)
     const model_options plan = {.without_weights = true, .for_plan = true};
     write_config(&f, "\"vocab_size\":300,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\"");
     help_fails(model_open(&bare, f.path, &backend_cpu, NULL, err), KVB_IO, "model.safetensors");
-    help_ok(weights_open_config(&w, f.path, err));
-    ck_assert(!weights_has_tensors(w) && weights_default_type(w) == GGUF_TENSOR_F32);
+    help_ok(weights_open(&w, f.path, true, err));
+    ck_assert(w->n_names == 0 && weights_default_type(w) == GGUF_TENSOR_F32);
     weights_close(w);
     help_ok(model_open(&bare, f.path, &backend_cpu, &plan, err));
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_ok(weights_open_config(&w, f.path, err));
-    ck_assert(weights_has_tensors(w));
+    help_ok(weights_open(&w, f.path, true, err));
+    ck_assert(w->n_names > 0);
     weights_close(w);
     help_ok(model_open(&whole, f.path, &backend_cpu, &plan, err));
     ck_assert_uint_eq(bare->config.vocabulary, VOCABULARY);
@@ -179,7 +179,7 @@ UNIT_TEST(test_config_alone)
     model_free(bare);
     model_free(whole);
     write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
-    help_ok(weights_open_config(&w, f.path, err));
+    help_ok(weights_open(&w, f.path, true, err));
     ck_assert_uint_eq(weights_default_type(w), GGUF_TENSOR_BF16);
     weights_close(w);
     folder_free(&f);
@@ -260,14 +260,14 @@ UNIT_TEST(test_quantised_configs)
         char config[200];
         snprintf(config, sizeof config, "\"quantization_config\":%s", methods[i][0]);
         write_config(&f, config);
-        help_fails(weights_open(&w, f.path, err), KVB_UNSUPPORTED, methods[i][1]);
+        help_fails(weights_open(&w, f.path, false, err), KVB_UNSUPPORTED, methods[i][1]);
     }
     write_config(&f, "\"quantization_config\":null,\"dtype\":\"float32\"");
-    help_ok(weights_open(&w, f.path, err));
-    ck_assert(!weights_experts_are_mxfp4(w) && weights_default_type(w) == GGUF_TENSOR_F32);
+    help_ok(weights_open(&w, f.path, false, err));
+    ck_assert(!w->is_mxfp4 && weights_default_type(w) == GGUF_TENSOR_F32);
     weights_close(w);
-    help_ok(weights_open_config(&w, "tests/golden/families/gpt-oss-mxfp4/config.json", err));
-    ck_assert(weights_experts_are_mxfp4(w) && weights_default_type(w) == GGUF_TENSOR_BF16);
+    help_ok(weights_open(&w, "tests/golden/families/gpt-oss-mxfp4/config.json", true, err));
+    ck_assert(w->is_mxfp4 && weights_default_type(w) == GGUF_TENSOR_BF16);
     weights_close(w);
     folder_free(&f);
 }
@@ -283,10 +283,9 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     double number = 0, list[4];
     size_t n = 7;
     bool found;
-    help_ok(weights_open(&w, path, err));
-    ck_assert(weights_is_gguf(w) == is_gguf && weights_has_tensors(w));
-    unit_strings(weights_name(w), path, weights_architecture(w), "llama", weights_key_name(w, WEIGHT_LAYERS, name),
-                 layers);
+    help_ok(weights_open(&w, path, false, err));
+    ck_assert(w->is_gguf == is_gguf && w->n_names > 0);
+    unit_strings(w->name, path, w->architecture, "llama", weights_key_name(w, WEIGHT_LAYERS, name), layers);
     help_ok(weights_number(w, WEIGHT_LAYERS, &number, &found, err));
     ck_assert(found && number == 2);
     help_ok(weights_number(w, WEIGHT_WINDOW, &number, &found, err));
@@ -301,8 +300,8 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     for (int i = 0; i < 100 && (open = weights_unclaimed(w)); i++) ck_assert(weights_find(w, open, &t));
     ck_assert_ptr_null(open);
     help_ok(weights_identify(w, NULL, sha256, err));
-    ck_assert(strlen(sha256) == 64 && weights_origin_of(w)->n_files == 1);
-    ck_assert_str_eq(weights_origin_of(w)->container, is_gguf ? "gguf" : "safetensors");
+    ck_assert(strlen(sha256) == 64 && w->origin.n_files == 1);
+    ck_assert_str_eq(w->origin.container, is_gguf ? "gguf" : "safetensors");
     weights_forget(w); // what is read again is the same
     help_ok(weights_check(w, err));
     kvb_error problem = {0};

@@ -112,6 +112,10 @@ UNIT_TEST(contexts_of_different_length_meet_on_the_share)
     help_ok(loss_mean_add(&single, &b, err));
     loss_mean_finish(&single);
     for (int i = 0; i < 16; i++) ck_assert_double_eq_tol(m.curves.gain[i], single.curves.gain[i], 1e-14);
+    loss_curves both = loss_curves_make(&b.shape);
+    loss_mean_weigh(&both, (loss_mean[]){m, single}, 2, (double[]){0.25, 0.5});
+    for (int i = 0; i < 16; i++) ck_assert(both.gain[i] == 0.25 * m.curves.gain[i] + 0.5 * single.curves.gain[i]);
+    loss_curves_free(&both);
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 9, 0, 0}}, err), KVB_ARGUMENT, "");
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {2, 2, 8, 0, 0}}, err), KVB_MISMATCH, "");
     help_fails(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 8, 1, 0}}, err), KVB_MISMATCH, "");

@@ -75,7 +75,7 @@ static double optimum(const bytes_problem *p, uint64_t B)
 }
 
 // Greedy's excess is at most what its last piece, which does not fit, would save.
-static void judge_row(const bytes_case *c, const bytes_rows *x, uint32_t r)
+static void judge_row(const bytes_case *c, const solved_rows *x, uint32_t r)
 {
     uint32_t N = x->n_heads, T = c->curves.shape.n_tokens;
     double want = optimum(&c->p, c->budget[r]), loss = 0, slack = 1e-9 * (1 + c->curves.total);
@@ -104,7 +104,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
     double worst = 0, sum = 0, all = 0;
     for (int i = 0; i < 140; i++) {
         bytes_case c;
-        bytes_rows x;
+        solved_rows x;
         make_case(&c, (case_kind)(i % CASE_KINDS), i % 3 == 2);
         ck_assert_int_eq(bytes_solve(&x, &c.p, c.budget, ROWS, NULL), KVB_OK);
         for (uint32_t r = 0; r < ROWS; r++) {
@@ -119,7 +119,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
                               bytes_bound(&c.p, c.budget[r], x.lambda[r]) + 1e-9 * (1 + c.curves.total) ||
                           x.saturated[r]);
         }
-        bytes_rows_free(&x);
+        solved_rows_free(&x);
         free_case(&c);
     }
     printf("bytes: gap of greedy: %.2f %% of all losses, %.0f %% at most\n", 100 * sum / all, 100 * worst);
@@ -153,7 +153,7 @@ static void check_formats_case(case_kind kind)
     uint8_t pair[16][2], formats[ROWS * 6 * 2];
     checker_formats f = {&curves, loss, d, 1u << case_below(4) | 1u << case_below(4) | 1u << case_below(4)};
     uint64_t budget[ROWS];
-    bytes_rows x;
+    solved_rows x;
     checked_row row[ROWS];
     for (size_t i = 0; i < (size_t)N * shape_middle(&shape); i++) curves.gain[i] = case_importance(kind);
     loss_curves_sum(&curves);
@@ -179,7 +179,7 @@ static void check_formats_case(case_kind kind)
     checker_formats_rows(&f, ROWS, ratios, lambda, x.keep, formats, row);
     ck_assert(f.choices & 1 || !row[3].fits);
     if (f.choices == 1) ck_assert(!row[4].fits && !row[5].fits && !row[6].fits);
-    bytes_rows_free(&x);
+    solved_rows_free(&x);
     loss_curves_free(&curves);
     free(p.added);
     free(p.cost);
@@ -196,7 +196,7 @@ UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
     case_seed();
     for (int i = 0; i < 60; i++) {
         bytes_case c;
-        bytes_rows x;
+        solved_rows x;
         problem p;
         make_case(&c, CASE_RANDOM, false);
         uint32_t N = shape_heads(&c.curves.shape), T = c.curves.shape.n_tokens;
@@ -219,7 +219,7 @@ UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
             ck_assert_double_eq_tol(x.bound[r], p.bound[r] * c.curves.total, 1e-9);
         }
         problem_free(&p);
-        bytes_rows_free(&x);
+        solved_rows_free(&x);
         free_case(&c);
     }
 }
@@ -228,7 +228,7 @@ UNIT_TEST(test_wrong_problems_are_refused)
 {
     case_seed();
     bytes_case c;
-    bytes_rows x;
+    solved_rows x;
     kvb_error e;
     make_case(&c, CASE_RANDOM, false);
     c.budget[1] = c.budget[0] + 1;

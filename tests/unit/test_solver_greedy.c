@@ -179,6 +179,7 @@ UNIT_TEST(any_list_of_ratios)
     allocation_free(&one);
     allocation_free(&two);
     problem_free(&p);
+    help_ok(prune_ratios_check(ratios, 7, err));
 }
 
 UNIT_TEST(targets_are_rounded_as_published)

@@ -314,4 +314,21 @@ UNIT_TEST(unequal_lengths)
     }
 }
 
+UNIT_TEST(losses_are_those_of_whole_pages)
+{
+    const uint32_t keep[4] = {0, 1, 2, 4};
+    cache_shape shape = {2, 2, 60, 0, 0};
+    kvb_limits m = make_limits(&shape, &(wishes){.pages = false});
+    loss_curves c;
+    constrained_instance x;
+    m.block = 16;
+    case_curves(&c, CASE_RANDOM, &shape);
+    help_ok(constrained_instance_make(&x, &m, &c, err));
+    double want = loss_at(&c, 0, 0) + loss_at(&c, 1, 16) + loss_at(&c, 2, 32) + loss_at(&c, 3, 60);
+    ck_assert_double_eq_tol(instance_loss(&x, 0, 4, keep), want, 1e-12);
+    constrained_instance_free(&x);
+    loss_curves_free(&c);
+    kvb_limits_free(&m);
+}
+
 UNIT_MAIN_EACH("limits", case_seed, NULL)

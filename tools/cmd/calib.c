@@ -29,7 +29,7 @@ static bool is_calibration(const char *path)
 static kvb_status open_tokenizer(calib_command *c, const char *path, kvb_error *err)
 {
     weights *w = NULL;
-    kvb_status status = weights_open(&w, path, err);
+    kvb_status status = weights_open(&w, path, false, err);
     if (status == KVB_OK) status = tokenizer_open(&c->tokens, w, NULL, err);
     if (status == KVB_OK) status = weights_check(w, err);
     weights_close(w);
@@ -51,9 +51,8 @@ static kvb_status add_plain_text(calib_command *c, const char *path, kvb_error *
 {
     const calib_recipe *r = &c->recipe;
     file_view view;
-    if (!(r->n_lines || r->n_continued || r->n_repeated))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: is a text without questions; give --lines, --continue or --repeat",
-                        path);
+    if (!(r->n_lines || r->n_continued))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: is a text without questions; give --lines or --continue", path);
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     kvb_file_kind kind = kvb_kind_of_file(view.data, view.size);
@@ -114,8 +113,8 @@ static int check(const calib_command *c, int n_operands)
                                r->n_tokens);
     if (r->n_answer < 2 || r->n_answer > INT32_MAX)
         return cli_usage_error(c->self, "--answer-tokens: expected at least 2, found %" PRIu64, r->n_answer);
-    const uint64_t made[] = {r->n_lines, r->n_continued, r->n_repeated, r->n_contexts};
-    static const char *const names[] = {"lines", "continue", "repeat", "contexts"};
+    const uint64_t made[] = {r->n_lines, r->n_continued, r->n_contexts};
+    static const char *const names[] = {"lines", "continue", "contexts"};
     for (size_t i = 0; i < sizeof made / sizeof *made; i++)
         if (made[i] > CALIB_MOST_MADE)
             return cli_usage_error(c->self, "--%s: expected at most %d, found %" PRIu64, names[i], CALIB_MOST_MADE,
@@ -136,8 +135,6 @@ static int calib_main(const cli_command *self, int argc, char **argv)
         {"lines", 0, CLI_COUNT, &r->n_lines, "N", "ask for N lines of each context by their first words, drawn evenly"},
         {"continue", 0, CLI_COUNT, &r->n_continued, "N",
          "add N pieces of the text that follows each context, as answers without a question"},
-        {"repeat", 0, CLI_COUNT, &r->n_repeated, "N",
-         "ask for N pieces of each context word for word, at equal distances"},
         {"answer-tokens", 'n', CLI_COUNT, &r->n_answer, "N",
          "tokens of a piece, and at most of the rest of a line (64); a profile records N - 1 queries"},
         {"questions", 'q', CLI_COUNT, &r->n_own, "N",
@@ -170,7 +167,6 @@ const cli_command cmd_calib = {
         "  --lines     \"The line of the text above that begins with \"...\" is: ...\", answered with the rest of the\n"
         "              line: shows what single tokens are worth to a question about them, as retrieval needs\n"
         "  --continue  the text's own next tokens, without a question, as in kvbudget eval\n"
-        "  --repeat    the context word for word, in pieces (as KVzip, arXiv 2505.23416)\n"
         "\n"
         "Lines of 30 to 220 characters (longer ones sentence by sentence) are used if no other line of the "
         "context\nbegins like them. Contexts, questions and answers are written as tokens: a continuation begins "

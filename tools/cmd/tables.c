@@ -67,9 +67,9 @@ static kvb_status find_table(const tables_command *c, const char *model_path, kv
     char found[PATH_SIZE], *whole = realpath(model_path, NULL), *slash = whole ? strrchr(whole, '/') : NULL;
     model *m = NULL;
     kvb_status status = model_open(&m, model_path, device_find(c->self, "cpu", "f32"), &wishes, err);
-    if (status == KVB_OK && weights_has_tensors(m->source)) status = model_identify(m, NULL, err);
+    if (status == KVB_OK && m->source->n_names > 0) status = model_identify(m, NULL, err);
     if (status == KVB_OK) {
-        const char *repository = weights_origin_of(m->source)->hf_id;
+        const char *repository = m->source->origin.hf_id;
         const kvb_weights mine = {.hf_id = *repository ? repository : slash ? slash + 1 : model_path};
         const kvb_expectation shape = {.n_layers = m->config.n_layers,
                                        .n_heads = m->config.n_heads,

@@ -132,7 +132,7 @@ static void add_texts(const eval_report *e, cJSON *to, size_t cell)
         double kl = 0, nll = 0, agree = 0;
         for (uint32_t i = 0; i < s->o.n_next; i++) {
             kl += c->kl[i] / s->o.n_next;
-            agree += (double)c->agree[i] / s->o.n_next;
+            agree += c->agree[i] / s->o.n_next;
             nll += i + 1 < s->o.n_next ? c->nll[i] / (s->o.n_next - 1) : 0;
         }
         cJSON *o = cJSON_CreateObject();

@@ -148,7 +148,7 @@ kvb_status inspect_answers(cJSON *doc, const char *path, const char *model, cons
     weights *w = NULL;
     tokenizer *t = NULL;
     kvb_status status = record_open(&r, path, err);
-    if (status == KVB_OK) status = weights_open(&w, model, err);
+    if (status == KVB_OK) status = weights_open(&w, model, false, err);
     if (status == KVB_OK) status = tokenizer_open(&t, w, pre, err);
     if (status == KVB_OK) status = check_tokenizer(r, path, t, model, err);
     cJSON *list = cJSON_AddArrayToObject(doc, "answers");
