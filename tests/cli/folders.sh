@@ -59,14 +59,15 @@ says 'and the hash of the file' "$SHA" report.html
 # ---- chat and control tokens
 expect 0 'profile --chat' "${PROFILE[@]}" --chat -o chat.h5
 expect 0 'profile --chat --special' "${PROFILE[@]}" --chat --special -o special.h5
-for name in plain chat special; do
-    expect 0 "answers of $name.h5" inspect $name.h5 --answers "$MODEL" --json
-    cp out $name.answers
-done
-json 'without: question and the usual answer prefix' plain.answers \
-    'j["answers"][1]["asked"] == "Which box?\nAnswer:" and len(j["answers"]) == 2'
-json 'with: the template ends the question' chat.answers \
-    'j["answers"][1]["asked"] == "Which box?<|im_end|>\n<|im_start|>assistant\n" and j["answers"][1]["n_queries"] == 8'
+# asked NAME TEXT: what the second question became in the record.
+asked() {
+    expect 0 "the arrays of $1.h5" export "$1.h5" --format lukv-steps -o "$1.steps"
+    holds "the second question of $1.h5" "$KVB_BUILD/tests/tokens" "$MODEL" "$1.steps"/context_*/suffix_ids_1.npy --decode
+    printf '%b' "$2" >asked
+    same "is '$2'" asked held
+}
+asked plain 'Which box?\nAnswer:'
+asked chat 'Which box?<|im_end|>\n<|im_start|>assistant\n'
 expect 0 'inspect' inspect chat.h5 --json
 cp out chat.json
 expect 0 'inspect' inspect special.h5 --json
@@ -87,7 +88,6 @@ fails 'a token without a row' '"<late>" with id 70, but the embedding has 61 row
     profile "$MODEL" late.jsonl -m keydiff -o no.h5
 tiny_model tiny.gguf
 fails 'a model without a template' 'has no chat template' profile tiny.gguf calib.jsonl -m keydiff --chat -o no.h5
-fails 'answers of another model' 'made with the tokenizer of SHA-256' inspect chat.h5 --answers tiny.gguf
 
 # ---- text to ids and back
 printf 'The clerk read in 1984?\nNo_body.' >words.txt

@@ -75,12 +75,4 @@ UNIT_TEST(documents_as_text)
     cJSON_Delete(doc);
 }
 
-UNIT_TEST(answers_need_a_record_and_its_model)
-{
-    cJSON *doc = cJSON_CreateObject();
-    help_fails(inspect_answers(doc, help_path("none.h5"), help_path("none.gguf"), NULL, err), KVB_IO, "none.h5");
-    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "answers")), 0);
-    cJSON_Delete(doc);
-}
-
 UNIT_MAIN("tools_inspect")

@@ -194,22 +194,16 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
 
 // ---- The command ----
 
-typedef struct inspect_options {
-    bool json;
-    const char *answers, *pre; // a model; NULL: what is in the file
-} inspect_options;
-
-static kvb_status inspect(const char *path, const inspect_options *o, kvb_error *err)
+static kvb_status inspect(const char *path, bool json, kvb_error *err)
 {
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "path", path);
-    if (o->answers) status = inspect_answers(doc, path, o->answers, o->pre, err);
-    else status = inspect_view(doc, &view, path, err);
+    status = inspect_view(doc, &view, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
-    if (status == KVB_OK) o->json ? json_print(doc) : document_print(doc);
+    if (status == KVB_OK) json ? json_print(doc) : document_print(doc);
     cJSON_Delete(doc);
     file_unmap(&view);
     return status;
@@ -217,24 +211,19 @@ static kvb_status inspect(const char *path, const inspect_options *o, kvb_error 
 
 static int run_inspect(const cli_command *self, int argc, char **argv)
 {
-    inspect_options o = {0};
-    const cli_option options[] = {
-        {"answers", 0, CLI_INPUT, &o.answers, "MODEL",
-         "of a record: print what was asked and answered; MODEL is the one that it was profiled\nwith"},
-        {"pre", 0, CLI_TEXT, &o.pre, "NAME", "the pre-tokenizer, where the record was profiled with --pre"},
-        {"json", 0, CLI_FLAG, &o.json, NULL, "print one JSON object instead of text"},
-        {0}};
+    bool json = false;
+    const cli_option options[] = {{"json", 0, CLI_FLAG, &json, NULL, "print one JSON object instead of text"}, {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 1) return cli_usage_error(self, "expected one file");
     kvb_error err;
-    return inspect(argv[first], &o, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
+    return inspect(argv[first], json, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_inspect = {
     .name = "inspect",
-    .synopsis = "inspect FILE [--answers MODEL] [--json]",
+    .synopsis = "inspect FILE [--json]",
     .summary = "show the contents of a record, a table, a ranking or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds:\n  record             attributes, "
@@ -245,7 +234,6 @@ const cli_command cmd_inspect = {
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"
-        "  kvbudget inspect run.h5 --answers model.gguf\n"
         "  kvbudget inspect --json keydiff.safetensors\n",
     .run = run_inspect,
 };
