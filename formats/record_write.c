@@ -2,6 +2,7 @@
 #include "formats/need.h"
 #include "formats/record_internal.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,13 +18,16 @@
 // PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5 and question-<10 digits>-<id>.h5. A folder without
 // head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
 // is being done again: it is not extended, and is replaced when this run is finished.
+typedef enum part_kind { PART_CONTEXT, PART_QUESTION, PART_LOSSES, PART_KINDS } part_kind;
+
 typedef struct part {
     char id[65];
-    bool is_question;
+    part_kind kind;
     uint32_t question;
     bool in_base; // not a file: taken from the finished record that is being extended
 } part;
 
+static const char *const kind_names[PART_KINDS] = {"context", "question", "losses"};
 static const char head_name[] = RECORD_HEAD, lock_name[] = "lock", replace_name[] = "replace";
 
 static char *path_in(const char *folder, const char *name)
@@ -38,22 +42,17 @@ static char *parts_head_path(const char *folder)
 
 enum { PART_NAME_MAX = 128 };
 
-static void part_name(char name[PART_NAME_MAX], const char *id, bool is_question, uint32_t question)
+static void part_name(char name[PART_NAME_MAX], const char *id, part_kind kind, uint32_t question)
 {
-    if (is_question) snprintf(name, PART_NAME_MAX, "question-%010u-%s.h5", question, id);
-    else snprintf(name, PART_NAME_MAX, "context-%s.h5", id);
+    if (kind == PART_CONTEXT) snprintf(name, PART_NAME_MAX, "context-%s.h5", id);
+    else snprintf(name, PART_NAME_MAX, "%s-%010u-%s.h5", kind_names[kind], question, id);
 }
 
-static char *part_path(const char *folder, const char *id, bool is_question, uint32_t question)
+static char *part_path(const char *folder, const char *id, part_kind kind, uint32_t question)
 {
     char name[PART_NAME_MAX];
-    part_name(name, id, is_question, question);
+    part_name(name, id, kind, question);
     return path_in(folder, name);
-}
-
-static char *part_losses_path(const char *folder, const char *id, uint32_t question)
-{
-    return need_text("%s/losses-%010u-%s.h5", folder, question, id);
 }
 
 static bool exists_in(const char *folder, const char *name)
@@ -66,40 +65,27 @@ static bool exists_in(const char *folder, const char *name)
 // The reverse of part_path. False for any other name.
 static bool parse_part_name(part *out, const char *name)
 {
-    memset(out, 0, sizeof *out);
-    size_t length = strlen(name);
-    if (length < 3 || strcmp(name + length - 3, ".h5") != 0) return false;
-    size_t skip;
-    if (strncmp(name, "context-", 8) == 0) {
-        skip = 8;
-    } else if (strncmp(name, "question-", 9) == 0 && strspn(name + 9, "0123456789") == 10 && name[19] == '-') {
-        unsigned long long number = strtoull(name + 9, NULL, 10);
-        if (number > UINT32_MAX) return false;
-        out->is_question = true;
+    size_t length = strlen(name), skip = strcspn(name, "-") + 1;
+    *out = (part){.kind = PART_CONTEXT};
+    while (out->kind < PART_KINDS &&
+           (strncmp(name, kind_names[out->kind], skip - 1) != 0 || strlen(kind_names[out->kind]) != skip - 1))
+        out->kind++;
+    if (out->kind == PART_KINDS || !kvb_ends_with(name, ".h5")) return false;
+    if (out->kind != PART_CONTEXT) {
+        unsigned long long number = strtoull(name + skip, NULL, 10);
+        if (strspn(name + skip, "0123456789") != 10 || name[skip + 10] != '-' || number > UINT32_MAX) return false;
         out->question = (uint32_t)number;
-        skip = 20;
-    } else {
-        return false;
+        skip += 11;
     }
     if (length - 3 <= skip || length - 3 - skip > CONTEXT_ID_MAX) return false;
     memcpy(out->id, name + skip, length - 3 - skip);
     return context_id_valid(out->id);
 }
 
-static bool is_losses_name(const char *name)
-{
-    part ignored;
-    char question[PART_NAME_MAX];
-    if (strncmp(name, "losses-", 7) != 0) return false;
-    int length = snprintf(question, sizeof question, "question-%.110s", name + 7); // longer ones are of nobody
-    return strlen(name) <= 110 && length > 0 && parse_part_name(&ignored, question);
-}
-
 // What belongs to the run whose head the folder has, the head itself aside.
 static bool is_of_run(const char *name)
 {
     part ignored;
-    if (is_losses_name(name)) return true;
     return parse_part_name(&ignored, name) || strcmp(name, replace_name) == 0;
 }
 
@@ -237,21 +223,17 @@ static kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const cha
     for (struct dirent *e; (e = readdir(dir));) {
         part one;
         struct stat st;
-        bool counted = parse_part_name(&one, e->d_name);
-        if (!counted && !is_losses_name(e->d_name)) continue;
+        if (!parse_part_name(&one, e->d_name)) continue;
         if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             status = kvb_fail(err, KVB_IO, "%s/%s: cannot read its size: %s", folder, e->d_name, strerror(errno));
             break;
         }
-        if (!counted) {
-            *bytes += (uint64_t)st.st_size;
-            continue;
-        }
+        *bytes += (uint64_t)st.st_size;
+        if (one.kind == PART_LOSSES) continue; // they go with their question
         if (*n == capacity) {
             capacity = capacity ? 2 * capacity : 64;
             *parts = need_more(*parts, capacity, sizeof **parts, "parts");
         }
-        *bytes += (uint64_t)st.st_size;
         (*parts)[(*n)++] = one;
     }
     (void)closedir(dir); // only read
@@ -482,23 +464,23 @@ static bool base_has_question(const record_writer *w, const char *id, uint32_t q
     return false;
 }
 
-static bool has_part(const record_writer *w, const char *id, bool is_question, uint32_t question)
+static bool has_part(const record_writer *w, const char *id, part_kind kind, uint32_t question)
 {
     char name[PART_NAME_MAX];
     if (!context_id_valid(id)) return false;
-    part_name(name, id, is_question, question);
+    part_name(name, id, kind, question);
     return exists_in(w->folder, name);
 }
 
 bool record_writer_has_context(const record_writer *w, const char *id)
 {
     const record_context_info *c = find_in_base(w, id);
-    return has_part(w, id, false, 0) || (c && record_has_metrics(c, w->metrics));
+    return has_part(w, id, PART_CONTEXT, 0) || (c && record_has_metrics(c, w->metrics));
 }
 
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question)
 {
-    if (has_part(w, id, true, question)) return true;
+    if (has_part(w, id, PART_QUESTION, question)) return true;
     return base_has_question(w, id, question);
 }
 
@@ -599,7 +581,7 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     part_file p;
-    status = part_begin(&p, part_path(w->folder, id, false, 0), id,
+    status = part_begin(&p, part_path(w->folder, id, PART_CONTEXT, 0), id,
                         n_metrics * piece_bytes(&w->shape, PIECE_SCORES, n_tokens) + n_tokens * sizeof(int32_t), err);
     if (status == KVB_OK) status = h5_write_ids(&p.h5, p.context, "token_ids", token_ids, n_tokens, err);
     if (status == KVB_OK)
@@ -613,7 +595,7 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
 static kvb_status find_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err)
 {
     const record_context_info *c = find_in_base(w, id);
-    char *path = part_path(w->folder, id, false, 0);
+    char *path = part_path(w->folder, id, PART_CONTEXT, 0);
     kvb_status status = KVB_OK;
     if (path_exists(path)) {
         h5_file f;
@@ -683,7 +665,7 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) {
         part_file p;
         uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
-        status = part_begin(&p, part_path(w->folder, id, true, question), id,
+        status = part_begin(&p, part_path(w->folder, id, PART_QUESTION, question), id,
                             (q->oracle ? piece_bytes(&w->shape, PIECE_ORACLE, n_tokens) : 0) + ids, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
         status = part_end(&p, status, err);
@@ -720,7 +702,7 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     part_file p;
-    status = part_begin(&p, part_losses_path(w->folder, id, question), id,
+    status = part_begin(&p, part_path(w->folder, id, PART_LOSSES, question), id,
                         (l->n + 2) * piece_bytes(&w->shape, PIECE_CURVES, 0), err);
     if (status == KVB_OK) status = write_losses(w, &p, question, l, err);
     status = part_end(&p, status, err);
@@ -735,14 +717,14 @@ static int compare_parts(const void *a, const void *b)
 {
     const part *x = a, *y = b;
     int order = strcmp(x->id, y->id);
-    if (order == 0) order = x->is_question - y->is_question;
+    if (order == 0) order = (int)x->kind - (int)y->kind;
     if (order == 0) order = (x->question > y->question) - (x->question < y->question);
     return order ? order : x->in_base - y->in_base;
 }
 
 static bool same_part(const part *x, const part *y)
 {
-    return strcmp(x->id, y->id) == 0 && x->is_question == y->is_question && x->question == y->question;
+    return strcmp(x->id, y->id) == 0 && x->kind == y->kind && x->question == y->question;
 }
 
 static part *add_base_parts(part *out, const record *base)
@@ -750,9 +732,9 @@ static part *add_base_parts(part *out, const record *base)
     for (size_t i = 0; base && i < base->n; i++) {
         const record_context_info *c = &base->contexts[i].info;
         for (uint32_t q = 0; q <= c->n_questions; q++) { // the last one stands for the context itself
-            part one = {.is_question = q < c->n_questions, .in_base = true};
+            part one = {.kind = q < c->n_questions ? PART_QUESTION : PART_CONTEXT, .in_base = true};
             snprintf(one.id, sizeof one.id, "%s", c->id);
-            if (one.is_question) one.question = c->questions[q].number;
+            if (one.kind == PART_QUESTION) one.question = c->questions[q].number;
             *out++ = one;
         }
     }
@@ -787,7 +769,7 @@ static bool find_context_parts(const part *all, size_t n, const char *id, size_t
     *first = i;
     while (i < n && strcmp(all[i].id, id) == 0) i++;
     *count = i - *first;
-    return *count > 0 && !all[*first].is_question;
+    return *count > 0 && all[*first].kind == PART_CONTEXT;
 }
 
 static kvb_status check_list(const record_writer *w, const part *all, size_t n, const char *const *ids, size_t n_ids,
@@ -828,18 +810,18 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
     const h5_file *from[3];
     size_t n = 0;
     kvb_status status = KVB_OK;
-    if (!p->in_base) paths[0] = part_path(w->folder, p->id, p->is_question, p->question);
-    if (p->is_question) paths[1] = part_losses_path(w->folder, p->id, p->question);
+    if (!p->in_base) paths[0] = part_path(w->folder, p->id, p->kind, p->question);
+    if (p->kind == PART_QUESTION) paths[1] = part_path(w->folder, p->id, PART_LOSSES, p->question);
     for (int i = 0; i < 2 && status == KVB_OK; i++) {
         if (!paths[i] || (i == 1 && !path_exists(paths[i]))) continue;
         status = h5_open(&opened[i], paths[i], err);
         from[n++] = &opened[i];
     }
-    bool held = p->is_question ? base_has_question(w, p->id, p->question) : p->in_base || w->adds;
+    bool held = p->kind == PART_QUESTION ? base_has_question(w, p->id, p->question) : p->in_base || w->adds;
     if (held && find_in_base(w, p->id)) from[n++] = &w->base->file;
     if (status == KVB_OK)
-        status = p->is_question ? record_output_question(out, p->id, p->question, from, n, err)
-                                : record_output_context(out, p->id, from, n, err);
+        status = p->kind == PART_QUESTION ? record_output_question(out, p->id, p->question, from, n, err)
+                                          : record_output_context(out, p->id, from, n, err);
     for (int i = 0; i < 2; i++) {
         h5_close(&opened[i]);
         free(paths[i]);
