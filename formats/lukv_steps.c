@@ -292,63 +292,51 @@ static void add_file(step_context *c, const char *file)
     q->has_answer |= role == ROLE_ANSWER;
 }
 
-static kvb_status scan_context(importer *in, step_context *c, kvb_error *err)
-{
-    char *path = path_of(in->dir, c->id, "%s", "");
-    DIR *dir = opendir(path);
-    int why = errno;
-    free(path);
-    if (!dir) return kvb_fail(err, KVB_IO, "%s/context_%s: cannot read the folder: %s", in->dir, c->id, strerror(why));
-    for (struct dirent *e; (e = readdir(dir));) add_file(c, e->d_name);
-    (void)closedir(dir); // only read
-    return KVB_OK;
-}
-
 static int compare_questions(const void *a, const void *b)
 {
     const step_question *x = a, *y = b;
     return (x->number > y->number) - (x->number < y->number);
 }
 
-static int compare_files(const void *a, const void *b)
+static kvb_status scan_context(importer *in, const char *id, kvb_error *err)
 {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+    if (!context_id_valid(id))
+        return kvb_fail(err, KVB_FORMAT, "%s/context_%.100s: expected an id of " CONTEXT_ID_RULE, in->dir, id);
+    in->contexts = grown(in->contexts, in->n, sizeof *in->contexts);
+    step_context *c = &in->contexts[in->n++];
+    *c = (step_context){.id = need_text("%s", id)};
+    char *path = path_of(in->dir, id, "%s", "");
+    struct dirent **files = NULL;
+    int n = scandir(path, &files, NULL, alphasort), why = errno;
+    free(path);
+    if (n < 0) return kvb_fail(err, KVB_IO, "%s/context_%s: cannot read the folder: %s", in->dir, id, strerror(why));
+    for (int i = 0; i < n; i++) {
+        add_file(c, files[i]->d_name);
+        free(files[i]);
+    }
+    free(files);
+    if (c->n_questions) qsort(c->questions, c->n_questions, sizeof *c->questions, compare_questions);
+    return KVB_OK;
 }
 
-// context_2 before context_10.
-static int compare_contexts(const void *a, const void *b)
+static int is_context(const struct dirent *e)
 {
-    const step_context *x = a, *y = b;
-    return strverscmp(x->id, y->id);
+    return strncmp(e->d_name, "context_", 8) == 0;
 }
 
 static kvb_status scan_folder(importer *in, kvb_error *err)
 {
-    DIR *dir = opendir(in->dir);
-    if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", in->dir, strerror(errno));
+    struct dirent **folders = NULL;
+    int n = scandir(in->dir, &folders, is_context, versionsort); // context_2 before context_10
+    if (n < 0) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", in->dir, strerror(errno));
     kvb_status status = KVB_OK;
-    for (struct dirent *e; status == KVB_OK && (e = readdir(dir));) {
-        if (strncmp(e->d_name, "context_", 8) != 0) continue;
-        if (!context_id_valid(e->d_name + 8)) {
-            status = kvb_fail(err, KVB_FORMAT, "%s/%.100s: expected an id of " CONTEXT_ID_RULE " after context_",
-                              in->dir, e->d_name);
-        } else {
-            in->contexts = grown(in->contexts, in->n, sizeof *in->contexts);
-            step_context *c = &in->contexts[in->n++];
-            *c = (step_context){.id = need_text("%s", e->d_name + 8)};
-            status = scan_context(in, c, err);
-        }
+    for (int i = 0; i < n; i++) {
+        if (status == KVB_OK) status = scan_context(in, folders[i]->d_name + 8, err);
+        free(folders[i]);
     }
-    (void)closedir(dir); // only read
-    if (status == KVB_OK && in->n == 0)
-        status = kvb_fail(err, KVB_FORMAT, "%s: holds no folder context_<id>; expected the lukv-steps layout", in->dir);
-    if (status == KVB_OK) qsort(in->contexts, in->n, sizeof *in->contexts, compare_contexts);
-    for (size_t i = 0; i < in->n && status == KVB_OK; i++) { // readdir's order is no order
-        step_context *c = &in->contexts[i];
-        if (c->n_questions) qsort(c->questions, c->n_questions, sizeof *c->questions, compare_questions);
-        if (c->n_metrics) qsort(c->metric_files, c->n_metrics, sizeof *c->metric_files, compare_files);
-    }
-    return status;
+    free(folders);
+    if (n > 0) return status;
+    return kvb_fail(err, KVB_FORMAT, "%s: holds no folder context_<id>; expected the lukv-steps layout", in->dir);
 }
 
 // ---- Reading: the side file ----
