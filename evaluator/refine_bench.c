@@ -289,18 +289,13 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 
 // ---- Heads alone ----
 
-// Budgets of the cut in which head h alone is cut, to keep[h].
-static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uint32_t *out)
-{
-    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
-}
-
+// Each cut is of head i alone.
 static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
 {
     size_t heads = heads_of(b);
     uint32_t *cut = need(heads, sizeof *cut, "heads");
     for (size_t i = 0; i < n * heads; i++) {
-        cut_alone(b, keep + i / heads * heads, i % heads, cut);
+        for (size_t h = 0; h < heads; h++) cut[h] = h == i % heads ? keep[i] : b->plan.n_tokens;
         name_cut(b, text, cut, keys[i]);
     }
     free(cut);

@@ -348,32 +348,24 @@ static summary_rows rows_open(const sweep *s)
     return r;
 }
 
-static bool is_uniform(const allocator *a)
+// Of that kind; a table only where it was solved as published.
+static bool is_rival(const allocator *a, allocator_kind kind)
 {
-    return a->kind == ALLOCATOR_UNIFORM;
-}
-
-static bool is_ada(const allocator *a)
-{
-    return a->kind == ALLOCATOR_ADA;
-}
-
-static bool is_published(const allocator *a)
-{
-    const char *shrink = a->kind == ALLOCATOR_TABLE ? kvb_table_metadata(a->table, "shrink") : NULL;
-    return a->kind == ALLOCATOR_TABLE && !a->strict && strcmp(kvb_table_info(a->table)->aggregate, "mean_ratio") == 0 &&
+    if (a->kind != kind || kind != ALLOCATOR_TABLE) return a->kind == kind;
+    const char *shrink = kvb_table_metadata(a->table, "shrink");
+    return !a->strict && strcmp(kvb_table_info(a->table)->aggregate, "mean_ratio") == 0 &&
            (!shrink || strtod(shrink, NULL) == 0);
 }
 
 // The cell of such an allocator beside cells[i] (same text, metric, ratio), or NULL.
-static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(const allocator *))
+static const sweep_cell *beside(const sweep *s, size_t i, allocator_kind rival)
 {
     const sweep_cell *c = &s->cells[i];
     size_t per_text = s->n_cells / s->n_texts, first = i / per_text * per_text;
     for (size_t k = first; k < first + per_text; k++) {
         const sweep_cell *other = &s->cells[k];
         const method_column *column = &s->methods.columns[other->column];
-        if (is_wanted(column->how) && column->method == s->methods.columns[c->column].method &&
+        if (is_rival(column->how, rival) && column->method == s->methods.columns[c->column].method &&
             other->ratio == c->ratio)
             return other;
     }
@@ -381,12 +373,11 @@ static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(cons
 }
 
 // The KL of cells[at] and of the same cell of all texts, as a ratio to another allocator's.
-static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allocator *), const value_groups *kl,
-                         summary_rows *r)
+static interval ratio_to(const sweep *s, size_t at, allocator_kind rival, const value_groups *kl, summary_rows *r)
 {
     size_t per_text = s->n_cells / s->n_texts;
     for (uint32_t t = 0; t < s->n_texts; t++) {
-        const sweep_cell *other = beside(s, at + t * per_text, is_wanted);
+        const sweep_cell *other = beside(s, at + t * per_text, rival);
         if (!other) return (interval){NAN, NAN, NAN};
         r->other[t] = other->result.kl;
     }
@@ -417,9 +408,9 @@ static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summ
     out->kl = interval_positive(&kl);
     out->agree = interval_share(&agree);
     out->nll = interval_mean(&nll);
-    out->to_uniform = ratio_to(s, at, is_uniform, &kl, r);
-    out->to_ada = ratio_to(s, at, is_ada, &kl, r);
-    out->to_published = ratio_to(s, at, is_published, &kl, r);
+    out->to_uniform = ratio_to(s, at, ALLOCATOR_UNIFORM, &kl, r);
+    out->to_ada = ratio_to(s, at, ALLOCATOR_ADA, &kl, r);
+    out->to_published = ratio_to(s, at, ALLOCATOR_TABLE, &kl, r);
 }
 
 sweep_summary *sweep_summarize(const sweep *s, size_t *n)

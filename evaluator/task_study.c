@@ -309,7 +309,6 @@ typedef struct bench_cell {
 typedef struct bench {
     task_study *s;
     const task_sample *sample;
-    const task_listener *listener;
     uint32_t index, n_tokens, extra, rows; // rows: of the longest question
     session *session;
     bench_cell *cells; // [n] of the cells that are missing
@@ -406,11 +405,8 @@ static kvb_status flush_turns(bench *b, kvb_error *err)
 {
     if (!b->n_turns) return KVB_OK;
     kvb_status status = answer_turns(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
-    for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++) {
-        const bench_cell *c = b->owners[i];
-        c->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
-        if (b->listener) b->listener->hear(b->listener->context, c->cell, b->sample, b->questions[i], &b->turns[i]);
-    }
+    for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++)
+        b->owners[i]->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
     close_turns(b);
     return status;
 }
@@ -488,10 +484,9 @@ static kvb_status finish_cells(bench *b, const char *hash, kvb_error *err)
     return status;
 }
 
-kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, const task_listener *listener,
-                             kvb_error *err)
+kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, kvb_error *err)
 {
-    bench b = {.s = s, .sample = sample, .listener = listener, .index = index};
+    bench b = {.s = s, .sample = sample, .index = index};
     int32_t *ids = NULL;
     metric *metrics = NULL;
     char hash[65];

@@ -57,16 +57,8 @@ void task_study_close(task_study *s);
 // KVB_FORMAT if a number is missing.
 kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err);
 
-// Called for every answer that was generated (not for those from the log).
-typedef struct task_listener {
-    void (*hear)(void *context, const task_cell *cell, const task_sample *sample, size_t question,
-                 const task_turn *turn);
-    void *context;
-} task_listener;
-
-// Answers one sample in every cell that the log does not have. `listener` may be NULL.
-kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, const task_listener *listener,
-                             kvb_error *err);
+// Answers one sample in every cell that the log does not have.
+kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, kvb_error *err);
 
 typedef struct task_outcome {
     interval score;      // mean over questions, 0 to 1

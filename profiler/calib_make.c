@@ -24,19 +24,16 @@ typedef struct maker {
 
 // ---- One question ----
 
-static int32_t *copy_ids(const int32_t *ids, size_t n)
-{
-    return need_copy(ids, n, sizeof *ids, "token ids");
-}
-
 // Takes copies. Without an answer (NULL) the profile samples one.
 static void add_question(const maker *m, const int32_t *asked, size_t n_asked, const int32_t *answer, size_t n_answer)
 {
     calib_context *c = m->c;
     c->questions = need_more(c->questions, c->n_questions + 1, sizeof *c->questions, "questions");
     calib_question *q = &c->questions[c->n_questions++];
-    *q = (calib_question){.ids = copy_ids(asked, n_asked), .n_ids = n_asked};
-    if (answer) q->answer_ids = copy_ids(answer, n_answer), q->n_answer_ids = n_answer;
+    *q = (calib_question){.ids = need_copy(asked, n_asked, sizeof *asked, "token ids"), .n_ids = n_asked};
+    if (!answer) return;
+    q->answer_ids = need_copy(answer, n_answer, sizeof *answer, "token ids");
+    q->n_answer_ids = n_answer;
 }
 
 static kvb_status encode(const maker *m, const char *text, size_t size, int32_t **ids, size_t *n)
@@ -63,7 +60,7 @@ static kvb_status encode_question(const maker *m, const calib_context *from, con
 {
     if (q->ids) {
         *n = q->n_ids;
-        *ids = copy_ids(q->ids, q->n_ids);
+        *ids = need_copy(q->ids, q->n_ids, sizeof **ids, "token ids");
         return check_ids(m, "question_ids", *ids, *n);
     }
     char *joined = need_text("%s%s", q->text, from->answer_prefix);

@@ -168,14 +168,6 @@ static point plain_at(const void *of, double lambda)
     return p;
 }
 
-// At a price above the largest loss everybody is at the floor.
-static void plain_begin(dual *d, const plain_group *g)
-{
-    double most, tolerance;
-    find_scale(g->c, g->first, g->n, &most, &tolerance);
-    dual_begin(d, plain_at, g, most, tolerance);
-}
-
 // Tokens that a group of layers keeps in all at a prune ratio, but no less than the floors.
 static uint64_t budget_of(const loss_curves *c, uint32_t n_layers, double ratio)
 {
@@ -200,8 +192,9 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
         for (uint32_t k = 0; k < groups; k++) {
             plain_group g = {c, k * n, n};
             dual d;
-            double where;
-            plain_begin(&d, &g);
+            double where, most, tolerance;
+            find_scale(c, g.first, n, &most, &tolerance);
+            dual_begin(&d, plain_at, &g, most, tolerance); // at a price above the largest loss all are at the floor
             for (uint32_t r = begin; r < end; r++) {
                 uint64_t budget = budget_of(c, c->shape.n_layers / groups, ratios[r]);
                 bound[r] += climb(&d, (double)budget - (double)n * c->floor, lambda ? lambda[r] : 0, &where);

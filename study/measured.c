@@ -58,11 +58,6 @@ static measured_work measured_work_open(const shift_base *base, uint32_t n_group
     return w;
 }
 
-static void measured_work_close(measured_work *w)
-{
-    free(w->x);
-}
-
 // A head that still keeps everything loses nothing.
 static void fill_losses(measured_work *w, const double *levels, uint32_t n_levels, const double *loss)
 {
@@ -186,8 +181,7 @@ kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_
     status = allocate(&w, pruned, n_knots, &a, err);
     if (status == KVB_OK) write_shifts(&w, &a, knots, shift);
     allocation_free(&a);
-    free(pruned);
-    measured_work_close(&w);
+    free_all(pruned, w.x); // the first of its arrays
     return status;
 }
 
@@ -198,6 +192,5 @@ void shifts_to_table(const shift_base *base, const shift_base *to, const double 
     for (uint32_t k = 0; k < n_knots; k++)
         for (uint32_t h = 0; h < n; h++)
             shift[(size_t)k * n + h] = move_to_share(&w, h, share_at(&other, h, knots[k]), knots[k]);
-    measured_work_close(&w);
-    measured_work_close(&other);
+    free_all(w.x, other.x); // the first of their arrays
 }

@@ -417,18 +417,14 @@ static bool is_ascii(const char *text, size_t size)
     return all < 0x80;
 }
 
-static bool begins_with(const char *text, size_t size, const normal_step *step)
-{
-    return size >= step->size && memcmp(text, step->text, step->size) == 0;
-}
-
 // Whether the step leaves every text of this kind as it is.
 static bool is_idle(const normal_step *step, bool first, const char *text, size_t size)
 {
     if (size == 0) return true;
     if (step->kind == NORMAL_NFC) return is_ascii(text, size);
     return step->kind == NORMAL_PREPEND &&
-           ((step->first_only && !first) || (step->unless_there && begins_with(text, size, step)));
+           ((step->first_only && !first) ||
+            (step->unless_there && size >= step->size && memcmp(text, step->text, step->size) == 0));
 }
 
 // Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;

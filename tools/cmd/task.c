@@ -27,7 +27,7 @@ typedef struct task_command {
     // What to write:
     struct {
         const char *samples, *results, *csv;
-        bool verbose, quiet, json;
+        bool quiet, json;
     } out;
     // Opened:
     const backend *device;
@@ -53,19 +53,12 @@ static kvb_status read_haystack(task_command *c, kvb_error *err)
 
 // ---- Samples ----
 
-static void show_answer(void *context, const task_cell *cell, const task_sample *s, size_t question,
-                        const task_turn *turn)
-{
-    task_report_answer(context, cell, s, question, turn);
-}
-
 // Makes, writes and answers every sample of a task; `tokens` receives their mean length.
 static kvb_status run_samples(task_command *c, const task *t, task_study *study, FILE *to, double *tokens,
                               kvb_error *err)
 {
     const task_source source = {c->opened.text.tokens, c->seed, c->haystack,
                                 t->kind->whole_text && c->texts_path ? &c->texts : NULL};
-    task_listener listener = {show_answer, &c->report};
     kvb_status status = KVB_OK;
     progress bar;
     progress_begin(&bar, t->spec, c->out.quiet || !c->answer);
@@ -75,8 +68,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         if (status != KVB_OK) break;
         *tokens += (double)s.n_tokens / study->n_samples;
         if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
-        if (status == KVB_OK && c->answer)
-            status = task_study_answer(study, i, &s, c->out.verbose ? &listener : NULL, err);
+        if (status == KVB_OK && c->answer) status = task_study_answer(study, i, &s, err);
         task_sample_free(&s);
         progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
@@ -192,9 +184,7 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     if (c->tasks.count == 0)
         return cli_usage_error(self, "no task is given: --task TASK; `kvbudget task --list` shows them");
     if (c->count == 0 || c->count > 1 << 20) return cli_usage_error(self, "--count: expected 1 to 1048576 samples");
-    if (c->out.verbose && c->out.json)
-        return cli_usage_error(self, "--verbose prints answers, --json nothing but JSON: give one");
-    if (compares || c->out.results || c->out.verbose || c->out.json || c->out.csv || !c->out.samples) c->answer = true;
+    if (compares || c->out.results || c->out.json || c->out.csv || !c->out.samples) c->answer = true;
     c->device = device_find(self, c->backend_name, c->compute);
     return c->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -224,7 +214,6 @@ static int task_main(const cli_command *self, int argc, char **argv)
          "write the samples as calibration data; they are answered only with --answer or when\nthere is something to "
          "compare"},
         {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output"},
-        {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
         {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE",
          "the text that niah_single_2, niah_multikey_1 and others hide needles in"},
         {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
@@ -283,6 +272,6 @@ const cli_command cmd_task = {
         "    --allocator uniform --ratio 0.8\n"
         "  kvbudget task model.gguf --task niah_multikey_1:keys=8:questions=4 --tokens 4096 \\\n"
         "    --haystack book.txt --output needles.jsonl\n"
-        "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
+        "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl\n",
     .run = task_main,
 };

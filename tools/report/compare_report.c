@@ -176,22 +176,10 @@ results eval_report_results(const eval_report *e)
     return made;
 }
 
-// ---- task: answers --------------------------------------------------------------------------------------------------
+// ---- task -----------------------------------------------------------------------------------------------------------
 static const char *method_of(const task_report *r, const task_cell *cell)
 {
     return cell->column ? method_name(&r->with.methods.methods[cell->column->method]) : "full";
-}
-
-void task_report_answer(const task_report *r, const task_cell *cell, const task_sample *s, size_t question,
-                        const task_turn *turn)
-{
-    printf("  %s question %zu, %s", s->id, question + 1, method_of(r, cell));
-    if (cell->column) printf(" %s %g", cell->column->how->label, cell->ratio);
-    printf(": score %.2f, expected", turn->score);
-    for (size_t k = 0; k < turn->question->n_gold; k++) printf("%s \"%s\"", k ? "," : "", turn->question->gold[k]);
-    printf(", found \"");
-    for (const char *p = turn->answer; *p; p++) putchar(*p == '\n' ? ' ' : *p);
-    printf("\"\n");
 }
 
 // ---- task: terminal -------------------------------------------------------------------------------------------------

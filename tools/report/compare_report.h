@@ -48,6 +48,3 @@ typedef struct task_report {
 void task_report_open(task_report *r);
 // Adds the results of one task to r->found, and prints them if r->print. `tokens`: the mean length of its samples.
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err);
-// Prints one answer.
-void task_report_answer(const task_report *r, const task_cell *cell, const task_sample *s, size_t question,
-                        const task_turn *turn);
