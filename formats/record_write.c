@@ -35,11 +35,6 @@ static char *path_in(const char *folder, const char *name)
     return need_text("%s/%s", folder, name);
 }
 
-static char *parts_head_path(const char *folder)
-{
-    return path_in(folder, head_name);
-}
-
 enum { PART_NAME_MAX = 128 };
 
 static void part_name(char name[PART_NAME_MAX], const char *id, part_kind kind, uint32_t question)
@@ -370,7 +365,7 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
 // The process that holds the folder has made it, cleaned it, and decided whether it extends a finished record.
 static kvb_status join_folder(record_writer *w, kvb_error *err)
 {
-    char *head = parts_head_path(w->folder);
+    char *head = path_in(w->folder, head_name);
     kvb_status status = KVB_OK;
     if (!path_exists(head))
         status = kvb_fail(err, KVB_IO,
@@ -404,7 +399,7 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
         if (status == KVB_OK) status = parts_mark_replace(w->folder, err);
     }
     if (status == KVB_OK && !parts_replace(w->folder)) status = open_base(w, err);
-    char *head = parts_head_path(w->folder);
+    char *head = path_in(w->folder, head_name);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
     if (w->lock >= 0 && status != KVB_OK && !parts_have_head(w->folder))
         (void)parts_remove(w->folder, NULL); // nothing was there

@@ -191,9 +191,8 @@ static kvb_status name_outputs(const cli_option *options, kvb_error *err)
     return status;
 }
 
-// written: what the first operand is, FILE_ANY: it is read as the others are.
-static int parse(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
-                 int *first)
+int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
+                     int *first)
 {
     int code = parse_options(command, options, argc, argv);
     if (code != EXIT_DONE) return code;
@@ -212,13 +211,7 @@ static int parse(const cli_command *command, const cli_option *options, file_kin
 
 int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first)
 {
-    return parse(command, options, FILE_ANY, argc, argv, first);
-}
-
-int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
-                     int *first)
-{
-    return parse(command, options, written, argc, argv, first);
+    return cli_parse_output(command, options, FILE_ANY, argc, argv, first);
 }
 
 // ---- Help -----------------------------------------------------------------------------------------------------------

@@ -706,18 +706,6 @@ static void put_object(FILE *out, const char *title, const cJSON *object)
     fputs("</table></div></details>\n", out);
 }
 
-// Where the weights are in several files, or in one that is not what the model's hash is of.
-static void put_weight_files(FILE *out, const kvb_table *table)
-{
-    const char *text = kvb_table_metadata(table, "model_files");
-    cJSON *files = text ? cJSON_Parse(text) : NULL;
-    const cJSON *file;
-    cJSON_ArrayForEach(file, files) if (cJSON_IsString(file) &&
-                                        strcmp(file->valuestring, kvb_table_info(table)->model_sha256) != 0)
-        put_file(out, "its weights", file->string, file->valuestring);
-    cJSON_Delete(files);
-}
-
 static void put_files(page_writer *w)
 {
     const page *p = w->p;
@@ -728,7 +716,6 @@ static void put_files(page_writer *w)
         const kvb_info *info = kvb_table_info(p->tables[i].file);
         put_file(w->out, "table", p->tables[i].path, p->tables[i].sha256);
         put_file(w->out, "its model", info->model_id, info->model_sha256);
-        put_weight_files(w->out, p->tables[i].file);
         put_file(w->out, "its calibration texts", "", info->calibration_sha256);
         put_file(w->out, "its record", p->tables[i].from ? p->tables[i].from->path : "", info->record_sha256);
     }

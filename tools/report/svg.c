@@ -101,15 +101,7 @@ static const struct {
     {"lava", {ORANGE, MARK_UP, 2}},
     {"cake", {WINE, MARK_RING, 6}},
     {"lukv", {SKY, MARK_RING, 6}},
-    {"mean_ratio", {SKY, MARK_RING, 6}},
-    // Ways to make one table of many questions; the first is the default.
-    {"mean_loss, shrink 0.1", {BLUE, MARK_DOT, 0}},
-    {"mean_loss", {BLUE, MARK_UP, 2}},
-    {"worst", {WINE, MARK_DOWN, 4}},
-    {"cvar", {ORANGE, MARK_DIAMOND, 4}},
-    {"question's optimum", {GREEN, MARK_CROSS, 2}},
     {"oracle", {GREY, MARK_CROSS, 2}},
-    {"full cache", {GREY, MARK_RING, 2}},
     // Losses of one table.
     {"this table", {BLUE, MARK_DOT, 0}},
     {"even split", {VERMILION, MARK_SQUARE, 0}},
