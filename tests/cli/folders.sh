@@ -62,7 +62,8 @@ expect 0 'profile --chat --special' "${PROFILE[@]}" --chat --special -o special.
 # asked NAME TEXT: what the second question became in the record.
 asked() {
     expect 0 "the arrays of $1.h5" export "$1.h5" --format lukv-steps -o "$1.steps"
-    holds "the second question of $1.h5" "$KVB_BUILD/tests/tokens" "$MODEL" "$1.steps"/context_*/suffix_ids_1.npy --decode
+    holds "the second question of $1.h5" "$KVB_BUILD/tests/tokens" "$MODEL" "$1.steps"/context_*/suffix_ids_1.npy \
+        --decode
     printf '%b' "$2" >asked
     same "is '$2'" asked held
 }

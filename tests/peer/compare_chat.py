@@ -1,5 +1,5 @@
-"""Compares the ids that chat templates make (tokens.c) with transformers' apply_chat_template, for templates of every kind
-and on messages that are hard to wrap; and that templates without a frame around the message are refused.
+"""Compares the ids that chat templates make (tokens.c) with transformers' apply_chat_template, for templates of every
+kind and on messages that are hard to wrap; and that templates without a frame around the message are refused.
 
 usage: compare_chat.py KVBUDGET [--templates FOLDER]     (needs: pip install transformers tokenizers)
 Without FOLDER: the forms below, which are those that the families publish, shortened to what one message meets, and
@@ -175,7 +175,8 @@ def make_tokenizer(folder):
 
 def ours(program, folder, message):
     """The ids, or what was said where it is refused."""
-    found = subprocess.run([os.path.join(os.path.dirname(program), "tests/tokens"), folder, "-", "--chat"], input=message.encode(), capture_output=True)
+    tokens = os.path.join(os.path.dirname(program), "tests/tokens")
+    found = subprocess.run([tokens, folder, "-", "--chat"], input=message.encode(), capture_output=True)
     return [int(i) for i in found.stdout.split()] if found.returncode == 0 else found.stderr.decode().strip()
 
 
