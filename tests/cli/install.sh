@@ -76,6 +76,7 @@ holds 'example 03_serve' "$KVB_BUILD/examples/03_serve" t.safetensors 1000 2 3 0
 holds 'whose steps read few rows' awk '{ print; rows[NR] = $2 }
     END { exit !(NR == 3 && rows[2] > 0 && rows[3] < 0.22 * rows[2]) }' serve.out
 example 02_grow 1000 512
+holds 'example 04_refit' "$KVB_BUILD/examples/04_refit" 256 64 && mv held refit.out
 cp example.out grows.out
 example 02_grow 1000 512 1000
 # $NF: rows after each cut. Without a cap they grow with the text; with one they stay.
