@@ -96,7 +96,8 @@ assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layer
 PYTHON_END
 expect 0 'another table for the same metric' solve run.h5 --metric keydiff --paper -o paper.safetensors --quiet
 refine 'with a candidate' tried.safetensors --candidate paper.safetensors --evaluations 1
-json 'its budgets, those between and four by depth are all that is measured' out 'j["settings"]["refined"]["rounds"] == 7'
+json 'its budgets, those between and four by depth are all that is measured' out \
+    'j["settings"]["refined"]["rounds"] == 7'
 json 'and no ratio is worse on the texts that choose' out \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 "$KVB" profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric knorm >out 2>err &&

@@ -38,6 +38,7 @@ size_t tune_texts_count(const tune_texts *t, tune_part part);
 
 // Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1. A
 // user's text gives up to four contexts, any other gives one. What follows a context, up to n_answer tokens, is the
-// answer to one question; `n_lines` of its lines are asked for as well, if it has as many. Errors: those of reading and of atomic_file.h.
+// answer to one question; `n_lines` of its lines are asked for as well, if it has as many. Errors: those of reading and
+// of atomic_file.h.
 kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
                             uint32_t n_answer, uint32_t n_lines, const char *path, kvb_error *err);
