@@ -96,7 +96,8 @@ static void name_table(allocator *a)
                *shrink = kvb_table_metadata(a->table, "shrink"), *loss = kvb_table_metadata(a->table, "loss");
     double pulled = shrink ? strtod(shrink, NULL) : 0;
     bool output = loss && strcmp(loss, "output") == 0,
-         usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - (output ? 0 : 0.1)) < 1e-9;
+         usual = strcmp(info->aggregate, "mean_loss") == 0 &&
+                 (fabs(pulled - 0.1) < 1e-9 || (output && pulled == 0)); // 0: with formats
     append_label(a, "", usual ? "kvbudget" : "lukv");
     if (output) append_label(a, "-", "output");
     if (strcmp(info->scope, "global") != 0) append_label(a, "-", info->scope);
