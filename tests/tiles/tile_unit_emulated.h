@@ -2,6 +2,7 @@
 // profiler/backend/tile_unit.h in tests. What the unit refuses ends the program: a register that is not configured,
 // shapes that do not fit. Rows beyond those configured hold zeros after a load, and are not stored.
 #pragma once
+#include <dnnl.h>
 #include <immintrin.h>
 #include <math.h>
 #include <stdio.h>
@@ -24,9 +25,10 @@ static inline void tile_expect(bool good, const char *what)
     abort();
 }
 
+// What comes before and behind the unit is the processor's own, as far as oneDNN may use it.
 static inline int tile_unit_found(void)
 {
-    return __builtin_cpu_supports("avx512bf16") != 0;
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
 }
 
 static inline void tile_configure(const tile_setting *s)
