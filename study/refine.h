@@ -1,12 +1,13 @@
 // Searches for better budgets by measured damage: shifts of heads (shift.h) that reduce the loss of cut caches.
 // Nothing here runs a model: the caller measures what candidates lose. Each refined ratio, a knot, has its own search,
 // but candidates for all knots are measured together as one table, so that the rows between them stay nested. The
-// caller's starts, such as those of measured.h, are tried first, half of the way and all of it. Then all heads of a
-// layer are moved together; then, from the best result, each head by itself: a linear model of the loss in the shifts
-// is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on one
-// text, with a component shared by the knots; then steps are taken against its gradient, by successive halving over
-// texts, in a trust region for each knot. After every round the centre of the search is measured on texts of a second
-// set, and the best there is the result; a search that gains nothing there for REFINE_PATIENCE rounds ends.
+// caller's starts, such as those of measured.h, are tried first, half of the way, three quarters and all of it, and
+// from the best of them four slopes along the depth. Then all heads of a layer are moved together; then, from the best
+// result, each head by itself: a linear model of the loss in the shifts is fitted by ridge regression on pairs of
+// candidates that move all groups up or down at random, each pair on one text, with a component shared by the knots;
+// then steps are taken against its gradient, by successive halving over texts, in a trust region for each knot. After
+// every round the centre of the search is measured on texts of a second set, and the best there is the result; a search
+// that gains nothing there for REFINE_PATIENCE rounds ends.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
