@@ -93,9 +93,27 @@ static void remember_input(const char *path)
     else forget(&f);
 }
 
+// The other files of model-00001-of-00003.gguf.
+static void remember_split(const char *path)
+{
+    static const char FORM[] = "-00001-of-00003.gguf";
+    size_t n = strlen(path), form = sizeof FORM - 1;
+    if (n <= form) return;
+    const char *end = path + n - form;
+    for (size_t i = 0; i < form; i++)
+        if (isdigit((unsigned char)FORM[i]) ? !isdigit((unsigned char)end[i]) : FORM[i] != end[i]) return;
+    long count = strtol(end + 10, NULL, 10);
+    for (long i = 1; i <= count; i++) {
+        char *other = need_text("%.*s-%05ld-of-%05ld.gguf", (int)(n - form), path, i, count);
+        remember_input(other);
+        free(other);
+    }
+}
+
 void named_input(const char *path)
 {
     remember_input(path);
+    remember_split(path);
     const char *equals = strchr(path, '=');
     if (equals) remember_input(equals + 1);
     for (const char *colon = strchr(path, ':'); colon; colon = strchr(colon + 1, ':')) {

@@ -31,8 +31,8 @@ typedef enum file_kind {
 void named_files_begin(bool force);
 
 // Registers a file or folder that will be read. It need not exist: the code that reads it reports that. In
-// `prefix=FILE` and `FILE:suffix` both FILE and the whole name are registered, if they exist; NAME.npy stands for
-// NAME.json too.
+// `prefix=FILE` and `FILE:suffix` both FILE and the whole name are registered, if they exist. One file of a model in
+// parts stands for all parts, and NAME.npy for NAME.json too.
 void named_input(const char *path);
 
 // Registers a file that will be written; `kind` is a file_kind, with FILE_PER_METRIC or without. `option` says which
