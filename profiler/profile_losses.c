@@ -90,19 +90,12 @@ kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_v
 
 // ---- What is recorded ----
 
-// Gains are of each context's first question, unless the record that grows has them.
-static bool lacks_gains(const profile_losses *l, const profile_context *c, uint32_t number)
+// Gains, and errors of formats, are of each context's first question, unless the record that grows has them.
+static bool lacks(const profile_losses *l, const profile_context *c, const decoded_question *q,
+                  bool has(record *r, size_t context, size_t question))
 {
     record *r = l->o->grows;
-    if (number != 0 || !l->o->gain_rows) return false;
-    return !c->recorded || !record_has_gains(r, record_find(r, c->id), 0);
-}
-
-// Errors of formats too.
-static bool lacks_packings(const profile_losses *l, const profile_context *c, const decoded_question *q)
-{
-    record *r = l->o->grows;
-    return q->number == 0 && q->n_queries > 0 && (!c->recorded || !record_has_packings(r, record_find(r, c->id), 0));
+    return q->number == 0 && q->n_queries > 0 && (!c->recorded || !has(r, record_find(r, c->id), 0));
 }
 
 static kvb_status find_gains(bool *found, profile_losses *l, const decoded_question *q, uint32_t slot, kvb_error *err)
@@ -147,7 +140,7 @@ kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const
     if (status != KVB_OK || n_rankings == 0) return status;
     double start = meter_now();
     uint32_t packed = 0;
-    while (packed < n && !lacks_packings(l, c, &q[packed])) packed++;
+    while (packed < n && !lacks(l, c, &q[packed], record_has_packings)) packed++;
     status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, packed,
                                    packed < n ? l->packings : NULL, err);
     l->times->curves += meter_now() - start;
@@ -156,7 +149,7 @@ kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const
         bool gains = false;
         if (q[i].n_queries == 0) continue;
         for (size_t r = 0; r < n_rankings; r++) curves[r] = l->errors + (i * n_rankings + r) * floats;
-        if (lacks_gains(l, c, q[i].number)) status = find_gains(&gains, l, &q[i], i, err);
+        if (l->o->gain_rows && lacks(l, c, &q[i], record_has_gains)) status = find_gains(&gains, l, &q[i], i, err);
         record_losses losses = {l->names, curves, n_rankings, gains ? l->gains : NULL,
                                 i == packed ? l->packings : NULL};
         if (status == KVB_OK) status = record_put_losses(writer, c->id, q[i].number, &losses, err);

@@ -30,8 +30,7 @@ typedef struct checked_row {
     double bound; // D(lambda): the budgets are of bytes, and every head chooses tokens and formats
     double loss;  // of the row
     double added; // the part of it that is for its formats
-    bool
-        fits; // within the ratio's share of a bf16 cache, or the least that all heads can take; its formats are choices
+    bool fits;    // its formats are choices, and it is within the ratio's share of a bf16 cache or the least possible
 } checked_row;
 
 // Checks R rows at their multipliers lambda >= 0: keep [R, N] tokens, formats [R, N, 2] of keys and values.

@@ -23,7 +23,7 @@ enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 typedef enum study_loss {
     LOSS_IMPORTANCE,
     LOSS_OUTPUT,
-    LOSS_BEST /* output where the record has its curves */
+    LOSS_BEST // LOSS_OUTPUT where the record has the curves
 } study_loss;
 
 typedef struct study_options {

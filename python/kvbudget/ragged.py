@@ -306,11 +306,12 @@ class RaggedLayer(WatchedLayer):
 
     def _unpack(self) -> list[Sequence[str]]:
         """The other way; the formats, for pack()."""
+        if not self.packed:
+            return []
         formats, rows = [x.formats for x in self.packed], [self.segment(s) for s in range(len(self.lengths))]
-        if formats:
-            self.packed = []
-            k, v, places = (torch.cat(parts) for parts in zip(*rows))
-            self._lay_out(k, v, places, [len(r[2]) for r in rows], self.slack)
+        self.packed = []
+        k, v, places = (torch.cat(parts) for parts in zip(*rows))
+        self._lay_out(k, v, places, [len(r[2]) for r in rows], self.slack)
         return formats[: self.n_heads]
 
     def recut(self, part: Callable[[int], Tensor]) -> None:

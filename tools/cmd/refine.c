@@ -78,11 +78,11 @@ static kvb_status check_memory(const refine_bench *b, kvb_error *err)
 
 static kvb_status refuse_formats(const kvb_table *table, const char *name, kvb_error *err)
 {
-    return kvb_table_has_formats(table) ? kvb_fail(err, KVB_UNSUPPORTED,
-                                                   "%s: has formats, and only tokens are searched here; refine a table "
-                                                   "that was solved without --formats, or use this one as it is",
-                                                   name)
-                                        : KVB_OK;
+    if (!kvb_table_has_formats(table)) return KVB_OK;
+    return kvb_fail(err, KVB_UNSUPPORTED,
+                    "%s: has formats, and only tokens are searched here; refine a table that was solved without "
+                    "--formats, or use this one as it is",
+                    name);
 }
 
 static kvb_status open_bench(refine_command *c, kvb_error *err)

@@ -79,7 +79,6 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     const study_options *o = &l->options;
     study_table *t = need(1, sizeof *t, "a table");
     kvb_status status = study_table_open(t, from, metric, o, out->budgets != NULL, err);
-    if (status == KVB_OK && o->n_packings) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) {
         warn_of_pairs(&t->pairs);
         if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric) &&

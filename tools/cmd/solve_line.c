@@ -349,7 +349,7 @@ static int check_aggregation(solve_line *l, const char *otherwise)
     if (study_options_aggregate(o, given ? given : l->words.paper ? "mean_ratio" : otherwise, &err) != KVB_OK)
         return cli_usage_error(l->self, "--aggregate: %s", err.message);
     l->words.shrink = !isnan(o->shrink);
-    if (isnan(o->shrink)) o->shrink = o->aggregate == AGGREGATE_MEAN_LOSS ? DEFAULT_SHRINK : 0;
+    if (isnan(o->shrink)) o->shrink = o->aggregate == AGGREGATE_MEAN_LOSS && !o->n_packings ? DEFAULT_SHRINK : 0;
     if (isnan(o->min_keep)) o->min_keep = 0;
     if (!(o->shrink >= 0 && o->shrink <= 1)) return cli_usage_error(l->self, "--shrink: expected 0 to 1");
     if (!(o->min_keep >= 0 && o->min_keep < 1))

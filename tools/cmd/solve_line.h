@@ -77,8 +77,7 @@ typedef struct solve_line {
 solve_line solve_line_make(const cli_command *self);
 void solve_line_free(solve_line *l);
 // Checks what was given, and fills `wanted` and `options`, except what depends on the record. `aggregate`: the default
-// of
-// --aggregate. Returns an exit code; if it is not EXIT_DONE, a message was printed.
+// of --aggregate. Returns an exit code; if it is not EXIT_DONE, a message was printed.
 int solve_line_check(solve_line *l, const char *aggregate);
 
 // Opens the record, and completes `options` with what depends on it. Warns if constraints end a table for every per

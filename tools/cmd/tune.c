@@ -8,6 +8,7 @@
 #include "profiler/text/model_text.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include "tools/child.h"
 #include "tools/cli.h"
 #include "tools/cmd/tune_texts.h"
@@ -523,14 +524,12 @@ static double parse_time(const char *text)
 
 static int check(tune_command *c, char **operands, int n_operands)
 {
-    for (int i = 0; i < n_operands; i++) {
-        const char *dot = strrchr(operands[i], '.');
-        if (i && dot && strcmp(dot, ".safetensors") == 0)
+    for (int i = 1; i < n_operands; i++)
+        if (kvb_ends_with(operands[i], ".safetensors"))
             return cli_usage_error(c->self,
                                    "%s: expected texts behind the model, found a table; tune makes its own, of tokens "
                                    "alone, and `solve --formats` one with formats",
                                    operands[i]);
-    }
     if (n_operands < 1 || !c->output || !*c->output)
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
