@@ -391,6 +391,48 @@ KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places,
                                     const size_t *old_offsets, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
                                     uint32_t window, size_t *offsets, uint32_t *rows, size_t cap, kvb_error *err);
 
+// The rule by which a cache is cut that grows by chunks of a prefill, by turns and by answers. With an interval, no
+// head holds more rows than its budget and `buffer` between two passes, however long the text gets; the budgets
+// themselves grow with the text (ratio), or stay the same on average (target_size). Fill in the fields, 0 being the
+// default of each, and call kvb_growth_check(); one rule then serves any number of caches and threads. What you keep
+// for each cache (or each layer, where layers are cut one by one) is a single number, cut_at: how many tokens had been
+// seen when it was cut last, 0 at first. Where tokens are taken back, take the smaller of it and the tokens that are
+// left.
+typedef struct kvb_growth {
+    double ratio;         // the share of all tokens so far that goes; not read if there is a target_size
+    uint32_t target_size; // rows that heads keep on average. The table's row for 1 - target_size / T shares them out
+    uint32_t interval; // cut when so many tokens are new. By default 128 with a target_size; without one it is 0: cut
+                       // where a turn ends, and add answers
+    uint32_t buffer;   // rows of a head above its budget; by default the interval. If it is more, the newest buffer -
+                       // interval tokens stay in every head, whatever their score
+    uint32_t least;    // contexts of so few tokens stay whole, for scorers that cannot rank them; at least sinks and
+                       // window
+    kvb_budget_options options; // with a target_size ratios are always interpolated. With an interval, and in later
+                                // cuts, budgets are always `strict`...
+    int loose;                  // ...unless this is not 0
+    uint32_t sink, window;      // results of kvb_growth_check(): what kvb_reselect() is to protect at every cut
+} kvb_growth;
+
+// Checks a rule and fills in its defaults. Fails with KVB_ARGUMENT if a number is out of range or a pointer NULL, and
+// with KVB_UNSUPPORTED if there is a target_size and the table has formats, which share out bytes. *growth is then left
+// alone.
+KVB_API kvb_status kvb_growth_check(const kvb_table *table, kvb_growth *growth, kvb_error *err);
+
+// Returns nonzero if a cache that has seen n_tokens tokens must be cut now: if `interval` tokens are new since cut_at,
+// or, without an interval, if turn_ends is not 0. Ask after every pass, whatever number of tokens it had.
+KVB_API int kvb_growth_due(const kvb_growth *growth, uint32_t n_tokens, uint32_t cut_at, int turn_ends);
+
+// Computes how many rows each head keeps at a cut, for kvb_reselect(): those of kvb_budgets(), and the newest ones that
+// stay beyond. If all tokens are to stay, every count is n_tokens, and the summary's requested_ratio is 0.
+//   n_tokens  how many tokens have been seen so far, evicted ones included
+//   cut_at    0 as long as nothing is gone
+//   keep      [n_layers, n_kv_heads], the result; cap is its room
+//   out       NULL, or the summary of kvb_budgets_summarize() for the counts without the newest buffer - interval
+// Fails as kvb_budgets() does; takes as long, or twice that.
+KVB_API kvb_status kvb_growth_budgets(const kvb_table *table, const kvb_growth *growth, uint32_t n_tokens,
+                                      uint32_t cut_at, uint32_t *keep, size_t cap, kvb_budget_summary *out,
+                                      kvb_error *err);
+
 // Computes where n sequences begin and end that are stored one after the other, in the form that attention kernels for
 // sequences of different lengths take (cu_seqlens, indptr): sequence i has the rows cu[i] to cu[i + 1] - 1. A sequence
 // here is one KV head of one request, so n is the number of heads in a layer times the number of requests.

@@ -114,6 +114,16 @@ class Options(c.Structure):
     _fields_ = [("rounding", c.c_int), ("lookup", c.c_int), ("strict", c.c_int), ("block", c.c_uint32)]
 
 
+class Growth(c.Structure):
+    _fields_ = [
+        ("ratio", c.c_double),
+        *_fields(c.c_uint32, "target_size interval buffer least"),
+        ("options", Options),
+        ("loose", c.c_int),
+        *_fields(c.c_uint32, "sink window"),
+    ]
+
+
 class Summary(c.Structure):
     _fields_ = [
         *_fields(c.c_double, "requested_ratio effective_ratio"),
@@ -135,6 +145,10 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_table_find": [c.c_char_p, c.c_size_t, c.c_char_p, c.POINTER(Expectation), c.POINTER(Weights), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
+    "kvb_growth_check": [_TABLE, c.POINTER(Growth), _ERROR],
+    "kvb_growth_budgets": [
+        _TABLE, c.POINTER(Growth), c.c_uint32, c.c_uint32, _COUNTS, c.c_size_t, c.POINTER(Summary), _ERROR
+    ],
     "kvb_formats": [_TABLE, c.c_double, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
@@ -151,6 +165,7 @@ _OTHER: dict[str, tuple[list[Any], Any]] = {
     "kvb_table_metadata": ([_TABLE, c.c_char_p], c.c_char_p),
     "kvb_table_ranking": ([_TABLE], c.c_void_p),
     "kvb_table_has_formats": ([_TABLE], c.c_int),
+    "kvb_growth_due": ([c.POINTER(Growth), c.c_uint32, c.c_uint32, c.c_int], c.c_int),
     "kvb_packing_name": ([c.c_int], c.c_char_p),
     "kvb_ranking_close": ([c.c_void_p], None),
     "kvb_ranking_about": ([c.c_void_p], c.POINTER(RankingInfo)),

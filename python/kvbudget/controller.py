@@ -1,6 +1,7 @@
-"""When a cache is cut, to how many rows, which rows, and what always stays: one controller for blocks of compress
-(eviction.py) and for a cache that cuts itself (cache.py). The state of a cache is stored with it: in its ``kvb_state``
-(report.py), and what was seen of a layer's queries in the layer (ragged.py).
+"""Caches that are watched and cut: one controller for blocks of compress (eviction.py) and for a cache that cuts itself
+(cache.py). When, to how many rows, and what always stays is the library's rule (kvb_growth); here is what it is asked
+of, and which rows a scorer ranks highest. The state of a cache is stored with it: in its ``kvb_state`` (report.py), and
+what was seen of a layer's queries in the layer (ragged.py).
 """
 
 import warnings
@@ -11,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _library as lib
 from . import metrics, refit, scorers
-from ._library import KVBudgetError, count, one_of
+from ._library import KVBudgetError, count, one_of, real
 from .hooks import padding_of, refuse_presses
 from .models import AttentionLayer
 from .ragged import RaggedLayer, Size, WatchedLayer
@@ -20,7 +22,6 @@ from .report import Report, State
 from .selection import reselect
 from .table import Budgets, Table
 
-INTERVAL = 128  # of a cache that is not to grow
 MOST_SLACK = 512  # free rows per head that an interval may ask for
 
 
@@ -51,42 +52,30 @@ class Controller:
         table.check(metric=metric.name)
         if (ratio is None) == (target_size is None):
             raise KVBudgetError(f"expected one of the two, ratio or target_size, found {ratio} and {target_size}")
-        self._least = max(table.info.sink + table.info.window, metric.least)
-        interval = INTERVAL if interval is None and target_size is not None else interval
-        given = dict(target_size=target_size, interval=interval, buffer=buffer, slack=slack)
-        for (name, value), least in zip(given.items(), (self._least + 1, 1, interval or 0, 0)):
-            if value is not None and count(value, name) < least:
-                raise KVBudgetError(f"{name}: expected at least {least}, found {value}")
-        if buffer is not None and interval is None:
-            raise KVBudgetError("buffer: needs an interval, which says when it is full")
-        if interval is not None and metric.once:
+        given = dict(target_size=target_size, interval=interval, buffer=buffer)
+        for name, value in given.items():
+            if value is not None and count(value, name) < 1:
+                raise KVBudgetError(f"{name}: expected at least 1, found {value}")
+        counts = {name: value or 0 for name, value in given.items()}
+        self.rule = rule = table.growth(
+            lib.Growth(ratio=0 if ratio is None else real(ratio), least=metric.least, **counts), **options
+        )
+        self.interval: int | None = rule.interval or None
+        if self.interval and metric.once:
             raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
         one_of("kernel", kernel, ("auto", "segments", "varlen"))
-        if table.has_formats and target_size is not None:
-            said = "counts tokens, and this table shares out bytes; give a ratio, and an interval for long answers"
-            raise KVBudgetError(f"target_size: {said}", "UNSUPPORTED")
         if table.has_formats and kernel == "varlen":
             raise KVBudgetError("kernel varlen: reads plain rows, which this table packs; leave it out", "UNSUPPORTED")
-        self.ratio, self.target_size, self.interval, self._options = ratio, target_size, interval, options
-        self._hold = 0 if buffer is None or interval is None else buffer - interval
-        self._kernel, self._refit, self._track = kernel, refit, interval is not None
-        self._slack = min(interval or 32, MOST_SLACK) if slack is None else slack
-        self._n_heads = table.info.n_budgeted * table.info.n_kv_heads
+        self.ratio, self._kernel, self._refit, self._track = ratio, kernel, refit, rule.interval > 0
+        self._slack = min(rule.interval or 32, MOST_SLACK) if slack is None else count(slack, "slack")
         self._formats = table.formats(ratio).tolist() if ratio is not None and table.has_formats else None
-        self.budgets(1)  # a wrong ratio or option is refused here, not in the middle of a prefill
+        table.grown(rule, 1)  # what budgets refuse is refused here, not in the middle of a prefill
         self.cuts = ratio is None or ratio > 0
         self._last, self._has_cut = State(), False
 
-    def budgets(self, n: int, again: bool = False) -> Budgets:
-        """The table's for a sequence of n tokens. With a target_size N they are those of the ratio 1 - N / n; where the
-        table has no row that gives up so much, its last one shares out as much as makes N on average."""
-        strict = {"strict": True} if again or self.interval or self.target_size else {}
-        if self.ratio is not None:
-            return self.table.budgets(self.ratio, n, **(strict | self._options))
-        assert self.target_size is not None
-        ratio, options = max(1 - self.target_size / n, 0.0), {"lookup": "linear"} | strict | self._options
-        found, wanted = self.table.budgets(ratio, n, **options), self.target_size * self._n_heads
-        return self.table.budgets(ratio, n * wanted // found.total, **options) if found.total > wanted else found
+    def due(self, n: int, cut_at: int, turn_ends: bool) -> bool:
+        """Must a layer that has seen n tokens be cut now?"""
+        return bool(lib.library().kvb_growth_due(self.rule, n, cut_at, turn_ends))
 
     def report(self, cache: Any = None) -> Report:
         """The report about a cache, by default the one that was cut last."""
@@ -158,7 +147,7 @@ class Controller:
         total, turn = now.start + query.shape[2], now.end is not None and now.start < now.end
         if turn or self._track:
             self._observe(now, place, query)
-        if total - place.cut_at < self.interval if self.interval else not turn or total != now.end:
+        if not self.due(total, place.cut_at, turn and total == now.end):
             return
         if now.start and (self.metric.once if isinstance(place, RaggedLayer) else self.metric.whole):
             said = f"tokens of later turns all stay: {self.metric.name} {self.metric.once}"
@@ -194,7 +183,7 @@ class Controller:
         self._last, self._has_cut = state, True
         if state.cut != (tokens, again):  # every layer says which cut it is of; the first of another one begins anew
             state.cut, state.tokens = (tokens, again), tokens
-            state.keep.clear()
+            state.budgets.clear()
             state.warnings.clear()
         if ragged:
             if self._refit:
@@ -210,17 +199,12 @@ class Controller:
             warnings.warn(f"kvbudget: {said}", stacklevel=2)
         state.warnings[said] = None
 
-    def _stays(self, n: int) -> bool:
-        """Does all of a context so short stay: is every token of it protected or within the target, or can the metric
-        not rank it?"""
-        return n - self._hold <= max(self._least, self.target_size or 0)
-
     def _all_stay(self, state: State, place: WatchedLayer) -> bool:
-        found = all(map(self._stays, state.tokens))
-        for n in filter(self._stays, () if self.target_size else state.tokens):
+        found = [self._budgets(state, n).requested_ratio == 0 for n in state.tokens]
+        for n in () if self.rule.target_size else (n for n, stays in zip(state.tokens, found) if stays):
             said = f"a context of {n} tokens is no longer than what is protected or {self.metric.name} needs"
-            self._warn(state, f"{said}, so nothing was evicted", found and place.cut_at == 0)
-        return found
+            self._warn(state, f"{said}, so nothing was evicted", all(found) and place.cut_at == 0)
+        return all(found)
 
     def _first_cut(self, cache: Any, layer: AttentionLayer, state: State) -> None:
         full = cache.layers[layer.index]
@@ -258,21 +242,21 @@ class Controller:
     ) -> list[Tensor]:
         """What stays, ascending, of some heads' keys and values [G, m, d] at places [m], of n tokens that were seen."""
         keys, values, places = rows
-        keep = [len(places)] * len(keys) if self._stays(n) else self._keep(state, n)[layer.index, heads].tolist()
+        keep = self._budgets(state, n).keep[layer.index, heads].tolist()
         if min(keep) >= len(places):
             return [torch.arange(len(places))] * len(keys)
         if self.metric.needs_queries and seen.n_tokens != n:
             raise KVBudgetError(f'cut: {self.metric.name} ranks by queries, which only when="call" goes on watching')
         seen.n_tokens = n
         scores = self.metric.score(layer, keys, values, seen, places, heads).float().cpu().numpy()
-        info, at = self.table.info, places.cpu().numpy()
-        found = (reselect(s, at, n, k, info.sink, info.window + self._hold) for s, k in zip(scores, keep))
+        at = places.cpu().numpy()
+        found = (reselect(s, at, n, k, self.rule.sink, self.rule.window) for s, k in zip(scores, keep))
         return [torch.from_numpy(chosen.astype("int64")) for chosen in found]
 
-    def _keep(self, state: State, n: int) -> Any:
-        """[L, G]: the table's budgets for a sequence of n tokens, and the newest ones that stay beyond them."""
-        if n not in state.keep:
-            budgets = self.budgets(n - self._hold, state.cut[1])
-            state.keep[n], state.requested = budgets.keep + self._hold, budgets.requested_ratio
-            state.warnings.update(dict.fromkeys(budgets.warnings))
-        return state.keep[n]
+    def _budgets(self, state: State, n: int) -> Budgets:
+        """The table's for a sequence of n tokens, at the cut that the state is of."""
+        if n not in state.budgets:
+            state.budgets[n] = found = self.table.grown(self.rule, n, int(state.cut[1]))
+            state.requested = found.requested_ratio or state.requested
+            state.warnings.update(dict.fromkeys(found.warnings))
+        return state.budgets[n]

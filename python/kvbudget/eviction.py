@@ -215,6 +215,9 @@ class Run(Controller):
         now.attended = True
         return self.attend(now, attend, *given[:5]) if self._is_budgeted(now.cache, now.layer) else attend(*given[:4])
 
+    def due(self, n: int, cut_at: int, turn_ends: bool) -> bool:
+        return self._when == "prefill" and super().due(n, cut_at, turn_ends)
+
     def end_of_turn(self, now: Pass, n: int) -> int | None:
         end: int | None = None if self._when == "call" else now.call.end_for(now.cache, now.start, n)
         return end

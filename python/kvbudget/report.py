@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from .ragged import RaggedLayer, Size
+from .table import Budgets
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class State:
 
     metric: str = ""
     cut: tuple[Any, ...] = ()  # what tells the latest cut of all layers from another one
-    keep: dict[int, Any] = field(default_factory=dict)  # of that cut, by tokens: [L, G]
+    budgets: dict[int, Budgets] = field(default_factory=dict)  # of that cut, by tokens
     tokens: tuple[int, ...] = ()
     requested: float = 0.0
     sizes: dict[int, Size] = field(default_factory=dict)  # by layer that is cut

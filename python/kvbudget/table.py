@@ -278,6 +278,25 @@ class Table:
             "kvb_budgets_summarize",
             *(self._handle, ratio, tokens, c.byref(options), _pointer(keep), keep.size, c.byref(s)),
         )
+        return self._summed(keep, tokens, s)
+
+    def growth(self, rule: lib.Growth, strict: bool | None = None, **options: Any) -> lib.Growth:
+        """Fills in the defaults of a rule by which growing caches are cut (kvb_growth_check)."""
+        rule.options, rule.loose = _options(strict=bool(strict), **options), strict is False
+        lib.call("kvb_growth_check", self._handle, c.byref(rule))
+        return rule
+
+    def grown(self, rule: lib.Growth, tokens: int, cut_at: int = 0) -> Budgets:
+        """The budgets of a cache that has seen ``tokens`` tokens (kvb_growth_budgets); with a requested ratio of 0 if
+        all of it is to stay."""
+        keep, s = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32), lib.Summary()
+        lib.call(
+            "kvb_growth_budgets",
+            *(self._handle, c.byref(rule), tokens, cut_at, _pointer(keep), keep.size, c.byref(s)),
+        )
+        return self._summed(keep, tokens, s)
+
+    def _summed(self, keep: NDArray[np.uint32], tokens: int, s: lib.Summary) -> Budgets:
         below, above = self._percent(s.row_below), self._percent(s.row_above)
         return Budgets(
             *(keep, tokens, s.requested_ratio, s.effective_ratio, s.total, s.keep_min, s.keep_max),
@@ -336,7 +355,9 @@ def _info(path: str, i: lib.Info) -> TableInfo:
     return TableInfo(**values)
 
 
-def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:
+def _options(
+    rounding: str = "layer_lr", lookup: str = "nearest", strict: bool = False, block: int = 1
+) -> lib.Options:
     rounding, lookup = lib.one_of("rounding", rounding, _ROUNDINGS), lib.one_of("lookup", lookup, _LOOKUPS)
     return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), lib.count(block, "block"))
 

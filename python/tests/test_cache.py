@@ -98,6 +98,9 @@ def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, in
     interval, buffer, most = rules["interval"], rules.get("buffer", rules["interval"]), []
     update = RaggedLayer.update
 
+    def budgets(n: int) -> Any:
+        return table.grown(cache.controller.rule, n, 1).keep.astype(int) - (buffer - interval)
+
     def count(layer: RaggedLayer, *given: Any, **more: Any) -> Any:
         out = update(layer, *given, **more)
         most.append(max(n - k for n, k in zip(layer.lengths, keep[cache.layers.index(layer)])))
@@ -106,13 +109,13 @@ def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, in
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RaggedLayer, "update", count)
         logits = model(prompt(2, 60).view(1, START), past_key_values=cache).logits
-        keep = cache.controller.budgets(START - buffer + interval).keep.astype(int)
+        keep = budgets(START)
         for n in range(START + 1, START + 1001):
             logits = model(logits[:, -1:].argmax(-1), past_key_values=cache).logits
             assert cache.get_seq_length() == n == int(cache.layers[3].segment(1)[2][-1]) + 1
             last = n - (n - START) % interval
             if last == n:
-                keep = cache.controller.budgets(n - buffer + interval).keep.astype(int)
+                keep = budgets(n)
                 newest, sinks = range(n - 8 - buffer + interval, n), range(2)
                 for layer in cache.layers:
                     for s in range(2):
@@ -127,11 +130,12 @@ def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, in
 
 def test_the_target_holds_at_every_length(make_table: Any) -> None:
     """Also beyond the table's last row, and where its last rows are saturated."""
-    path = make_table(4, 4, 2, 16)
+    table = kvbudget.Table(make_table(4, 4, 2, 16))
+    rule = kvbudget.compress(build("llama"), table, target_size=40).rule
     for n in (41, 60, 100, 999, 3999, 4001, 100_000):
-        keep = kvbudget.compress(build("llama"), str(path), target_size=40).budgets(n).keep
+        keep = table.grown(rule, n).keep
         assert 0.97 * 320 <= keep.sum() <= 324, n
-    assert kvbudget.compress(build("llama"), str(path), target_size=40).budgets(40).keep.tolist() == [[40, 40]] * 4
+    assert table.grown(rule, 40).keep.tolist() == [[40, 40]] * 4
 
 
 @pytest.mark.parametrize("chunk", [64, 150, 512, 650, 2048])  # the last chunk is long enough to be cut

@@ -210,9 +210,9 @@ def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric
     assert cache.get_seq_length() == total
     for i, layer in enumerate(cache.layers):
         assert layer.cut_at == total  # 10, 20 and 30 tokens after the first cut
-        keep = run.budgets(T).keep[i]
+        keep = table.grown(run.rule, T).keep[i]
         for n in (T + 10, T + 20, T + 30):
-            keep = np.minimum(keep + 10, run.budgets(n).keep[i])
+            keep = np.minimum(keep + 10, table.grown(run.rule, n).keep[i])
         for h in range(2):
             k, _, places = layer.segment(h)
             assert len(k) == keep[h]

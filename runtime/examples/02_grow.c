@@ -1,7 +1,7 @@
 // A long answer: the cache grows by a token a step, and every 128 steps it is cut again.
 //     cc 02_grow.c $(pkg-config --cflags --libs kvbudget) -o 02_grow
-//     ./02_grow keydiff.safetensors 0.8 1000 512           # to what the table gives for all tokens seen so far
-//     ./02_grow keydiff.safetensors 0.8 1000 512 1000      # to what it gives for 1,000: the cache no longer grows
+//     ./02_grow keydiff.safetensors 0.8 1000 512           # a share of all tokens seen so far
+//     ./02_grow keydiff.safetensors 200 1000 512           # 200 rows a head on average: the cache does not grow
 //
 // Of the cache only the rows' positions are here, and scores are made up; 01_evict.c shows how keys and values move.
 #include <kvbudget.h>
@@ -9,11 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EVERY = 128 };
-
 typedef struct cache {
     size_t n_heads, room; // rows that `places` has room for
     uint32_t n_tokens;    // seen so far, evicted ones included
+    uint32_t cut_at;      // when it was cut last
     size_t *offsets;      // [n_heads + 1]
     uint32_t *places;     // positions of the rows, head by head
     float *scores;        // of the rows; an engine computes them from keys, values and queries when it cuts
@@ -54,23 +53,21 @@ static void append(cache *c, uint32_t n)
     c->n_tokens += n;
 }
 
-// Cuts to what the table gives for `length` tokens. After a prefill nothing is gone yet: the same call.
-static kvb_status cut(cache *c, const kvb_table *table, double ratio, uint32_t length, kvb_error *err)
+// Cuts to what the rule gives. After a prefill nothing is gone yet: the same call.
+static kvb_status cut(cache *c, const kvb_table *table, const kvb_growth *rule, kvb_error *err)
 {
-    const kvb_info *info = kvb_table_info(table);
-    kvb_budget_options strict = {0};
     size_t *new_offsets = c->offsets + c->n_heads + 1;
-    strict.strict = 1; // the newest tokens are in the window: they must not go
     for (size_t i = 0; i < c->offsets[c->n_heads]; i++) c->scores[i] = (float)rand() / (float)RAND_MAX;
-    kvb_status status = kvb_budgets(table, ratio, length, &strict, c->keep, c->n_heads, err);
+    kvb_status status = kvb_growth_budgets(table, rule, c->n_tokens, c->cut_at, c->keep, c->n_heads, NULL, err);
     if (status != KVB_OK) return status;
-    status = kvb_reselect_all(c->scores, c->places, c->n_heads, c->offsets, c->n_tokens, c->keep, info->sink,
-                              info->window, new_offsets, c->rows, c->room, err);
+    status = kvb_reselect_all(c->scores, c->places, c->n_heads, c->offsets, c->n_tokens, c->keep, rule->sink,
+                              rule->window, new_offsets, c->rows, c->room, err);
     if (status != KVB_OK) return status;
     for (size_t h = 0; h < c->n_heads; h++) // rows ascend, so none moves to the right: in place, as keys and values
         for (size_t i = new_offsets[h]; i < new_offsets[h + 1]; i++)
             c->places[i] = c->places[c->offsets[h] + c->rows[i]];
     memcpy(c->offsets, new_offsets, (c->n_heads + 1) * sizeof *c->offsets);
+    c->cut_at = c->n_tokens;
     return KVB_OK;
 }
 
@@ -78,29 +75,33 @@ int main(int argc, char **argv)
 {
     kvb_table *table = NULL;
     kvb_error err;
+    kvb_growth rule = {0};
     cache c = {0};
     int code = EXIT_FAILURE;
-    if (argc != 5 && argc != 6) {
-        fprintf(stderr, "usage: %s TABLE RATIO TOKENS NEW_TOKENS [CAP]\n", argv[0]);
+    if (argc != 5) {
+        fprintf(stderr, "usage: %s TABLE RATIO|TARGET_SIZE TOKENS NEW_TOKENS\n", argv[0]);
         return 2;
     }
-    double ratio = strtod(argv[2], NULL);
+    double wanted = strtod(argv[2], NULL);
+    if (wanted < 1) rule.ratio = wanted;
+    else rule.target_size = (uint32_t)wanted;
+    rule.interval = 128;
     uint32_t prompt = (uint32_t)strtoul(argv[3], NULL, 10), more = (uint32_t)strtoul(argv[4], NULL, 10);
-    uint32_t cap = argc == 6 ? (uint32_t)strtoul(argv[5], NULL, 10) : UINT32_MAX;
     if (kvb_table_open(&table, argv[1], NULL, &err) != KVB_OK) goto failed;
+    if (kvb_growth_check(table, &rule, &err) != KVB_OK) goto failed;
     const kvb_info *info = kvb_table_info(table);
     if (!make(&c, (size_t)info->n_layers * info->n_kv_heads, prompt + more)) {
         fprintf(stderr, "not enough memory\n");
         goto done;
     }
     append(&c, prompt);
-    for (uint32_t done = 0;; done += EVERY) {
+    for (uint32_t done = 0; done <= more; done++) {
+        if (done) append(&c, 1);
+        if (!kvb_growth_due(&rule, c.n_tokens, c.cut_at, 0)) continue;
         size_t before = c.offsets[c.n_heads];
-        if (cut(&c, table, ratio, c.n_tokens < cap ? c.n_tokens : cap, &err) != KVB_OK) goto failed;
+        if (cut(&c, table, &rule, &err) != KVB_OK) goto failed;
         printf("%5u tokens seen: %7lu rows, after the cut %7lu\n", (unsigned)c.n_tokens, (unsigned long)before,
                (unsigned long)c.offsets[c.n_heads]);
-        if (done + EVERY > more) break;
-        append(&c, EVERY); // an engine appends one token a step
     }
     code = EXIT_SUCCESS;
     goto done;

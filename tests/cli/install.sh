@@ -75,14 +75,13 @@ example 01_evict 4096
 holds 'example 03_serve' "$KVB_BUILD/examples/03_serve" t.safetensors 1000 2 3 0 0.8 && mv held serve.out
 holds 'whose steps read few rows' awk '{ print; rows[NR] = $2 }
     END { exit !(NR == 3 && rows[2] > 0 && rows[3] < 0.22 * rows[2]) }' serve.out
-example 02_grow 1000 512
+example 02_grow 1000 512 && cp example.out grows.out
 holds 'example 04_refit' "$KVB_BUILD/examples/04_refit" 256 64 && mv held refit.out
-cp example.out grows.out
-example 02_grow 1000 512 1000
-# $NF: rows after each cut. Without a cap they grow with the text; with one they stay.
-holds 'without a cap the cache grows' awk '{ print; if ($NF <= last) exit 1; last = $NF }' grows.out
-holds 'a cap keeps it as large as it is' awk '{ print } NR > 1 && $NF != last { bad = 1 } { last = $NF }
-    END { exit bad || NR != 5 }' example.out
+holds 'example 02_grow with a target' "$KVB_BUILD/examples/02_grow" t.safetensors 200 1000 512 && mv held stays.out
+# $NF: rows after each cut. A share of all tokens grows with the text; a target size does not.
+holds 'with a ratio the cache grows' awk '{ print; if ($NF <= last) exit 1; last = $NF }' grows.out
+holds 'with a target it stays as large as it is' awk '{ print } NR == 1 { first = $NF }
+    $NF < 0.99 * first || $NF > 1.01 * first { bad = 1 } END { exit bad || NR != 5 }' stays.out
 
 holds 'make uninstall' make_it uninstall
 empty 'leaves nothing' <(find "$T/root" ! -type d)
