@@ -201,7 +201,7 @@ typedef struct head_work {
     damage_value *out;
 } head_work;
 
-static size_t heads_of(const head_work *w)
+static size_t work_heads(const head_work *w)
 {
     return (size_t)w->whole->n_layers * w->whole->n_kv_heads;
 }
@@ -218,7 +218,7 @@ static kvb_status cut_levels(head_work *w, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
-        const damage_cut level = {w->t, w->keep + i * heads_of(w), NULL, NULL};
+        const damage_cut level = {w->t, w->keep + i * work_heads(w), NULL, NULL};
         status = gather_cut(w->d, &level, 0, &w->cut[i], err);
     }
     return status;
@@ -242,7 +242,7 @@ static kvb_status open_head_work(head_work *w, kvb_error *err)
     w->whole = session_cache(d->s, NULL, 0);
     w->cut = need(w->n, sizeof *w->cut, "cuts");
     w->hidden = need(c->n_kv_heads, sizeof *w->hidden, "heads");
-    w->counts = need(c->n_kv_heads * heads_of(w), sizeof *w->counts, "heads");
+    w->counts = need(c->n_kv_heads * work_heads(w), sizeof *w->counts, "heads");
     w->streams = need(c->n_layers * row, sizeof(float), "numbers of the residual stream");
     w->stream = need(d->plan.batch * row, sizeof(float), "numbers of the residual stream");
     w->caches = need(d->plan.batch, sizeof(kv_cache *), "cuts");
@@ -253,7 +253,7 @@ static kvb_status open_head_work(head_work *w, kvb_error *err)
 // The context as it looks to a cut of head (layer, g): without that head's entries, which the cut brings itself.
 static void hide_head(head_work *w, uint32_t layer, uint32_t g)
 {
-    size_t heads = heads_of(w);
+    size_t heads = work_heads(w);
     w->hidden[g] = *w->whole;
     w->hidden[g].counts = w->counts + g * heads;
     memcpy(w->hidden[g].counts, w->whole->counts, heads * sizeof *w->whole->counts);
@@ -263,7 +263,7 @@ static void hide_head(head_work *w, uint32_t layer, uint32_t g)
 static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut)
 {
     const kv_cache *whole = w->whole;
-    size_t heads = heads_of(w), head = (size_t)layer * whole->n_kv_heads + g, d = whole->head_dim;
+    size_t heads = work_heads(w), head = (size_t)layer * whole->n_kv_heads + g, d = whole->head_dim;
     kv_span from = kv_cache_span(w->cut[cut], layer, g);
     uint32_t *room = need(heads, sizeof *room, "heads");
     for (size_t h = 0; h < heads; h++) room[h] = w->t->full.n;
@@ -300,7 +300,7 @@ static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
     for (uint32_t g = 0; g < G; g++) {
         hide_head(w, layer, g);
         for (uint32_t i = 0; i < w->n && status == KVB_OK; i++) {
-            size_t at = i * heads_of(w) + (size_t)layer * G + g;
+            size_t at = i * work_heads(w) + (size_t)layer * G + g;
             w->out[at] = (damage_value){0};
             if (w->keep[at] >= n_tokens) continue;
             w->caches[w->waiting] = cut_head(w, layer, g, i);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t heads_of(const refine_bench *b)
+static size_t bench_heads(const refine_bench *b)
 {
     return (size_t)b->m->config.n_layers * b->m->config.n_kv_heads;
 }
@@ -86,7 +86,7 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
 
 static void name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key)
 {
-    size_t n = heads_of(b), prefix = 2 * 64;
+    size_t n = bench_heads(b), prefix = 2 * 64;
     unsigned char *bytes = need(prefix + n * sizeof *keep, 1, "bytes of a cut's name");
     memcpy(bytes, b->origin, 64);
     memcpy(bytes + 64, b->texts[text].sha256, 64);
@@ -137,7 +137,7 @@ typedef struct new_cuts {
 static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, new_cuts *w,
                            kvb_error *err)
 {
-    size_t heads = heads_of(b);
+    size_t heads = bench_heads(b);
     uint32_t first = w->n;
     for (uint32_t i = 0; i < n; i++) {
         bool known = false;
@@ -172,7 +172,7 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
     char key[LOG_KEY];
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        name_cut(b, text, keep + i * heads_of(b), key);
+        name_cut(b, text, keep + i * bench_heads(b), key);
         status = damage_value_read(&out[i * step], b->log, key, err);
     }
     return status;
@@ -201,7 +201,7 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
 static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
                                uint32_t *keep, kvb_error *err)
 {
-    size_t heads = heads_of(b);
+    size_t heads = bench_heads(b);
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = kvb_budgets(table, ratios[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
@@ -222,7 +222,7 @@ static kvb_status find_budgets(const refine_bench *b, const double *shift, uint3
 // Of n candidates, [n, n_knots, heads].
 static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
 {
-    size_t each = b->n_knots * heads_of(b);
+    size_t each = b->n_knots * bench_heads(b);
     kvb_status status = KVB_OK;
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++) {
@@ -245,7 +245,7 @@ static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *
 {
     uint32_t cuts = n * b->n_knots;
     double start = meter_now();
-    uint32_t *keep = need(cuts * heads_of(b), sizeof *keep, "budgets");
+    uint32_t *keep = need(cuts * bench_heads(b), sizeof *keep, "budgets");
     kvb_status status = list_budgets(b, shift, n, keep, err);
     if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
     b->seconds += meter_now() - start;
@@ -268,7 +268,7 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
 
 kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shift, double **out, kvb_error *err)
 {
-    size_t K = b->n_knots, heads = heads_of(b), n = b->n_members[set];
+    size_t K = b->n_knots, heads = bench_heads(b), n = b->n_members[set];
     double *both = need(2 * K * heads, sizeof *both, "shifts"), *kl = need(2 * K * (n + 1), sizeof *kl, "losses");
     damage_value *found = need(2 * K, sizeof *found, "results");
     kvb_status status = KVB_OK;
@@ -292,7 +292,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 // Each cut is of head i alone.
 static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
 {
-    size_t heads = heads_of(b);
+    size_t heads = bench_heads(b);
     uint32_t *cut = need(heads, sizeof *cut, "heads");
     for (size_t i = 0; i < n * heads; i++) {
         for (size_t h = 0; h < heads; h++) cut[h] = h == i % heads ? keep[i] : b->plan.n_tokens;
@@ -305,7 +305,7 @@ static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *kee
 static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
-    size_t cuts = n * heads_of(b), known = 0;
+    size_t cuts = n * bench_heads(b), known = 0;
     char(*keys)[LOG_KEY] = need(cuts, sizeof *keys, "cuts");
     kvb_status status = KVB_OK;
     name_heads(b, text, keep, n, keys);
@@ -330,7 +330,7 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
 static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts,
                                 double *loss, kvb_error *err)
 {
-    size_t heads = heads_of(b), cuts = n_levels * heads;
+    size_t heads = bench_heads(b), cuts = n_levels * heads;
     uint32_t *keep = need(cuts, sizeof *keep, "budgets");
     damage_value *found = need(cuts, sizeof *found, "results");
     double *none = need(heads, sizeof *none, "shifts"), begin = meter_now();

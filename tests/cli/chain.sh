@@ -66,6 +66,12 @@ WAYS
 expect 0 'without a word about the loss' solve nats.h5 -m keydiff -o best.safetensors --quiet
 expect 0 'and with it' solve nats.h5 -m keydiff --loss output -o output.safetensors --quiet
 same 'a record with curves gives the same table' best.safetensors output.safetensors
+expect 0 'solve for another window than that of the curves' solve nats.h5 -m keydiff --window 3
+says 'says that it minimises importance, and why' \
+    'evicted importance; .* curves keep 4 sinks and a window of 1 tokens, not 4 and 3' err
+lacks 'and does not send anybody for curves' 'profile --curves' err
+expect 0 'the curves own window' solve nats.h5 -m keydiff --window 1
+lacks 'is no reason for a note' 'evicted importance' err
 expect 0 'gains and losses of layers' inspect nats.h5 --json
 json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_percent']] == list(range($L)) and
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"

@@ -34,6 +34,14 @@ static kv_cache *cut_and_refit(session *s, const kept_set *kept, int threads)
     return cache;
 }
 
+// The logits of the token behind the context.
+static float *next_logits(session *s, kv_cache *cache)
+{
+    float *logits = calloc(s->m->config.vocabulary, sizeof *logits);
+    help_ok(decoder_run(s->decode, &cache, 1, &(uint32_t){1}, &(int32_t){7}, NULL, LOGITS_LAST, logits, err));
+    return logits;
+}
+
 UNIT_TEST(refits_what_was_cut)
 {
     static const uint32_t KEEP[HEADS] = {12, 80, 30, 1};
@@ -64,6 +72,14 @@ UNIT_TEST(refits_what_was_cut)
     }
     ck_assert_int_ge(n_changed, 1);
     ck_assert(s->refit.seconds > 0);
+    omp_set_num_threads(1); // the decoder was opened for as many threads as there were
+    float *before = next_logits(s, bare), *after = next_logits(s, one), *again = next_logits(s, two);
+    size_t bytes = m->config.vocabulary * sizeof *before;
+    ck_assert(memcmp(after, again, bytes) == 0 &&
+              memcmp(after, before, bytes) != 0); // refitted caches answer otherwise
+    free(before);
+    free(after);
+    free(again);
     kv_cache_close(bare);
     kv_cache_close(one);
     kv_cache_close(two);

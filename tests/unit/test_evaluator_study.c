@@ -93,6 +93,26 @@ UNIT_TEST(together_is_alone)
     bed_close(&all);
 }
 
+// Every answer contains the empty string: of each sample one question is always right, in every cell.
+UNIT_TEST(every_score_is_of_its_question)
+{
+    static bed b;
+    bed_open(&b, COLUMNS, NULL);
+    const task_source source = {b.text.tokens, 3, NULL, NULL};
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        task_sample sample;
+        help_ok(task_make(&sample, &b.t, &source, TOKENS, i, err));
+        task_question *easy = &sample.questions[i % QUESTIONS];
+        for (size_t k = 0; k < easy->n_gold; k++) easy->gold[k][0] = '\0';
+        help_ok(task_study_answer(&b.s, i, &sample, err));
+        task_sample_free(&sample);
+        for (size_t c = 0; c < CELLS; c++)
+            for (uint32_t q = 0; q < QUESTIONS; q++)
+                ck_assert(b.s.cells[c].samples[i].scores[q] == (q == i % QUESTIONS));
+    }
+    bed_close(&b);
+}
+
 UNIT_TEST(a_stopped_study_goes_on)
 {
     const char *log = help_path("study.cells");

@@ -72,6 +72,23 @@ static kvb_status take_best(study_table *t, const solve_outputs *out, kvb_error 
     return status;
 }
 
+// Why importance is minimised where nobody asked for it.
+static void note_loss(const pair_set *p, const study_options *o)
+{
+    if (p->loss == LOSS_OUTPUT || o->loss != LOSS_BEST ||
+        strcmp(record_text(p->from->r, "imported_from"), "curves") == 0)
+        return;
+    fputs("note: the table minimises the evicted importance; ", stderr);
+    if (!output_loss_is_there(p->from, p->metric))
+        fputs("the record has no curves (profile --curves) of what eviction does to the output\n", stderr);
+    else if (o->oracle_order) fputs("the record's curves are of the metric's order, not of the oracle's\n", stderr);
+    else
+        fprintf(stderr,
+                "the record's curves keep %u sinks and a window of %u tokens, not %u and %u (profile --sink, "
+                "--window)\n",
+                p->recorded_sink, p->recorded_window, p->about.sink, p->about.window);
+}
+
 static kvb_status solve_metric(const solve_line *l, const selection *from, const char *metric, results *to,
                                kvb_error *err)
 {
@@ -81,11 +98,7 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     kvb_status status = study_table_open(t, from, metric, o, out->budgets != NULL, err);
     if (status == KVB_OK && metric == from->metrics[0]) {
         warn_of_pairs(&t->pairs);
-        if (!out->quiet && !l->words.loss && !l->words.paper && !output_loss_is_there(from, metric) &&
-            strcmp(record_text(from->r, "imported_from"), "curves") != 0)
-            fprintf(stderr,
-                    "note: the table minimises the evicted importance; the record has no curves (profile --curves) of "
-                    "what eviction does to the output\n");
+        if (!out->quiet) note_loss(&t->pairs, o);
     }
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !o->limits && !o->exact && !o->n_packings &&
@@ -132,7 +145,10 @@ static kvb_status run_holdout(const solve_line *l, const selection *from, const 
     study_progress told = progress_on(&bar);
     holdout *h = need(1, sizeof *h, "held-out losses");
     kvb_status status = holdout_open(h, from, metric, &l->options, err);
-    if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&h->pairs);
+    if (status == KVB_OK && metric == from->metrics[0]) {
+        warn_of_pairs(&h->pairs);
+        if (!l->outputs.quiet) note_loss(&h->pairs, &l->options);
+    }
     if (status == KVB_OK) {
         progress_begin(&bar, metric, l->outputs.quiet);
         status = holdout_run(h, &told, err);

@@ -24,18 +24,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// CONTINUED: what follows soon asks for other tokens than what follows at once, so calibration reads further than NEXT,
-// on which tables are judged.
-enum {
-    NEXT = 64,
-    CONTINUED = 128,
-    LEAST_TEXTS = 3,
-    USUAL_TEXTS = 6,
-    FIRST_TEXTS = 3,
-    SEARCH_TEXTS = 3,
-    STEPS = 10,
-    LINES = 6
-};
+// What follows soon asks for other tokens than what follows at once, so calibration reads further than NEXT, on which
+// tables are judged: so many tokens, each of them a query of the curves.
+#define CONTINUED 128
+enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10, LINES = 6 };
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
@@ -53,7 +45,9 @@ static const tune_goal GOALS[] = {
     {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, "--all-features --target mean", "16", 0},
     {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
 
-#define CURVES "--curves --curve-queries 128"
+#define DIGITS(number) #number
+#define CURVES_OF(queries) "--curves --curve-queries " DIGITS(queries)
+#define CURVES CURVES_OF(CONTINUED)
 #define LEARNED "learned=$F/ranking.safetensors"
 
 typedef struct word_list {
