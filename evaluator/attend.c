@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim)

@@ -6,7 +6,6 @@
 #include "runtime/fail.h"
 #include <omp.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct decoder {
     const model *m;

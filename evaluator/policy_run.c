@@ -1,7 +1,6 @@
 #include "evaluator/policy_run.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include <stdlib.h>
 #include <string.h>
 
 // What a copy of it is brought back to.

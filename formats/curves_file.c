@@ -9,7 +9,6 @@
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 // ---- The file -------------------------------------------------------------------------------------------------------

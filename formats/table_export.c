@@ -4,10 +4,8 @@
 #include "need.h"
 #include "npy.h"
 #include "runtime/fail.h"
-#include "runtime/json.h"
 #include "runtime/safetensors.h"
 #include "sha256.h"
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,6 @@
 #include "profiler/text/text_lines.h"
 #include "profiler/text/utf8.h"
 #include "runtime/fail.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,11 +3,9 @@
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "profiler/metric/learned.h"
-#include "runtime/fail.h"
 #include "runtime/rank.h"
 #include <endian.h>
 #include <stdlib.h>
-#include <string.h>
 
 static size_t budgeted_heads(const model *m)
 {

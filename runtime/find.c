@@ -1,6 +1,5 @@
 // Finds the table of a model among those in a folder, such as the ready tables that come with kvbudget.
 #include "fail.h"
-#include "safetensors.h"
 #include "table.h"
 #include "text.h"
 #include <dirent.h>

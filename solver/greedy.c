@@ -3,7 +3,6 @@
 #include "runtime/fail.h"
 #include "solver/radix.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 uint64_t prune_target(double ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens)

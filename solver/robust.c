@@ -3,7 +3,6 @@
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 void robust_free(robust_result *r)

@@ -3,7 +3,6 @@
 #include "study/holdout.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/gather.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdlib.h>
 
 // Sums over the values of a group, or of all: of a, and of b or how many there are.
 typedef struct sums {

@@ -3,7 +3,6 @@
 #include "runtime/fail.h"
 #include "solver/greedy.h"
 #include <math.h>
-#include <stdlib.h>
 
 enum { UNITS = 1024 };                 // a group's cache, for the solver
 static const double AROUND = 1.5;      // levels go this far beyond the knots, on the axis of shift.h

@@ -2,7 +2,6 @@
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/table_export.h"
-#include "runtime/fail.h"
 #include <stdlib.h>
 
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err)

@@ -5,7 +5,6 @@
 #include <gsl/gsl_roots.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const double FARTHEST = 64, NEAR = 1e-14; // on the axis: where searches begin, and where they end
 enum { HALVINGS = 60 };

@@ -6,7 +6,6 @@
 #include "runtime/text.h"
 #include <ctype.h>
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,7 +10,6 @@
 // kvpress leaves the sinks out and gives them the layer's maximum plus one. Statistics are in double: C' enters an
 // exponent.
 #include "profiler/metric/scorer_parts.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

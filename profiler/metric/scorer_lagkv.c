@@ -10,7 +10,6 @@
 // every partition) are nested, and with the budget that the published one-shot compression leaves over they keep
 // exactly its tokens.
 #include "profiler/metric/scorer_parts.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

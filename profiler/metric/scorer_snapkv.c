@@ -6,7 +6,6 @@
 //
 // The window's own positions get the layer's maximum (LU-KV) or that plus one (kvpress); both protect them anyway.
 #include "profiler/metric/scorer_parts.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "profiler/model/forward_parts.h"
 #include "runtime/fail.h"
-#include <stdlib.h>
 #include <string.h>
 
 static uint32_t larger(uint32_t a, uint32_t b)

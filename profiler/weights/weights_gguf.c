@@ -1,6 +1,5 @@
 // Weights from a GGUF file, or from the parts of one.
 #include "formats/need.h"
-#include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_internal.h"
 #include "runtime/fail.h"

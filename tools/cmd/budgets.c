@@ -5,11 +5,8 @@
 #include "tools/cli.h"
 #include "tools/report/results.h"
 #include "tools/report/words.h"
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MAX_WARNINGS = 5, WARNING_SIZE = 240 };
 

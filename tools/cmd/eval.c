@@ -1,14 +1,11 @@
 // kvbudget eval: evicts for real, and says what it costs.
 #include "formats/need.h"
-#include "runtime/fail.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/report/compare_report.h"
-#include "tools/report/output.h"
 #include "tools/report/words.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static bool show_progress(void *bar, double done, double total)
 {

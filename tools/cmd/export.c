@@ -7,7 +7,6 @@
 #include "runtime/text.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

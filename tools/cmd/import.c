@@ -5,7 +5,6 @@
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "tools/cli.h"
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -6,15 +6,12 @@
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
-#include "runtime/json.h"
 #include "runtime/text.h"
 #include "study/interval.h"
 #include "study/layer_losses.h"
 #include "tools/cli.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_files.h"
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 // ---- Kinds of files ----

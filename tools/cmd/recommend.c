@@ -9,9 +9,7 @@
 #include "tools/report/promise_report.h"
 #include "tools/report/words.h"
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct recommend_command {
     eval_command e;

@@ -9,9 +9,6 @@
 #include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include "tools/report/compare_report.h"
-#include "tools/report/output.h"
-#include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 // The command line in three parts, and what was opened from it.

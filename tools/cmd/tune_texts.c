@@ -9,7 +9,6 @@
 #include "runtime/text.h"
 #include "tools/cli.h"
 #include <dirent.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
-#include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/words.h"
 #include <math.h>

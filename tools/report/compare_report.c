@@ -6,8 +6,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 void add_allocators(results *to, const compared *with)
 {

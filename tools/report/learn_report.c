@@ -2,7 +2,6 @@
 #include "formats/json_file.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { SHOWN_SETS = 6 };
 

@@ -8,7 +8,6 @@
 #include "runtime/json.h"
 #include "tools/json_print.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static struct {

@@ -2,7 +2,6 @@
 #include "tools/report/study_report.h"
 #include "formats/json_file.h"
 #include "formats/need.h"
-#include "runtime/fail.h"
 #include "study/interval.h"
 #include "tools/report/words.h"
 #include <math.h>
