@@ -125,7 +125,7 @@ static kvb_status add_damage(refine_bench *b, char (*keys)[LOG_KEY], const damag
 
 // ---- Cuts ----
 
-// Cuts that the log does not know, of any texts.
+// Cuts that the log does not have yet, from any of the texts.
 typedef struct new_cuts {
     damage_cut *cuts;      // [n]
     char (*keys)[LOG_KEY]; // [n]
@@ -133,7 +133,7 @@ typedef struct new_cuts {
     uint32_t n;
 } new_cuts;
 
-// Those among n cuts of one text. Equal cuts, as different shifts may make, are measured once.
+// Adds the cuts of one text that have to be measured. Different shifts may give equal cuts: those are measured once.
 static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, new_cuts *w,
                            kvb_error *err)
 {
@@ -151,7 +151,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
     return w->n > first ? fill_text(b, text, err) : KVB_OK;
 }
 
-// A batch at a time, each in the log before the next begins.
+// Measures them a batch at a time, and logs each batch before the next begins.
 static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err)
 {
     kvb_status status = KVB_OK;
@@ -165,7 +165,7 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
     return status;
 }
 
-// What the log has of n cuts of one text, into out[i * step].
+// Reads the results of n cuts of one text from the log into out[i * step].
 static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                              size_t step, kvb_error *err)
 {
@@ -178,7 +178,7 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
     return status;
 }
 
-// n cuts of every listed text, keep [n, heads], out [n, n_texts].
+// Measures n cuts of every listed text: keep [n, heads], out [n, n_texts].
 static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
                                 const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
 {
@@ -197,7 +197,7 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
 
 // ---- Candidates ----
 
-// A table's budgets at n ratios, [n, heads]: those that an engine would get.
+// The budgets that an engine would get from a table at n ratios: [n, heads].
 static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
                                uint32_t *keep, kvb_error *err)
 {
@@ -209,7 +209,7 @@ static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, co
     return status;
 }
 
-// Of one candidate at the knots, [n_knots, heads].
+// The budgets of one candidate at the knots: [n_knots, heads].
 static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
 {
     kvb_table *table;
@@ -219,7 +219,7 @@ static kvb_status find_budgets(const refine_bench *b, const double *shift, uint3
     return status;
 }
 
-// Of n candidates, [n, n_knots, heads].
+// The budgets of n candidates: [n, n_knots, heads].
 static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
 {
     size_t each = b->n_knots * bench_heads(b);
@@ -238,8 +238,8 @@ static kvb_status list_budgets(const refine_bench *b, const double *shift, uint3
     return status;
 }
 
-// All damage of candidates, shift [n, n_knots, heads], on texts of a set by their number in it: out [n, n_knots,
-// n_texts].
+// Measures n candidates, given by shift [n, n_knots, heads], on texts of a set, given by their numbers in it: out
+// [n, n_knots, n_texts].
 static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *shift, uint32_t n,
                                  const uint32_t *texts, uint32_t n_texts, damage_value *out, kvb_error *err)
 {
@@ -279,7 +279,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
             kl[i] += found[i].kl / (double)n;
             kl[2 * K + i * n + t] = found[i].kl;
         }
-        if (set == SET_TEST) damage_text_close(&b->open[b->members[set][t]]); // each is asked once
+        if (set == SET_TEST) damage_text_close(&b->open[b->members[set][t]]); // each text is measured once
     }
     free_all(both, found);
     *out = status == KVB_OK ? kl : NULL;
@@ -289,7 +289,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 
 // ---- Heads alone ----
 
-// Each cut is of head i alone.
+// In cut i only head i is cut.
 static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
 {
     size_t heads = bench_heads(b);
@@ -301,7 +301,7 @@ static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *kee
     free(cut);
 }
 
-// All n cuts of every head on one text, [n, heads], from the log where it has them all.
+// All n cuts of every head on one text, [n, heads]; read from the log if it has all of them.
 static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
@@ -325,8 +325,7 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
     return status;
 }
 
-// What the table loses when one head alone is cut: loss [n_levels, heads], the mean over the first n_texts texts of the
-// search, in KL.
+// The KL when only one head is cut: loss [n_levels, heads], the mean over the first n_texts texts of the search.
 static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts,
                                 double *loss, kvb_error *err)
 {

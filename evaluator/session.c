@@ -10,7 +10,7 @@ static size_t heads_of(const session *s)
     return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
 }
 
-// Memory for a context but its reference queries.
+// Memory for a context, except for its reference queries.
 static session_context open_context(const session *s)
 {
     const session_plan *plan = &s->plan;

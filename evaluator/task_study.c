@@ -35,7 +35,7 @@ static kvb_status sample_context_ids(int32_t **ids, uint32_t *n, const model *m,
     return status;
 }
 
-// One question on its way.
+// One question that is being answered.
 typedef struct talk {
     task_turn *turn;
     int32_t *ids; // question, then answer
@@ -55,7 +55,7 @@ static kvb_status encode_question(talk *k, const model_text *text, const task *t
     return KVB_OK;
 }
 
-// The most positions after the context that a question and its answer take.
+// How many positions after the context the longest question and its answer can take.
 static kvb_status count_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
                                   kvb_error *err)
 {
@@ -108,7 +108,7 @@ static kvb_status take_token(talk *k, const model_text *text, const task *t, con
     return KVB_OK;
 }
 
-// What the decoder is given in a step; arrays [talks], ids [rows].
+// What the decoder gets in one step: arrays of [talks], ids of [rows].
 typedef struct step {
     talk **active;
     kv_cache **caches;
@@ -131,7 +131,7 @@ static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
                   .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
-// Lists the talks that go on and what each feeds to the model.
+// Collects the questions that are not answered yet, and the tokens that each feeds to the model next.
 static void step_gather(step *s, talk *talks, size_t n)
 {
     size_t at = 0;
@@ -297,7 +297,7 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
 
 // ---- One sample ----
 
-// A cell at work. Those that evict once have one cache for all questions; a policy makes its own for each.
+// A cell that is being measured. If it evicts once, all questions share a cache; a policy makes one for each question.
 typedef struct bench_cell {
     task_cell *cell;
     policy_run *run;
@@ -391,7 +391,7 @@ static void close_turns(bench *b)
         kv_cache_close(b->turns[i].cache);
         free(b->turns[i].answer);
     }
-    for (size_t i = 0; i < b->n_turns; i++) { // behind all of their turns
+    for (size_t i = 0; i < b->n_turns; i++) { // after all of their turns
         kv_cache_close(b->owners[i]->context);
         b->owners[i]->context = NULL;
     }
@@ -409,7 +409,7 @@ static kvb_status flush_turns(bench *b, kvb_error *err)
     return status;
 }
 
-// Whether another question has place beside those gathered, and no policy would have to answer two at once.
+// Whether there is room for another question, and no policy would have to answer two at once.
 static bool has_place(const bench *b, const bench_cell *c)
 {
     for (size_t i = 0; c->run && i < b->n_turns; i++)
@@ -427,7 +427,7 @@ static kvb_status answer_all(bench *b, kvb_error *err)
 {
     uint32_t n_questions = (uint32_t)b->sample->n_questions;
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < b->n && status == KVB_OK; i++) // cell by cell, so that a shared cache is soon closed
+    for (size_t i = 0; i < b->n && status == KVB_OK; i++) // cell by cell, so that a shared cache is closed early
         for (uint32_t q = 0; q < n_questions && !b->cells[i].run && status == KVB_OK; q++)
             status = take_turn(b, &b->cells[i], q, err);
     for (uint32_t q = 0; q < n_questions && status == KVB_OK; q++)
@@ -436,7 +436,7 @@ static kvb_status answer_all(bench *b, kvb_error *err)
     return status == KVB_OK ? flush_turns(b, err) : status;
 }
 
-// Room for the results of the cells that the log does not have.
+// Lists the cells that the log does not have, and makes room for their results.
 static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
 {
     task_study *s = b->s;
@@ -502,7 +502,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     close_turns(&b);
     for (size_t i = 0; i < b.n; i++) {
         policy_run_close(b.cells[i].run);
-        kv_cache_close(b.cells[i].context); // one that could not be refitted
+        kv_cache_close(b.cells[i].context); // still open if refitting failed
     }
     session_close(b.session);
     free_all(b.cells, b.turns, b.owners, b.questions, metrics, ids);

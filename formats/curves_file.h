@@ -1,9 +1,9 @@
-// Loss curves of any method, as somebody has measured them: a safetensors file in, a record out that is solved as all
-// are. C = contexts, L = layers, G = KV heads, B = budgets, T = tokens of a context; numbers F32, F64, I32 or I64:
+// Loss curves that somebody has measured, of any method: a safetensors file in, a record out that is solved like any
+// other. C = contexts, L = layers, G = KV heads, B = budgets, T = tokens of a context; numbers F32, F64, I32 or I64:
 //   loss      [C,L,G,B] or [L,G,B]: what is lost when the head keeps so many tokens, in any unit: finite, >= 0, never
 //             more with more tokens, 0 with all T
 //   kept      [B] the budgets: whole tokens, ascending, the first not above the fewest that `solve` leaves a head
-//   metadata  method, n_tokens (T); sink, window (0): tokens that stay in any case
+//   metadata  method, n_tokens (T); sink, window (0): tokens that always stay
 #pragma once
 #include "formats/lukv_steps.h"
 #include "formats/names.h"
@@ -18,8 +18,8 @@ typedef struct curves_file {
 // said above, with its place. Then *out is zero.
 kvb_status curves_parse(curves_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 void curves_free(curves_file *c);
-// The importance [L,G,T] that has a context's loss curves when earlier positions are kept first: straight lines between
-// the budgets, and down to 0 at T.
+// Computes the importance [L,G,T] that reproduces a context's loss curves if earlier positions are kept first: straight
+// lines between the budgets, and down to 0 at T.
 void curves_importance(const curves_file *c, uint32_t context, float *out);
 
 // Writes the record, its contexts "0", "1", ... Of the options n_heads, head_dim, attributes and start count.

@@ -257,7 +257,7 @@ typedef struct importer {
     record_shape shape;
 } importer;
 
-// Room for one more element behind `n`, at powers of two.
+// Makes room for one more element after n; grows at powers of two.
 static void *grown(void *array, size_t n, size_t element_size)
 {
     return n & (n - 1) ? array : need_more(array, n ? 2 * n : 1, element_size, "names in a folder");
@@ -381,7 +381,7 @@ static kvb_status load_side_file(importer *in, kvb_error *err)
     return KVB_OK;
 }
 
-// Contexts in the order of the side file, and the questions that it knows of and that have left no file.
+// Puts contexts into the order of the side file, and adds the questions that have no file of their own.
 static kvb_status apply_side_file(importer *in, kvb_error *err)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(in->side, "contexts"), *entry, *question;
@@ -444,7 +444,8 @@ static kvb_status load_npy(void **values, npy_array *a, const char *path, npy_ty
     return status;
 }
 
-// A float array [L,G,T]; frees the path. The first of all fixes L and G, the first of a context T (given as 0).
+// Reads a float array [L,G,T] and frees the path. The first array of all sets L and G, the first of a context sets T (0
+// until then).
 static kvb_status load_array(importer *in, float **out, char *path, uint32_t *n_tokens, kvb_error *err)
 {
     npy_array a;
@@ -468,7 +469,7 @@ static kvb_status load_array(importer *in, float **out, char *path, uint32_t *n_
     return status;
 }
 
-// Token ids, where the file is there; frees the path.
+// Reads token ids, if the file exists; frees the path.
 static kvb_status load_ids(int32_t **out, uint32_t *n, bool there, char *path, kvb_error *err)
 {
     npy_array a = {0};
@@ -511,7 +512,7 @@ static kvb_status put_scores(importer *in, record_writer *w, const step_context 
     return status;
 }
 
-// The side file knows; else the answer tells, whose first token comes out of the prefill; else the options.
+// From the side file, or from the answer's length (its first token comes out of the prefill), or from the options.
 static uint32_t count_queries(const importer *in, const step_context *c, const step_question *q, uint32_t n_answer)
 {
     const cJSON *entry = side_question(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), q->number);
@@ -592,8 +593,9 @@ static void set_attribute(cJSON *into, const char *name, cJSON *value)
     cJSON_AddItemToObject(into, name, value);
 }
 
-// What the arrays do not tell: which tokens each metric's solver keeps in any case. The attribute `metrics` as a
-// profile writes it, {"snapkv:lukv": {"protect_sink": 4, "protect_window": 32}, ...} as text.
+// Which tokens each metric protects, which the arrays do not say: the attribute `metrics` as a profile writes it, the
+// text
+// {"snapkv:lukv": {"protect_sink": 4, "protect_window": 32}, ...}.
 static void add_protected(cJSON *into, const importer *in)
 {
     char metric[METRIC_NAME_MAX + 1];
@@ -614,7 +616,7 @@ static void add_protected(cJSON *into, const importer *in)
     cJSON_Delete(all);
 }
 
-// Those of the side file, or a word on where the numbers come from; then what the caller adds.
+// The attributes of the side file, or else a note on where the numbers come from; then those that the caller adds.
 static cJSON *make_attributes(const importer *in)
 {
     const cJSON *held = cJSON_GetObjectItemCaseSensitive(in->side, "attributes"), *a;

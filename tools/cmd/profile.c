@@ -78,7 +78,7 @@ static int read_metric(profile_command *p, const char *name)
     return EXIT_DONE;
 }
 
-// A metric of the record, with the tokens that it keeps there in any case.
+// Takes over a metric of the record, with the sinks and window that it has there.
 static int take_held(profile_command *p, const char *name)
 {
     kvb_error err = {0};
@@ -93,7 +93,7 @@ static int take_held(profile_command *p, const char *name)
     return EXIT_DONE;
 }
 
-// The metrics of the record that is added to come first, but for learned rankings, of which it has the name alone.
+// With --add the record's metrics come first, except learned rankings, since the record has only their names.
 static int read_metrics(profile_command *p)
 {
     const record_context_info *held = p->base ? record_context(p->base, 0) : NULL;
@@ -291,9 +291,9 @@ static uint64_t expected_peak(const profile_command *p)
 // Pages of this program and its libraries that are touched first when it computes: measured, 2 to 3 MiB.
 enum { TOUCHED_BYTES = 3 << 20 };
 
-// How many groups of weights are held in memory. They get what `left` bytes leave beside a batch, which may have a
-// quarter of it where that is more than one question takes: each pass over weights in the file is for a whole batch.
-// Sets m->n_held on the way, since what a run takes depends on it.
+// How many groups of weights are held in memory: as many as fit into `left` bytes beside a batch. A batch takes at most
+// a quarter of these bytes, but no less than one question, since each pass over weights in the file serves a whole
+// batch. Sets m->n_held on the way, because the memory of a run depends on it.
 static uint32_t groups_held(const profile_command *p, uint64_t left)
 {
     model *m = p->m;
@@ -311,8 +311,8 @@ static uint32_t groups_held(const profile_command *p, uint64_t left)
     return model_fit_weights(m, left > most ? left - most : 0);
 }
 
-// What the weights may take, and what the run beside them: of what was asked for, or of what is free, this process's
-// part. What is read from the file takes no memory that the system could not take back.
+// How much memory weights and run may take: this process's part of --memory, or else of what is free. Weights that are
+// read in place do not count, since the system can take those pages back.
 static kvb_status allot_memory(profile_command *p, kvb_error *err)
 {
     const backend *b = p->m->device->b;
@@ -349,7 +349,7 @@ static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_err
     return KVB_OK;
 }
 
-// Hashing files larger than memory takes minutes, in which it should be seen to work.
+// Hashing files larger than memory takes minutes, so it shows its progress.
 static kvb_status identify_model(profile_command *p, kvb_error *err)
 {
     progress_begin(&p->bar, "hash of the model", p->quiet || p->ranks.rank > 0);
@@ -375,7 +375,7 @@ static kvb_status open_model(profile_command *p, const char *path, bool ids_alon
 // The cheap checks first: the texts, then the model's numbers, then whether all of it fits, and its weights last.
 static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
 {
-    // What is added by ids alone has the record's tokenizer, if that has one.
+    // Texts that are added as ids have the record's tokenizer, if it names one.
     const cJSON *hash =
         p->base ? cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "tokenizer_sha256") : NULL;
     bool ids_alone = !cJSON_IsString(hash) || !*hash->valuestring;
@@ -390,7 +390,7 @@ static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_fit_batch(&p->job, p->m, &p->options, err);
     if (status == KVB_OK && !p->plan) status = model_load(p->m, p->m->n_held, err);
-    // A device with memory of its own knows what is left of it once the weights are there.
+    // A device with memory of its own only knows what is left once the weights are loaded.
     if (status == KVB_OK && !p->plan) status = profile_fit_batch(&p->job, p->m, &p->options, err);
     return status;
 }
@@ -485,7 +485,7 @@ static kvb_status print_plan(const profile_command *p, kvb_error *err)
 // run may have any number of ranks. What is done is read by rank 0 alone and sent to the others, because a network file
 // system may show every machine another state, and all must plan from the same one.
 
-// A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
+// Waits until all ranks have ended a step. If one failed, all fail, and the others' `err` says which one it was.
 static kvb_status agree(profile_command *p, kvb_status mine, kvb_error *err)
 {
     int who;
@@ -655,7 +655,7 @@ static void print_scorers(const profile_command *p, const profile_times *times)
     fprintf(stderr, " shared %.2f s\n", times->extras);
 }
 
-// A rank that failed says why; of the others rank 0 says that one did.
+// A rank that failed says why. Of the others, only rank 0 reports that one has failed.
 static int report_failure(const profile_command *p, const kvb_error *err)
 {
     if (p->peer_failed && p->ranks.rank > 0) return EXIT_FAILED;
@@ -789,7 +789,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
     return cli_parse(p->self, options, argc, argv, first);
 }
 
-// With --add twice: the second time over the settings of the record that is added to.
+// Runs twice with --add: the second time, settings that were not given are the record's.
 static int read_command_line(profile_command *p, int argc, char **argv, int *first)
 {
     int code = parse_profile(p, argc, argv, first);

@@ -40,7 +40,7 @@ static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, 
 {
     double left = (double)(n_texts - done) * n_levels * b->m->config.n_layers * b->m->config.n_kv_heads;
     fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u", n_levels, done, n_texts);
-    // What the log knew took no time, so that only cuts of this run tell how long the others will take.
+    // Cuts that were in the log took no time, so the time left is estimated from the cuts of this run alone.
     if (b->n_alone) fprintf(stderr, ", %.0f s left\n", seconds / (double)b->n_alone * left);
     else fprintf(stderr, ", known from an earlier run\n");
 }
@@ -135,7 +135,7 @@ static void show_round(void *context, const refine_progress *p)
     fprintf(stderr, "\n");
 }
 
-// What moves the table's budgets to those of another one for the same model and metric.
+// The shift that turns the table's budgets into those of another table for the same model and metric.
 static kvb_status start_from_table(const refine_command *c, const char *path, double *shift, kvb_error *err)
 {
     kvb_table *other = NULL;
@@ -225,7 +225,7 @@ static void add_numbers(cJSON *to, const char *name, const double *values, uint3
     if (values) cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
 }
 
-// Its texts, what the search saw of it, and mean KL before and after.
+// Adds what the table tells about one set: its texts, and their mean KL before and after.
 static void describe_set(const refine_command *c, refine_set set, cJSON *to)
 {
     const refine_bench *b = &c->bench;
@@ -309,7 +309,7 @@ static kvb_status give_refine_results(const refine_command *c, const cJSON *abou
     return status;
 }
 
-// What was spent. A long search measures as many a second as the second rate says, a short one as the first.
+// What the search cost. The first rate is that of a short search, the second that of a long one.
 static void say_work(const refine_command *c)
 {
     const refine_bench *b = &c->bench;

@@ -264,7 +264,7 @@ const cli_command cmd_task = {
         "  kvbudget task model.gguf --task niah_single_1 --task vt:hops=1 --tokens 1000\n"
         "  kvbudget task model.gguf snapkv.safetensors --task niah_single_1 --tokens 1000 --allocator uniform \\\n"
         "    --allocator ada --ratio 0.5,0.8 -o scores\n"
-        "  kvbudget task model.gguf --task niah_single_1 --tokens 1000 --metric none --policy morphkv --policy tova \\\n"
+        "  kvbudget task model.gguf --task niah_single_1 --tokens 1000 --metric none --policy morphkv --policy h2o \\\n"
         "    --allocator uniform --ratio 0.8\n"
         "  kvbudget task model.gguf --task niah_multikey_1:keys=8:questions=4 --tokens 4096 \\\n"
         "    --haystack book.txt --output needles.jsonl\n"
