@@ -240,9 +240,8 @@ static kvb_status parse_line(calib_context *c, const char *text, size_t size, co
 
 static void context_free(calib_context *c)
 {
-    for (size_t i = 0; i < c->n_questions; i++) {
+    for (size_t i = 0; i < c->n_questions; i++)
         free_all(c->questions[i].text, c->questions[i].ids, c->questions[i].answer, c->questions[i].answer_ids);
-    }
     free_all(c->questions, c->sample_id, c->context, c->context_ids, c->answer_prefix);
 }
 

@@ -392,9 +392,7 @@ static kvb_status make_dataset(h5_set *out, const h5_file *f, hid_t parent, cons
     *out = (h5_set){.id = -1, .n = rank == 3 ? (uint32_t)dims[0] : 1};
     hid_t space = H5Screate_simple(rank, dims, NULL), list = no_times(H5P_DATASET_CREATE);
     bool ready = space >= 0 && list >= 0 && H5Pset_fill_time(list, H5D_FILL_TIME_NEVER) >= 0;
-    if (ready && dims[0] > 0) {
-        ready = H5Pset_chunk(list, rank, chunk) >= 0 && H5Pset_fletcher32(list) >= 0;
-    }
+    if (ready && dims[0] > 0) ready = H5Pset_chunk(list, rank, chunk) >= 0 && H5Pset_fletcher32(list) >= 0;
     if (ready) out->id = H5Dcreate2(parent, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
     kvb_status status = KVB_OK;
     if (out->id < 0) status = h5_fail(err, KVB_IO, f->name, parent, name, "cannot make the dataset");

@@ -146,9 +146,8 @@ static kvb_status prepare_context(profile_context *out, const model *m, const mo
 
 static void free_context(profile_context *c)
 {
-    for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
+    for (uint32_t q = 0; c->questions && q < c->n_questions; q++)
         free_all(c->questions[q].suffix, c->questions[q].answer);
-    }
     free_all(c->questions, c->ids);
 }
 

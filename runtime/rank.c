@@ -179,9 +179,8 @@ static kvb_status read_features(kvb_ranking *r, const char *name, kvb_error *err
 static kvb_status read_form(kvb_ranking *r, const char *name, kvb_error *err)
 {
     const cJSON *mean = cJSON_GetObjectItemCaseSensitive(r->tree, "layer_mean");
-    if (mean && !cJSON_IsBool(mean)) {
+    if (mean && !cJSON_IsBool(mean))
         return kvb_fail(err, KVB_FORMAT, "%s: metadata \"ranking\": layer_mean: expected true or false", name);
-    }
     r->info.layer_mean = cJSON_IsTrue(mean);
     r->info.n_columns = (r->info.layer_mean ? 3 : 2) * r->info.n_features + 2;
     return KVB_OK;

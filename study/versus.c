@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const rival_names[N_RIVALS] = {"own", "uniform", "published"};
-
 // What the tables without each text are made from: [n] sums of the selection's texts.
 typedef struct text_sums {
     pair_sums *of;

@@ -3,7 +3,6 @@
 #include "study/table.h"
 
 typedef enum rival { RIVAL_NONE, RIVAL_UNIFORM, RIVAL_PUBLISHED, N_RIVALS } rival;
-extern const char *const rival_names[N_RIVALS];
 
 // What each loses on left-out texts, by the table's kind of loss, mean over the pairs; and the best at each ratio.
 typedef struct versus {

@@ -648,13 +648,6 @@ kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
     return status;
 }
 
-kvb_status gguf_set_check(const gguf_set *s, kvb_error *err)
-{
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < s->n; i++) status = file_check(&s->files[i].map, s->paths[i], err);
-    return status;
-}
-
 void gguf_set_close(gguf_set *s)
 {
     for (size_t i = 0; i < s->n; i++) {

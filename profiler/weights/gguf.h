@@ -154,6 +154,4 @@ typedef struct gguf_set {
 // until gguf_set_close. Errors: those of gguf_open, and KVB_FORMAT if a part's name does not match its number and
 // count, or the parts do not have as many tensors as they state. On failure *out is zero.
 kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err);
-// Fails with KVB_IO if a file was truncated or changed since gguf_set_open.
-kvb_status gguf_set_check(const gguf_set *s, kvb_error *err);
 void gguf_set_close(gguf_set *s); // leaves it zero; a zero one is allowed

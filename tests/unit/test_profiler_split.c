@@ -174,14 +174,13 @@ UNIT_TEST(faults_name_the_part)
 
 UNIT_TEST(a_part_that_changes_is_found)
 {
-    gguf_set set;
-    help_ok(gguf_set_open(&set, part_path(0), err));
-    help_ok(gguf_set_check(&set, err));
+    weights *w;
+    help_ok(weights_open(&w, part_path(0), false, err));
+    help_ok(weights_check(w, err));
     set_number(2, "split.no", 1);
     truncate(part_path(2), 100);
-    help_fails(gguf_set_check(&set, err), KVB_IO, "tiny-00003-of-00003.gguf");
-    gguf_set_close(&set);
-    gguf_set_close(&set);
+    help_fails(weights_check(w, err), KVB_IO, "tiny-00003-of-00003.gguf");
+    weights_close(w);
 }
 
 UNIT_MAIN_EACH("profiler split", setup, help_teardown)

@@ -32,19 +32,15 @@ typedef struct budgets_command {
 
 static int check_budgets_options(budgets_command *b, int n_operands)
 {
-    if (n_operands != 1) {
+    if (n_operands != 1)
         return cli_usage_error(b->self, "expected one table, found %d: kvbudget %s", n_operands, b->self->synopsis);
-    }
-    if (!b->ratio_text || b->tokens == 0) {
+    if (!b->ratio_text || b->tokens == 0)
         return cli_usage_error(b->self, "--ratio and --tokens are needed: kvbudget %s", b->self->synopsis);
-    }
-    if (!cli_ratio(&b->ratio, b->ratio_text)) {
+    if (!cli_ratio(&b->ratio, b->ratio_text))
         return cli_usage_error(b->self, "--ratio: expected the share to prune, 0.8 or 80%%, below 1; found %s",
                                b->ratio_text);
-    }
-    if (b->tokens > UINT32_MAX || b->block > UINT32_MAX) {
+    if (b->tokens > UINT32_MAX || b->block > UINT32_MAX)
         return cli_usage_error(b->self, "--tokens and --block: expected at most %u", UINT32_MAX);
-    }
     b->n_tokens = (uint32_t)b->tokens;
     b->options = (kvb_budget_options){.strict = b->strict, .block = (uint32_t)b->block};
     return EXIT_DONE;
@@ -71,29 +67,25 @@ static void __attribute__((format(printf, 2, 3))) warn(budgets_command *b, const
 static void word_warnings(budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    if (b->sum.warnings & KVB_WARN_PROTECTED) {
+    if (b->sum.warnings & KVB_WARN_PROTECTED)
         warn(
             b,
             "%u of %zu heads keep fewer than the %u protected tokens (sink %u, window %u) and lose the newest of them; "
             "--strict keeps them",
             b->sum.heads_below_protected, b->n_heads, info->sink + info->window, info->sink, info->window);
-    }
-    if (b->sum.warnings & KVB_WARN_SATURATED) {
+    if (b->sum.warnings & KVB_WARN_SATURATED)
         warn(b, "row %g %% is saturated: heads stopped at the solver's floor, so less is pruned than asked for",
              percent_of(b, b->sum.row_above));
-    }
     if (b->sum.warnings & KVB_WARN_LENGTH) {
         uint32_t shortest = UINT32_MAX, longest = 0;
         widen_lengths(info, &shortest, &longest);
         warn(b, "%u tokens are far from the table's calibration, %u to %u tokens", b->n_tokens, shortest, longest);
     }
-    if (b->sum.warnings & KVB_WARN_CLAMPED) {
+    if (b->sum.warnings & KVB_WARN_CLAMPED)
         warn(b, "ratio %g is outside the table's rows, %g to %g %%; row %g %% was used", b->ratio, percent_of(b, 1),
              percent_of(b, info->n_rows), percent_of(b, b->sum.row_above));
-    }
-    if (b->sum.warnings & KVB_WARN_EFFECTIVE) {
+    if (b->sum.warnings & KVB_WARN_EFFECTIVE)
         warn(b, "these counts prune %.4f, not the %g that was asked for", b->sum.effective_ratio, b->ratio);
-    }
 }
 
 // The table's own pages win; --block is used when it has none, or refused when it does not divide them.
@@ -121,9 +113,8 @@ static kvb_status compute(budgets_command *b, kvb_error *err)
         b->formats = need(b->n_heads, 2, "formats");
         status = kvb_formats(b->table, b->ratio, b->formats, 2 * b->n_heads, err);
     }
-    if (status == KVB_OK) {
+    if (status == KVB_OK)
         status = kvb_budgets_summarize(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, &b->sum, err);
-    }
     if (status == KVB_OK) status = find_page(b, err);
     if (status == KVB_OK) word_warnings(b);
     return status;
@@ -155,15 +146,14 @@ static void print_text(const budgets_command *b)
            b->options.strict ? ", strict" : "");
     if (b->page > 1) printf(", pages of %u", b->page);
     printf(")\n\nlayer");
-    for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
+    for (uint32_t g = 0; g < info->n_kv_heads; g++)
         printf("  %*s%u%s", width - snprintf(NULL, 0, "%u", g), "h", g, b->formats ? " K,V      " : "");
-    }
     printf("  pruned\n");
-    for (uint32_t l = 0; l < info->n_layers; ++l) {
+    for (uint32_t l = 0; l < info->n_layers; l++) {
         uint64_t total = 0;
         char name[16];
         printf("%5u", l);
-        for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
+        for (uint32_t g = 0; g < info->n_kv_heads; g++, keep++) {
             printf("  %*u", width, *keep);
             if (b->formats) printf(" %-9s", format_names(b, (size_t)(keep - b->keep), name));
             total += *keep;
@@ -176,9 +166,7 @@ static void print_text(const budgets_command *b)
            b->sum.keep_max);
     printf("pruned      %.4f; asked for %g\n", b->sum.effective_ratio, b->ratio);
     fflush(stdout);
-    for (size_t i = 0; i < b->n_warnings; ++i) {
-        fprintf(stderr, "warning: %s\n", b->warnings[i]);
-    }
+    for (size_t i = 0; i < b->n_warnings; i++) fprintf(stderr, "warning: %s\n", b->warnings[i]);
 }
 
 static void add_heads(results *to, const budgets_command *b)
@@ -187,11 +175,11 @@ static void add_heads(results *to, const budgets_command *b)
     const uint32_t *keep = b->keep;
     cJSON *detail = results_detail(to), *layers = cJSON_AddArrayToObject(detail, "keep"),
           *formats = b->formats ? cJSON_AddArrayToObject(detail, "formats") : NULL;
-    for (uint32_t l = 0; l < info->n_layers; ++l) {
+    for (uint32_t l = 0; l < info->n_layers; l++) {
         cJSON *heads = cJSON_CreateArray(), *names = b->formats ? cJSON_CreateArray() : NULL;
         cJSON_AddItemToArray(layers, heads);
         if (names) cJSON_AddItemToArray(formats, names);
-        for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
+        for (uint32_t g = 0; g < info->n_kv_heads; g++, keep++) {
             cJSON *row = results_row(to);
             json_put(row, "metric %s ratio %g n_tokens %u layer %u kv_head %u kept %u", info->metric, b->ratio,
                      b->n_tokens, l, g, *keep);
@@ -214,9 +202,7 @@ static void add_settings(cJSON *to, const budgets_command *b)
     json_put(to, "strict %d block %u budgets_version %u keep_min %u keep_max %u total %g", b->options.strict, b->page,
              kvb_budgets_version(), b->sum.keep_min, b->sum.keep_max, (double)b->sum.total);
     cJSON_AddNumberToObject(to, "effective_ratio", b->sum.effective_ratio);
-    for (size_t i = 0; i < b->n_warnings; ++i) {
-        cJSON_AddItemToArray(warnings, cJSON_CreateString(b->warnings[i]));
-    }
+    for (size_t i = 0; i < b->n_warnings; i++) cJSON_AddItemToArray(warnings, cJSON_CreateString(b->warnings[i]));
 }
 
 static kvb_status report_budgets(const budgets_command *b, kvb_error *err)
