@@ -133,6 +133,7 @@ typedef struct backend {
     // cache, at most BACKEND_CHUNK_ROWS.
     uint32_t context_rows;
     bool sums_importance; // supports oracle_view.sum and the centre of value_weights
+    bool own_memory;      // a device's, beside the host's
 
     // --- life ---
     // Opens a device, with scratch memory for operations within `limits`; if limits is NULL, it only serves for memory

@@ -98,10 +98,10 @@ static void cuda_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n
     }
 }
 
-#define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
-    {                                                                                                                  \
-        .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS,                    \
-        .sums_importance = false, BACKEND_OPERATIONS(cuda, cuda, host),                                                \
+#define CUDA_BACKEND(COMPUTE, SUMMARY)                                                              \
+    {                                                                                               \
+        .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, \
+        .sums_importance = false, .own_memory = true, BACKEND_OPERATIONS(cuda, cuda, host),         \
     }
 
 extern "C" const backend backend_cuda =
