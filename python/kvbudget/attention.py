@@ -3,8 +3,9 @@
 A layer that is not cut goes to sdpa or eager attention with unchanged arguments, so a model may keep the registered
 name for good. Per segment there are two ways to compute, with one interface:
 
-segments  one scaled_dot_product_attention per sequence and head: works everywhere, and unpacks a head for it
-varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding or softcaps
+segments  product by product for each sequence and head: works everywhere, and unpacks a head for it
+varlen    torch.nn.attention.varlen over the flat tensors, for passes of one token: on CUDA, in half precision, without
+          padding or softcaps
 """
 
 import contextlib
@@ -69,7 +70,7 @@ def by_segment(
         mask = None
         if visible is not None:
             mask = F.pad(visible[b], (len(k) - visible.shape[2], 0), value=True).repeat(group, 1)
-        if softcap is None and sinks is None:
+        if softcap is None and sinks is None and not q.is_cuda:  # on CUDA it may build a kernel for every new length
             rows = F.scaled_dot_product_attention(q, k[None, None], v[None, None], attn_mask=mask, scale=scaling)[0, 0]
         else:
             own = None if sinks is None else sinks[heads].repeat_interleave(n)
@@ -90,39 +91,37 @@ def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None
     return torch.cat([logits, sinks.float()[..., None]], -1).softmax(-1)[..., :-1]
 
 
-def by_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
-    """The same by a varlen kernel: every segment is a sequence with one KV head; new tokens see each other causally."""
-    batch, n_heads, n, d = query.shape
+def by_varlen(layer: RaggedLayer, query: Tensor, scaling: float | None) -> Tensor:
+    """The same for one new token by a varlen kernel, in terms that every version of it has: the query heads of a group
+    are the rows of a sequence with one head, and behind every segment its free rows are a sequence without queries."""
+    batch, n_heads, _, d = query.shape
     group, device = n_heads // layer.n_heads, query.device
-    segments = batch * layer.n_heads
-    q = query.reshape(segments, group, n, d).transpose(1, 2).reshape(segments * n, group, d)
+    sequences = 2 * batch * layer.n_heads
+    bounds = [x for start, n in zip(layer.starts, layer.lengths) for x in (start, start + n)] + [layer.starts[-1]]
     assert varlen_attn is not None
     out = varlen_attn(
-        q,
+        query.reshape(batch * n_heads, 1, d),
         layer.flat_keys[:, None],
         layer.flat_values[:, None],
-        torch.arange(0, segments * n + 1, n, dtype=torch.int32, device=device),
-        torch.tensor(layer.starts, dtype=torch.int32, device=device),
-        n,
-        max(layer.lengths),
+        (torch.arange(1, sequences + 2, device=device) // 2 * group).to(torch.int32),
+        torch.tensor(bounds, dtype=torch.int32, device=device),
+        group,
+        max(b - a for a, b in zip(bounds, bounds[1:])),
         scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=True,
-        seqused_k=torch.tensor(layer.lengths, dtype=torch.int32, device=device),
     )
     assert isinstance(out, Tensor)
-    return out.view(batch, layer.n_heads, n, group, -1).permute(0, 2, 1, 3, 4).reshape(batch, n, n_heads, -1)
+    return out.view(batch, 1, n_heads, -1)
 
 
-def _kernel(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
-    if layer.packed or layer.kernel == "segments" or (layer.kernel == "auto" and not query.is_cuda):
-        return by_segment
+def _takes_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> bool:
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if layer.packed or layer.kernel == "segments" or (layer.kernel == "auto" and not (query.is_cuda and half)):
+        return False
     causal = new_tokens_mask(layer, query.shape[2], None)
-    fits = varlen_attn is not None and (visible is None or (causal is not None and torch.equal(visible, causal)))
+    fits = varlen_attn is not None and (visible is None or bool((visible if causal is None else visible == causal).all()))
     if layer.kernel == "varlen" and not fits:
         raise KVBudgetError("kernel varlen needs torch 2.10 or newer and new tokens without padding", "UNSUPPORTED")
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    return by_varlen if fits and (half or layer.kernel == "varlen") else by_segment
+    return fits and query.shape[2] == 1
 
 
 def ragged_attention(
@@ -136,9 +135,9 @@ def ragged_attention(
     """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer, which already holds the n new tokens."""
     visible = new_tokens_mask(layer, query.shape[2], mask)
     layer.hidden = None if mask is None or visible is None else ~visible[:, -1]
-    if softcap is not None or sinks is not None:
-        return by_segment(layer, query, visible, scaling, softcap, sinks)
-    return _kernel(layer, query, visible)(layer, query, visible, scaling)
+    if softcap is None and sinks is None and _takes_varlen(layer, query, visible):
+        return by_varlen(layer, query, scaling)
+    return by_segment(layer, query, visible, scaling, softcap, sinks)
 
 
 #: Who looks on while an attention module runs in this thread: called in the place of ``attend``, the attention itself.

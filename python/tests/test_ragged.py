@@ -22,21 +22,16 @@ def table(make_table: Any) -> kvbudget.Table:
     return kvbudget.Table(make_table(4, 4, 2, 16))
 
 
-def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None,
-                     window_size: Any, enable_gqa: bool, seqused_k: Any) -> torch.Tensor:  # fmt: skip
-    """What torch documents of varlen_attn, in plain loops: causal from the lower right corner, seqused_k valid keys."""
-    assert window_size == (-1, 0) and enable_gqa
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2])
+def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None) -> Any:
+    """What torch documents of varlen_attn, in plain loops, with the arguments that torch 2.10 has."""
+    assert q.shape[1] == k.shape[1] == v.shape[1] == 1 and len(cu_q) == len(cu_k)
+    assert cu_q[-1] == len(q) and cu_k[-1] == len(k) == len(v)
+    out = torch.full((q.shape[0], 1, v.shape[2]), float("nan"))
     for s in range(len(cu_q) - 1):
-        rows, n = slice(int(cu_q[s]), int(cu_q[s + 1])), int(seqused_k[s])
-        assert rows.stop - rows.start <= max_q and n <= max_k and n <= int(cu_k[s + 1] - cu_k[s])
-        keys, values = (x[int(cu_k[s]) :][:n, 0] for x in (k, v))
-        seen = torch.ones(rows.stop - rows.start, n, dtype=torch.bool).tril(n - (rows.stop - rows.start))
-        for h in range(q.shape[1]):
-            w = (q[rows, h] @ keys.T * (q.shape[2] ** -0.5 if scale is None else scale)).masked_fill(
-                ~seen, float("-inf")
-            )
-            out[rows, h] = w.softmax(-1) @ values
+        rows, keys = slice(int(cu_q[s]), int(cu_q[s + 1])), slice(int(cu_k[s]), int(cu_k[s + 1]))
+        assert 0 <= rows.stop - rows.start <= max_q and 0 <= keys.stop - keys.start <= max_k
+        w = q[rows, 0] @ k[keys, 0].T * (q.shape[2] ** -0.5 if scale is None else scale)
+        out[rows, 0] = w.softmax(-1) @ v[keys, 0]
     return out
 
 
@@ -73,8 +68,8 @@ def test_torch_takes_our_varlen_call(model: Any, table: kvbudget.Table) -> None:
         layer = prefill(model, prompt(2)).layers[0]
     bare = SimpleNamespace(n_heads=layer.n_heads, lengths=layer.lengths, starts=layer.starts)
     bare.flat_keys, bare.flat_values = (x.to("meta", torch.bfloat16) for x in (layer.flat_keys, layer.flat_values))
-    query = torch.empty(2, 4, 3, 16, device="meta", dtype=torch.bfloat16)
-    assert attention.by_varlen(cast(Any, bare), query, None, None).shape == (2, 3, 4, 16)
+    query = torch.empty(2, 4, 1, 16, device="meta", dtype=torch.bfloat16)
+    assert attention.by_varlen(cast(Any, bare), query, None).shape == (2, 1, 4, 16)
 
 
 def test_rows_come_and_go(model: Any, table: kvbudget.Table) -> None:
