@@ -2,6 +2,7 @@
 // since their outliers stay in a channel; values by token over neighbouring channels. docs/bits.md.
 #include "fail.h"
 #include "kvbudget.h"
+#include "vector.h"
 #include <math.h>
 #include <string.h>
 
@@ -60,16 +61,30 @@ static void narrow_nearest(unsigned char *to, float x)
 
 // ---- One group: n numbers that are `step` apart ----
 
+// Each number's code. Adding 1.5 * 2^23 and taking it away rounds to the nearest whole number, as rintf does.
+VECTOR_CLONES static void find_codes(unsigned char *codes, const float *x, uint32_t n, float low, float size,
+                                     unsigned most)
+{
+    const float whole = 12582912.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        float code = (x[i] - low) / size + whole - whole;
+        code = code > 0 ? code : 0;
+        codes[i] = (unsigned char)(code < (float)most ? code : (float)most);
+    }
+}
+
 // The least number is rounded down and the step up, so that no number is outside the range. False where one is not
 // finite, or too large for bfloat16.
-static int pack_group(unsigned char *to, kvb_packing p, const float *x, size_t step, uint32_t n)
+static int pack_group(unsigned char *to, kvb_packing p, const float *from, size_t step, uint32_t n)
 {
     unsigned bits = PACKINGS[p].bits, most = (1u << bits) - 1;
-    float low = x[0], high = x[0], sum = 0;
+    float x[KVB_PACK_GROUP], low = from[0], high = from[0], sum = 0;
+    unsigned char codes[KVB_PACK_GROUP] = {0};
     for (uint32_t i = 0; i < n; i++) {
-        low = x[i * step] < low ? x[i * step] : low;
-        high = x[i * step] > high ? x[i * step] : high;
-        sum += x[i * step] * 0; // NaN, if a number is not finite
+        x[i] = from[i * step];
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+        sum += x[i] * 0; // NaN, if a number is not finite
     }
     narrow(to, low, low < 0 ? 0xffff : 0);
     low = widen(to);
@@ -77,11 +92,8 @@ static int pack_group(unsigned char *to, kvb_packing p, const float *x, size_t s
     float size = widen(to + 2);
     memset(to + GROUP_HEAD, 0, group_bytes(p, n) - GROUP_HEAD);
     if (sum != 0 || !isfinite(low) || !isfinite(size)) return 0;
-    for (uint32_t i = 0; i < n; i++) {
-        float code = size > 0 ? rintf((x[i * step] - low) / size) : 0;
-        unsigned whole = code > 0 ? code < (float)most ? (unsigned)code : most : 0, at = i * bits;
-        to[GROUP_HEAD + at / 8] |= (unsigned char)(whole << at % 8);
-    }
+    if (size > 0) find_codes(codes, x, n, low, size, most);
+    for (uint32_t i = 0; i < n; i++) to[GROUP_HEAD + i * bits / 8] |= (unsigned char)(codes[i] << i * bits % 8);
     return 1;
 }
 
