@@ -203,7 +203,7 @@ double profile_losses_flops(const model *m, const profile_job *job, const profil
                row = question > 0 ? question / (2 * one->questions[0].tail) : 0; // decoded rows count twice there
         flops += B * ((one->n_questions - one->n_recorded) * o->loss_queries * each +
                       OUTPUT_PACKING_QUERIES * 2.0 * RECORD_PACKINGS * context);
-        flops += o->gain_rows * (row * (1 + GAIN_KINDS * B / 2) + 2.0 * GAIN_KINDS * B * c->width * c->vocabulary);
+        flops += o->gain_rows * (row * (1 + B / 2) + 2.0 * B * c->width * c->vocabulary);
     }
     return flops;
 }

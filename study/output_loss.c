@@ -56,7 +56,7 @@ kvb_status output_gains_read(double *gain, const selection *s, kvb_error *err)
             kinds++;
         }
         if (kinds == 0)
-            status = kvb_fail(err, KVB_MISMATCH, "%s: no question has a gain of layer %u; profile with --gain-rows 16",
+            status = kvb_fail(err, KVB_MISMATCH, "%s: no question has a gain of layer %u; profile with --curves",
                               s->path, l);
         else gain[l] = exp(gain[l] / kinds);
     }

@@ -8,9 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Share of its tokens that each head keeps in the runs that cut a layer: a level of every curve.
+// Share of its tokens that each head keeps where a layer is cut: a level of every curve.
 static const uint32_t CUT_LEVEL[GAIN_KINDS] = {[GAIN_CUT_80] = 10, [GAIN_CUT_96] = 6};
-static const double NOISE_SIZE = 0.01;
 
 static uint32_t budgeted_layers(const model *m)
 {
@@ -26,14 +25,14 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
 {
     const model_config *c = &m->config;
     uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
-             T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B * GAIN_KINDS,
+             T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B,
              rows = plan->max_tail;
     uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 5 * c->head_dim);
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
     return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) +
             (packed ? 2 * B * G * T * c->head_dim : 0) + sequences * rows * (2 * G * c->head_dim) +
-            sequences * 8 * c->width + 2 * 64ull * c->vocabulary) *
+            sequences * rows * c->width + 2 * 64ull * c->vocabulary) *
            sizeof(float);
 }
 
@@ -247,27 +246,23 @@ kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ra
 
 // ---- Gains ---------------------------------------------------------------------------------------------------------
 
-float gain_noise(uint32_t layer, uint32_t row, uint32_t channel)
+static gain_kind kind_of(uint32_t row)
 {
-    uint64_t x = ((uint64_t)layer << 48) ^ ((uint64_t)row << 24) ^ channel;
-    x += 0x9e3779b97f4a7c15u; // SplitMix64
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return (x ^ x >> 31) >> 63 ? 1.0f : -1.0f;
+    return row % 2 ? GAIN_CUT_96 : GAIN_CUT_80;
 }
 
-// Sequence 0 is the answer as it is; every budgeted layer adds GAIN_KINDS of them.
+// Sequence 0 is the answer as it is; every budgeted layer adds one.
 typedef struct gain_run {
     forward *f;
     uint32_t question, first, n; // the rows first .. first + n - 1 after the context
     uint32_t sequences, layers;  // how many there will be; layers that have added theirs
     dev x;                       // [sequences, n, D]
     tail_kv tails;               // [sequences, G, first + n, d] of the layer at hand
-    uint32_t *tail;              // [n] first, first + 1, ..
+    uint32_t *tail, *level;      // [n] first, first + 1, ..; what each row keeps
     decode_row *rows;            // [DECODE_ROWS]
     float *q, *o;                // [n, H*d] of sequence 0: its queries and its heads' outputs
-    float *moved;                // [1 + GAIN_KINDS, n, H*d] o, then the movements
-    float *branch;               // [1 + GAIN_KINDS, n, D] the same times W_O
+    float *moved;                // [n, H*d] how the outputs move
+    float *branch;               // [n, D] the same times W_O
     float *gains;
 } gain_run;
 
@@ -285,12 +280,16 @@ static void open_gains(gain_run *r)
     r->x = backend_memory(on, r->sequences * n * c->width, "sequences");
     r->tails = (tail_kv){backend_memory(on, tails, "keys"), backend_memory(on, tails, "values"), capacity};
     r->tail = need(n, sizeof *r->tail, "rows");
+    r->level = need(n, sizeof *r->level, "rows");
     r->rows = need(DECODE_ROWS, sizeof *r->rows, "rows");
     r->q = need(H, sizeof(float), "queries");
     r->o = need(H, sizeof(float), "outputs");
-    r->moved = need((1 + GAIN_KINDS) * H, sizeof(float), "outputs");
-    r->branch = need((1 + GAIN_KINDS) * n * c->width, sizeof(float), "outputs");
-    for (uint32_t i = 0; i < n; i++) r->tail[i] = r->first + i;
+    r->moved = need(H, sizeof(float), "outputs");
+    r->branch = need(n * c->width, sizeof(float), "outputs");
+    for (uint32_t i = 0; i < n; i++) {
+        r->tail[i] = r->first + i;
+        r->level[i] = CUT_LEVEL[kind_of(i)];
+    }
 }
 
 static void close_gains(gain_run *r)
@@ -300,6 +299,7 @@ static void close_gains(gain_run *r)
     r->f->b->release(on, r->tails.k);
     r->f->b->release(on, r->tails.v);
     free(r->tail);
+    free(r->level);
     free(r->rows);
     free(r->q);
     free(r->o);
@@ -346,16 +346,15 @@ static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t c
                       &none);
 }
 
-// How the heads of a layer move when each keeps the level's share of its tokens.
-static void cut_layer(gain_run *r, uint32_t layer, gain_kind kind)
+// How the heads of a layer move when each row keeps its share of the tokens.
+static void cut_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
     const model_config *c = &f->m->config;
-    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim, d = c->head_dim;
+    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim, d = c->head_dim, capacity = r->tails.capacity;
     layer_arrays a;
-    float *own_k, *own_v, *to = r->moved + (1 + kind) * head_floats(r);
+    float *own_k, *own_v;
     open_layer(&a, f, layer, 0);
-    size_t capacity = r->tails.capacity;
     const float *k = bring(f, r->tails.k, c->n_kv_heads * capacity * d, &own_k),
                 *v = bring(f, r->tails.v, c->n_kv_heads * capacity * d, &own_v);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -364,8 +363,8 @@ static void cut_layer(gain_run *r, uint32_t layer, gain_kind kind)
         output_order order = order_by_keys(&head);
         output_queries set = {r->q + g * w, H, r->tail, k + g * capacity * d, v + g * capacity * d, r->n};
         float *moved = need(r->n * w, sizeof *moved, "outputs");
-        output_difference(moved, &head, &set, &order, CUT_LEVEL[kind]);
-        for (uint32_t i = 0; i < r->n; i++) memcpy(to + i * H + g * w, moved + i * w, w * sizeof *moved);
+        output_difference(moved, &head, &set, &order, r->level);
+        for (uint32_t i = 0; i < r->n; i++) memcpy(r->moved + i * H + g * w, moved + i * w, w * sizeof *moved);
         free(moved);
         free(order.position);
     }
@@ -374,47 +373,43 @@ static void cut_layer(gain_run *r, uint32_t layer, gain_kind kind)
     close_layer(&a);
 }
 
-// Mean squared size of what the rows of a movement add behind W_O; kind -1: of what attention itself adds.
-static double branch_square(const gain_run *r, int kind)
+// The means of each kind's rows: out [GAIN_KINDS, 2] at `pair`.
+static void put_means(float *out, int pair, const double *of_row, uint32_t n)
 {
-    size_t D = r->f->m->config.width;
-    const float *row = r->branch + (size_t)(1 + kind) * r->n * D;
-    double sum = 0;
-    for (size_t i = 0; i < r->n * D; i++) sum += (double)row[i] * (double)row[i];
-    return sum / r->n;
+    double sum[GAIN_KINDS] = {0};
+    uint32_t count[GAIN_KINDS] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        sum[kind_of(i)] += of_row[i];
+        count[kind_of(i)]++;
+    }
+    for (int kind = 0; kind < GAIN_KINDS; kind++)
+        out[2 * kind + pair] = sum[kind] > 0 ? (float)(sum[kind] / count[kind]) : 0;
 }
 
-// All movements of a layer, from its queries and outputs of sequence 0: r->moved, with their squares in r->gains.
+// A layer's movement, r->moved, from the queries and outputs of sequence 0; its squares behind W_O go into r->gains.
 static void move_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
-    const model_config *c = &f->m->config;
-    size_t n = head_floats(r), H = n / r->n;
-    float *noise = r->moved + (1 + GAIN_NOISE) * n;
-    memcpy(r->moved, r->o, n * sizeof *r->o);
-    for (size_t i = 0; i < n; i++) noise[i] = gain_noise(layer, (uint32_t)(i / H), (uint32_t)(i % H));
-    for (gain_kind kind = GAIN_CUT_80; kind < GAIN_KINDS; kind++) cut_layer(r, layer, kind);
-    f->b->upload(f->pass.on, f->pass.attended, r->moved, (1 + GAIN_KINDS) * n);
-    layer_project_output(&f->pass, layer, f->picked, (1 + GAIN_KINDS) * r->n);
-    f->b->download(f->pass.on, r->branch, f->picked, (size_t)(1 + GAIN_KINDS) * r->n * c->width);
-    double white = branch_square(r, GAIN_NOISE), size = white > 0 ? sqrt(NOISE_SIZE * branch_square(r, -1) / white) : 0;
-    for (size_t i = 0; i < n; i++) noise[i] *= (float)size;
-    float *gains = r->gains + (size_t)model_budgeted(c, layer) * GAIN_KINDS * 2;
-    for (int kind = 0; kind < GAIN_KINDS; kind++)
-        gains[2 * kind + 1] = (float)(branch_square(r, kind) * (kind == GAIN_NOISE ? size * size : 1));
+    size_t D = f->m->config.width;
+    double *squares = need(r->n, sizeof *squares, "squares");
+    cut_layer(r, layer);
+    f->b->upload(f->pass.on, f->pass.attended, r->moved, head_floats(r));
+    layer_project_output(&f->pass, layer, f->picked, r->n);
+    f->b->download(f->pass.on, r->branch, f->picked, r->n * D);
+    for (size_t i = 0; i < r->n * D; i++) squares[i / D] += (double)r->branch[i] * (double)r->branch[i];
+    put_means(r->gains + (size_t)model_budgeted(&f->m->config, layer) * GAIN_KINDS * 2, 1, squares, r->n);
+    free(squares);
 }
 
-// The sequences that a layer adds: sequence 0 with its attention moved, through the rest of the layer.
-static void add_sequences(gain_run *r, uint32_t layer)
+// The sequence that a layer adds: sequence 0 with its attention moved, through the rest of the layer.
+static void add_sequence(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
     size_t n = head_floats(r);
     move_layer(r, layer);
-    for (int kind = 0; kind < GAIN_KINDS; kind++)
-        for (size_t i = 0; i < n; i++) r->moved[(1 + kind) * n + i] += r->o[i];
-    f->b->upload(f->pass.on, f->pass.attended, r->moved + n, GAIN_KINDS * n);
-    layer_finish(&f->pass, layer, sequence_at(r, 1 + r->layers * GAIN_KINDS), GAIN_KINDS * r->n, 0);
-    r->layers++;
+    for (size_t i = 0; i < n; i++) r->moved[i] += r->o[i];
+    f->b->upload(f->pass.on, f->pass.attended, r->moved, n);
+    layer_finish(&f->pass, layer, sequence_at(r, ++r->layers), r->n, 0);
 }
 
 static void run_layer(gain_run *r, uint32_t layer)
@@ -422,7 +417,7 @@ static void run_layer(gain_run *r, uint32_t layer)
     forward *f = r->f;
     const model_config *c = &f->m->config;
     bool adds = !model_layer_bounded(c, layer);
-    uint32_t active = 1 + r->layers * GAIN_KINDS, at_once = DECODE_ROWS / r->n;
+    uint32_t active = 1 + r->layers, at_once = DECODE_ROWS / r->n;
     copy_question(r, layer, active);
     for (uint32_t s = 0; s < active; s += at_once) {
         uint32_t count = active - s < at_once ? active - s : at_once;
@@ -430,12 +425,11 @@ static void run_layer(gain_run *r, uint32_t layer)
         if (s == 0 && adds) {
             f->b->download(f->pass.on, r->q, f->q, head_floats(r));
             f->b->download(f->pass.on, r->o, f->pass.attended, head_floats(r));
-            for (uint32_t kind = 0; kind < GAIN_KINDS; kind++)
-                f->b->copy(f->pass.on, sequence_at(r, active + kind), r->x, (size_t)r->n * c->width);
+            f->b->copy(f->pass.on, sequence_at(r, active), r->x, (size_t)r->n * c->width);
         }
         layer_finish(&f->pass, layer, sequence_at(r, s), count * r->n, 0);
     }
-    if (adds) add_sequences(r, layer);
+    if (adds) add_sequence(r, layer);
 }
 
 // KL(p; q) of two rows of n > 0 logits: exponentials in float32, which vectorise, and sums in double.
@@ -469,10 +463,10 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
         layer_logits(&f->pass, sequence_at(r, s), count * n, &(logit_use){.logits = logits}, 0);
 #pragma omp parallel for schedule(dynamic, 1)
         for (uint32_t i = 0; i < count; i++) {
-            double sum = 0;
+            double kl[DECODE_ROWS];
             for (uint32_t j = 0; j < n; j++)
-                sum += divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
-            r->gains[2 * (s + i - 1)] = sum > 0 ? (float)(sum / n) : 0;
+                kl[j] = divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
+            put_means(r->gains + (s + i - 1) * GAIN_KINDS * 2, 0, kl, n);
         }
     }
     free(base);
@@ -483,15 +477,11 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
 kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
                          kvb_error *err)
 {
-    gain_run r = {.f = f,
-                  .question = question,
-                  .first = first,
-                  .n = n,
-                  .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
-                  .gains = gains};
-    if (n == 0 || n > DECODE_ROWS / (1 + GAIN_KINDS) || first + n > f->plan.max_tail)
+    gain_run r = {
+        .f = f, .question = question, .first = first, .n = n, .sequences = 1 + budgeted_layers(f->m), .gains = gains};
+    if (n == 0 || n > DECODE_ROWS || first + n > f->plan.max_tail)
         return kvb_fail(err, KVB_ARGUMENT, "gains: rows %u to %u after the context, expected 1 to %d below %u", first,
-                        first + n, DECODE_ROWS / (1 + GAIN_KINDS), f->plan.max_tail);
+                        first + n, DECODE_ROWS, f->plan.max_tail);
     kvb_status status = layer_check_ids(&f->pass, ids, n, err);
     if (status == KVB_OK) status = make_grams(f, err);
     if (status != KVB_OK) return status;

@@ -3,21 +3,16 @@
 //
 //     gain_l = KL(logits; logits with layer l's attention output moved) / mean |W_O (o' - o)|^2
 //
-// For each layer some of the answer's tokens are run again over the same caches, once for every kind of movement: with
-// the layer's heads cut to the same share of their tokens (o' is their output then), and with white noise. The tokens
-// that stay do not depend on the rankings that a run records: 4 sinks, the last token, and the keys least similar to
-// the head's mean key (KeyDiff). Nothing before the layer changes, so all these runs are one pass to which each layer
-// adds some sequences.
+// For each layer some of the answer's tokens are run again over the same caches with the layer's heads cut (o' is their
+// output then): every other token with 20 % of the context left, those between with 4 %. The tokens that stay do not
+// depend on the rankings that a run records: 4 sinks, the last token, and the keys least similar to the head's mean key
+// (KeyDiff). Nothing before the layer changes, so all these runs are one pass to which each layer adds a sequence.
 #pragma once
 #include "profiler/model/forward.h"
 #include "profiler/model/output_error.h"
 
-// Kinds of movement. Noise adds plus or minus a common size to every number of the heads' outputs; its square is a
-// hundredth of that of what the layer's attention adds.
+// Kinds of movement: of the first, third, .. token, and of the others. Older records have white noise as well.
 typedef enum gain_kind { GAIN_NOISE, GAIN_CUT_80, GAIN_CUT_96, GAIN_KINDS } gain_kind;
-
-// +1 or -1 for number `channel` of row `row` of a layer, from the hash of the three.
-float gain_noise(uint32_t layer, uint32_t row, uint32_t channel);
 
 // A ranking's scores in the budgeted layers, and how many first and last tokens it always keeps.
 typedef struct loss_ranking {
@@ -35,8 +30,8 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
                                  float *errors, uint32_t packed, float *packings, kvb_error *err);
 
-// gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of the n tokens `ids` that stand at the places
-// first .. first + n - 1 after the context; the tokens before them are those of the decoded question in that slot. Does
-// not change the question.
+// gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of each kind's tokens among the n tokens `ids`
+// that stand at the places first .. first + n - 1 after the context, 0 for a kind without tokens; the tokens before
+// them are those of the decoded question in that slot. Does not change the question.
 kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
                          kvb_error *err);

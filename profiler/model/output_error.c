@@ -38,29 +38,45 @@ void output_order_make(output_order *out, const float *scores, uint32_t n_tokens
 
 // ---- Attention over the whole context ----
 
-// Lines are the group's heads of the queries at hand, side by side for each query.
+// Queries are judged in blocks of one size, zeros behind the last, since a product's kernel, and with it the order of
+// its sums, may depend on the number of rows: so a query's bits do not depend on who else is judged.
+enum { BLOCK_QUERIES = 32 };
+
+typedef struct query {
+    const output_queries *set;
+    uint32_t i;
+} query;
+
+// Lines are the group's heads of the queries of a block, side by side for each query.
 typedef struct attention {
-    uint32_t lines;
-    float *queries; // [lines, d], scaled
-    float *weights; // [lines, T] exp(score - the line's largest)
-    float *tail;    // [lines, d] the sum of e v over the tokens after the context
-    float *mass;    // [lines] of e over these, and over an attention sink
+    uint32_t n, lines; // queries at hand; lines of a block
+    query *at;         // [queries of a block]
+    float *queries;    // [lines, d], scaled
+    float *weights;    // [T, lines] exp(score - the line's largest)
+    float *top;        // [lines] the largest
+    float *tail;       // [lines, d] the sum of e v over the tokens after the context
+    float *mass;       // [lines] of e over these, and over an attention sink
 } attention;
 
 static void attention_open(attention *a, const output_head *h, uint32_t queries)
 {
     size_t lines = (size_t)queries * h->group;
+    a->n = 0;
     a->lines = (uint32_t)lines;
+    a->at = need(queries, sizeof *a->at, "queries");
     a->queries = need(lines * h->head_dim, sizeof(float), "queries");
     a->weights = need(lines * h->n_tokens, sizeof(float), "attention weights");
+    a->top = need(lines, sizeof(float), "scores");
     a->tail = need(lines * h->head_dim, sizeof(float), "values");
     a->mass = need(lines, sizeof(float), "sums");
 }
 
 static void attention_close(attention *a)
 {
+    free(a->at);
     free(a->queries);
     free(a->weights);
+    free(a->top);
     free(a->tail);
     free(a->mass);
 }
@@ -77,20 +93,27 @@ static float dot(const float *a, const float *b, uint32_t n)
     return sum;
 }
 
-// One line's scores become weights; `scores` is scratch for those of the tail.
-SIMD_CLONES static void weigh_line(attention *a, const output_head *h, const output_queries *s, uint32_t line,
-                                   float *scores)
+SIMD_CLONES static void find_tops(attention *a, const output_head *h)
 {
-    uint32_t d = h->head_dim, n = s->tail[line / h->group] + 1, T = h->n_tokens;
-    float *e = a->weights + (size_t)line * T, *tail = a->tail + (size_t)line * d,
-          top = h->sinks ? h->sinks[line % h->group] : -INFINITY, sum = 0;
-    for (uint32_t i = 0; h->softcap > 0 && i < T; i++) e[i] = bend(h, e[i]);
-    for (uint32_t i = 0; i < T; i++) top = e[i] > top ? e[i] : top;
+    for (uint32_t line = 0; line < a->lines; line++) a->top[line] = h->sinks ? h->sinks[line % h->group] : -INFINITY;
+    for (uint32_t i = 0; i < h->n_tokens; i++) {
+        float *e = a->weights + (size_t)i * a->lines;
+        for (uint32_t line = 0; h->softcap > 0 && line < a->lines; line++) e[line] = bend(h, e[line]);
+        for (uint32_t line = 0; line < a->lines; line++) a->top[line] = e[line] > a->top[line] ? e[line] : a->top[line];
+    }
+}
+
+// The tokens after the context that one line's query sees; `scores` is scratch.
+SIMD_CLONES static void weigh_tail(attention *a, const output_head *h, uint32_t line, float *scores)
+{
+    const query *at = &a->at[line / h->group];
+    const output_queries *s = at->set;
+    uint32_t d = h->head_dim, n = s->tail[at->i] + 1;
+    float *tail = a->tail + (size_t)line * d, top = a->top[line], sum = 0;
     for (uint32_t i = 0; i < n; i++) {
         scores[i] = bend(h, dot(a->queries + (size_t)line * d, s->k + (size_t)i * d, d));
         top = scores[i] > top ? scores[i] : top;
     }
-    for (uint32_t i = 0; i < T; i++) e[i] = softmax_exp(e[i] - top);
     if (h->sinks) sum += expf(h->sinks[line % h->group] - top);
     memset(tail, 0, d * sizeof *tail);
     for (uint32_t i = 0; i < n; i++) {
@@ -98,23 +121,43 @@ SIMD_CLONES static void weigh_line(attention *a, const output_head *h, const out
         sum += weight;
         for (uint32_t c = 0; c < d; c++) tail[c] += weight * s->v[(size_t)i * d + c];
     }
+    a->top[line] = top;
     a->mass[line] = sum;
 }
 
-static void attend(attention *a, const output_head *h, const output_queries *s)
+SIMD_CLONES static void weigh_context(attention *a, uint32_t n_tokens)
 {
-    uint32_t d = h->head_dim, most = 0;
-    float scale = 1 / sqrtf((float)d);
-    a->lines = s->n * h->group;
-    for (uint32_t i = 0; i < s->n; i++) {
-        for (uint32_t c = 0; c < h->group * d; c++)
-            a->queries[(size_t)i * h->group * d + c] = s->q[i * s->stride + c] * scale;
-        most = s->tail[i] > most ? s->tail[i] : most;
+    for (uint32_t i = 0; i < n_tokens; i++) {
+        float *e = a->weights + (size_t)i * a->lines;
+        for (uint32_t line = 0; line < a->lines; line++) e[line] = softmax_exp(e[line] - a->top[line]);
     }
-    gemm(false, true, a->lines, h->n_tokens, d, 1, a->queries, d, h->k, d, 0, a->weights, h->n_tokens);
+}
+
+// The queries a->at [a->n].
+static void attend(attention *a, const output_head *h)
+{
+    uint32_t d = h->head_dim, lines = a->n * h->group, most = 0;
+    float scale = 1 / sqrtf((float)d);
+    for (uint32_t i = 0; i < a->n; i++) {
+        const output_queries *s = a->at[i].set;
+        for (uint32_t c = 0; c < h->group * d; c++)
+            a->queries[(size_t)i * h->group * d + c] = s->q[a->at[i].i * s->stride + c] * scale;
+        most = s->tail[a->at[i].i] > most ? s->tail[a->at[i].i] : most;
+    }
+    memset(a->queries + (size_t)lines * d, 0, (size_t)(a->lines - lines) * d * sizeof *a->queries);
+    gemm(false, true, h->n_tokens, a->lines, d, 1, h->k, d, a->queries, d, 0, a->weights, a->lines);
+    find_tops(a, h);
     float *scores = need((size_t)most + 1, sizeof *scores, "scores");
-    for (uint32_t line = 0; line < a->lines; line++) weigh_line(a, h, s, line, scores);
+    for (uint32_t line = 0; line < lines; line++) weigh_tail(a, h, line, scores);
     free(scores);
+    weigh_context(a, h->n_tokens);
+}
+
+// All queries of a set that has no more than a block.
+static void attend_set(attention *a, const output_head *h, const output_queries *s)
+{
+    for (a->n = 0; a->n < s->n; a->n++) a->at[a->n] = (query){s, a->n};
+    attend(a, h);
 }
 
 // ---- What is left when the context is cut ----
@@ -123,15 +166,16 @@ typedef struct cut {
     const output_order *order;
     uint32_t start[BUCKETS + 1]; // of the buckets, in the order
     float *values;               // [T, d] in the order
-    float *weights;              // [lines, tokens of a bucket]
+    float *weights;              // [tokens of a bucket, lines] in the order
     float *sums, *mass;          // [BUCKETS, lines, d], [BUCKETS, lines] of each bucket
     float *rest;                 // [lines, d] scratch
     float *difference, *moved;   // [OUTPUT_LEVELS, lines, d]: o(kept) - o(all), and the same times gram
+    float *squares;              // [OUTPUT_LEVELS, queries]
 } cut;
 
-static void cut_open(cut *c, const output_head *h, const output_order *order, uint32_t queries)
+static void cut_open(cut *c, const output_head *h, const output_order *order, size_t lines)
 {
-    size_t lines = (size_t)queries * h->group, d = h->head_dim, T = h->n_tokens;
+    size_t d = h->head_dim, T = h->n_tokens;
     c->order = order;
     c->start[0] = 0;
     for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = record_curve_tokens(i, h->n_tokens, order->protect);
@@ -143,6 +187,7 @@ static void cut_open(cut *c, const output_head *h, const output_order *order, ui
     c->rest = need(d, sizeof(float), "sums");
     c->difference = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
     c->moved = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
+    c->squares = need(OUTPUT_LEVELS * lines / h->group, sizeof(float), "squares");
     for (size_t i = 0; i < T; i++) memcpy(c->values + i * d, h->v + order->position[i] * d, d * sizeof(float));
 }
 
@@ -155,6 +200,16 @@ static void cut_close(cut *c)
     free(c->rest);
     free(c->difference);
     free(c->moved);
+    free(c->squares);
+}
+
+// The weights of n tokens side by side, and their sums.
+SIMD_CLONES static void gather(float *to, float *mass, const attention *a, const uint32_t *position, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float *from = a->weights + (size_t)position[i] * a->lines;
+        for (uint32_t line = 0; line < a->lines; line++) mass[line] += to[(size_t)i * a->lines + line] = from[line];
+    }
 }
 
 // Sums of e and e v in each bucket.
@@ -163,18 +218,12 @@ static void sum_buckets(cut *c, const output_head *h, const attention *a)
     uint32_t d = h->head_dim;
     for (uint32_t b = 0; b < BUCKETS; b++) {
         uint32_t n = c->start[b + 1] - c->start[b];
-        const uint32_t *position = c->order->position + c->start[b];
         float *sums = c->sums + (size_t)b * a->lines * d, *mass = c->mass + (size_t)b * a->lines;
         memset(mass, 0, a->lines * sizeof *mass);
         memset(sums, 0, (size_t)a->lines * d * sizeof *sums);
         if (n == 0) continue;
-        for (uint32_t line = 0; line < a->lines; line++) {
-            const float *from = a->weights + (size_t)line * h->n_tokens;
-            float *to = c->weights + (size_t)line * n, sum = 0;
-            for (uint32_t i = 0; i < n; i++) sum += to[i] = from[position[i]];
-            mass[line] = sum;
-        }
-        gemm(false, false, a->lines, d, n, 1, c->weights, n, c->values + (size_t)c->start[b] * d, d, 0, sums, d);
+        gather(c->weights, mass, a, c->order->position + c->start[b], n);
+        gemm(true, false, a->lines, d, n, 1, c->weights, a->lines, c->values + (size_t)c->start[b] * d, d, 0, sums, d);
     }
 }
 
@@ -206,59 +255,68 @@ SIMD_CLONES static void line_differences(cut *c, const output_head *h, const att
 static void find_differences(cut *c, const output_head *h, const attention *a)
 {
     sum_buckets(c, h, a);
-    for (uint32_t line = 0; line < a->lines; line++) line_differences(c, h, a, line);
+    for (uint32_t line = 0; line < a->n * h->group; line++) line_differences(c, h, a, line);
 }
 
-// Mean squares behind W_O of n_levels x n differences; `moved` is scratch of their size.
-static void square(float *errors, uint32_t n_levels, const float *difference, float *moved, const output_head *h,
-                   uint32_t n)
+// |W_O x|^2 of n rows x of all heads of the group; `moved` is scratch of their size.
+static void square(float *out, const float *rows, float *moved, const output_head *h, size_t n)
 {
     uint32_t width = h->group * h->head_dim;
-    gemm(false, false, (size_t)n_levels * n, width, width, 1, difference, width, h->gram, width, 0, moved, width);
-    for (uint32_t i = 0; i < n_levels; i++) {
-        double sum = 0;
-        size_t first = (size_t)i * n * width;
-        for (uint32_t q = 0; q < n; q++)
-            sum += (double)dot(difference + first + (size_t)q * width, moved + first + (size_t)q * width, width);
-        errors[i] = sum > 0 ? (float)(sum / n) : 0;
-    }
+    gemm(false, false, n, width, width, 1, rows, width, h->gram, width, 0, moved, width);
+    for (size_t i = 0; i < n; i++) out[i] = dot(rows + i * width, moved + i * width, width);
+}
+
+// Adds the squares of a block's queries to those of their sets: sums [n_sets, OUTPUT_LEVELS].
+static void add_squares(double *sums, cut *c, const output_head *h, const attention *a, const output_queries *sets)
+{
+    uint32_t n = a->lines / h->group;
+    find_differences(c, h, a);
+    square(c->squares, c->difference, c->moved, h, (size_t)OUTPUT_LEVELS * n);
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++)
+        for (uint32_t q = 0; q < a->n; q++)
+            sums[(a->at[q].set - sets) * OUTPUT_LEVELS + i] += (double)c->squares[(size_t)i * n + q];
 }
 
 void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                    const output_order *orders, uint32_t n_orders)
 {
     attention a;
+    size_t n = (size_t)n_sets * OUTPUT_LEVELS;
     cut *cuts = need(n_orders, sizeof *cuts, "rankings");
-    uint32_t most = 1;
-    for (uint32_t i = 0; i < n_sets; i++) most = sets[i].n > most ? sets[i].n : most;
-    attention_open(&a, head, most);
-    for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], most);
-    memset(errors, 0, (size_t)n_orders * n_sets * OUTPUT_LEVELS * sizeof *errors);
-    for (uint32_t i = 0; i < n_sets; i++) {
-        if (sets[i].n == 0) continue;
-        attend(&a, head, &sets[i]);
-        for (uint32_t o = 0; o < n_orders; o++) {
-            find_differences(&cuts[o], head, &a);
-            square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, OUTPUT_LEVELS, cuts[o].difference, cuts[o].moved,
-                   head, sets[i].n);
+    double *sums = need(n_orders * n, sizeof *sums, "squares");
+    attention_open(&a, head, BLOCK_QUERIES);
+    for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], a.lines);
+    query next = {sets, 0};
+    while (next.set < sets + n_sets) {
+        for (a.n = 0; next.set < sets + n_sets && a.n < BLOCK_QUERIES;) {
+            if (next.i < next.set->n) a.at[a.n++] = (query){next.set, next.i++};
+            else next = (query){next.set + 1, 0};
         }
+        if (a.n > 0) attend(&a, head);
+        for (uint32_t o = 0; o < n_orders && a.n > 0; o++) add_squares(sums + o * n, &cuts[o], head, &a, sets);
+    }
+    for (size_t i = 0; i < n_orders * n; i++) {
+        uint32_t queries = sets[i % n / OUTPUT_LEVELS].n;
+        errors[i] = sums[i] > 0 ? (float)(sums[i] / queries) : 0;
     }
     for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
     attention_close(&a);
+    free(sums);
     free(cuts);
 }
 
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
-                       uint32_t level)
+                       const uint32_t *level)
 {
     attention a;
     cut c;
     attention_open(&a, head, set->n);
-    cut_open(&c, head, order, set->n);
-    attend(&a, head, set);
+    cut_open(&c, head, order, a.lines);
+    attend_set(&a, head, set);
     find_differences(&c, head, &a);
-    size_t n = (size_t)a.lines * head->head_dim;
-    memcpy(difference, c.difference + level * n, n * sizeof *difference);
+    size_t width = (size_t)head->group * head->head_dim, n = (size_t)a.lines * head->head_dim;
+    for (uint32_t i = 0; i < set->n; i++)
+        memcpy(difference + i * width, c.difference + level[i] * n + i * width, width * sizeof *difference);
     cut_close(&c);
     attention_close(&a);
 }
@@ -305,11 +363,10 @@ static bool through(packing_work *w, float *to, const float *from, const output_
 static void outputs_of(float *out, const attention *a, const output_head *h, const float *v)
 {
     uint32_t d = h->head_dim;
-    gemm(false, false, a->lines, d, h->n_tokens, 1, a->weights, h->n_tokens, v, d, 0, out, d);
-    for (uint32_t line = 0; line < a->lines; line++) {
+    gemm(true, false, a->lines, d, h->n_tokens, 1, a->weights, a->lines, v, d, 0, out, d);
+    for (uint32_t line = 0; line < a->n * h->group; line++) {
         float *row = out + (size_t)line * d, all = a->mass[line];
-        const float *e = a->weights + (size_t)line * h->n_tokens;
-        for (uint32_t i = 0; i < h->n_tokens; i++) all += e[i];
+        for (uint32_t i = 0; i < h->n_tokens; i++) all += a->weights[(size_t)i * a->lines + line];
         for (uint32_t x = 0; x < d; x++) row[x] = all > 0 ? (row[x] + a->tail[(size_t)line * d + x]) / all : 0;
     }
 }
@@ -320,14 +377,18 @@ static void judge_packing(float errors[2], packing_work *w, const output_head *h
     output_head packed = *h;
     packed.k = w->k;
     size_t n = (size_t)s->n * h->group * h->head_dim;
-    attend(&w->exact, h, s);
-    attend(&w->other, &packed, s);
-    outputs_of(w->output, &w->exact, h, h->v);
+    float squares[2 * OUTPUT_PACKING_QUERIES];
+    attend_set(&w->other, &packed, s);
     for (int side = 0; side < 2; side++) {
         outputs_of(w->sums, side ? &w->exact : &w->other, h, side ? w->v : h->v);
         for (size_t i = 0; i < n; i++) w->difference[side * n + i] = w->sums[i] - w->output[i];
     }
-    square(errors, 2, w->difference, w->moved, h, s->n);
+    square(squares, w->difference, w->moved, h, 2 * (size_t)s->n);
+    for (uint32_t side = 0; side < 2; side++) {
+        double sum = 0;
+        for (uint32_t q = 0; q < s->n; q++) sum += (double)squares[side * s->n + q];
+        errors[side] = (float)(sum / s->n);
+    }
 }
 
 void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set)
@@ -344,6 +405,8 @@ void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *hea
     for (uint32_t q = 0; q < some.n; q++) tails[q] = set->tail[q * step];
     some.tail = tails;
     packing_open(&w, head);
+    attend_set(&w.exact, head, &some);
+    outputs_of(w.output, &w.exact, head, head->v);
     for (int p = 0; p < INTEGERS; p++) {
         float both[2] = {INFINITY, INFINITY};
         if (through(&w, w.k, head->k, head, KVB_PACK_INT8 + p, KVB_KEYS) &&

@@ -54,6 +54,6 @@ void output_errors(float *errors, const output_head *head, const output_queries 
 // keys and of values add up where both are small. INFINITY where a number cannot be packed.
 enum { OUTPUT_PACKING_QUERIES = 4 };
 void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set);
-// The differences themselves, o(kept) - o(all) [n, group d], at one level.
+// The differences themselves, o(kept) - o(all) [n, group d], of query i at level[i].
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
-                       uint32_t level);
+                       const uint32_t *level);

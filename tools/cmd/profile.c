@@ -684,10 +684,10 @@ static int run_command(profile_command *p, char **operands, size_t n)
     if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr,
                 "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory "
-                "%.3f GiB "
-                "(planned %.3f)\n",
+                "%.3f GiB (planned %.3f%s)\n",
                 wall, times.prefill, times.scorers + times.extras, times.decode, times.curves, times.gains,
-                times.writing, peak / 0x1p30, (double)expected_peak(p) / 0x1p30);
+                times.writing, peak / 0x1p30, (double)expected_peak(p) / 0x1p30,
+                p->m->device->b->own_memory ? " on host and device together" : "");
         print_scorers(p, &times);
     }
     return EXIT_DONE;
@@ -723,9 +723,9 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"curves", 0, CLI_FLAG, &p->curves, NULL,
          "also record what evicting tokens does to the model's output, for solve --loss output"},
         {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
-         "with --curves, queries of every question that this is measured on (16)"},
+         "with --curves, queries of every question that this is measured on (4)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
-         "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (16)"},
+         "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (8)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, for the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},
@@ -812,8 +812,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,
-                         .curve_queries = 16,
-                         .gain_rows = 16,
+                         .curve_queries = 4,
+                         .gain_rows = 8,
                          .sink = UINT64_MAX,
                          .window = UINT64_MAX,
                          .temperature = 0.7,

@@ -46,7 +46,7 @@ static const tune_goal GOALS[] = {
     {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
 
 #define DIGITS(number) #number
-#define CURVES_OF(queries) "--curves --curve-queries " DIGITS(queries)
+#define CURVES_OF(queries) "--curves --gain-rows 48 --curve-queries " DIGITS(queries)
 #define CURVES CURVES_OF(CONTINUED)
 #define LEARNED "learned=$F/ranking.safetensors"
 
