@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # For a machine with an NVIDIA GPU: everything that needs one, unattended: every operation against the plain-C reference
 # in three precisions, a small model and its metrics, logits on cuda against cpu, and the operations once more under
-# compute-sanitizer (memory, races, barriers, memory that nobody wrote). `make check-cuda` builds what it runs. A stage
+# compute-sanitizer (memory, barriers, races; its initcheck does not see what cuBLAS writes, so memory that nobody wrote
+# is left to the emulated device, which fills it with NaN). `make check-cuda` builds what it runs. A stage
 # that fails does not keep the next ones from running; the last line counts. Without a device it says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -34,7 +35,7 @@ sanitize() {
         echo "skip - compute-sanitizer --tool $1: it is not installed (it is part of NVIDIA's toolkit)"
         return
     fi
-    compute-sanitizer --tool "$1" --error-exitcode 3 "$2"
+    KVB_DRAWS=1 compute-sanitizer --tool "$1" --error-exitcode 3 "$2"
 }
 
 # Logits of a text with the default model where it is, else a tiny one: largest difference.
@@ -81,8 +82,8 @@ stage 60 'a whole model and its metrics' env KVB_BUILD="$BUILD" "$BUILD/tests/te
 export -f sanitize compare_logits
 export BUILD work
 stage 60 'logits on cuda against cpu' bash -c compare_logits
-for tool in memcheck racecheck synccheck initcheck; do
-    stage 100 "compute-sanitizer $tool" bash -c 'sanitize "$@"' sanitize "$tool" "${test}_bf16"
+for tool in memcheck synccheck racecheck; do
+    stage 900 "compute-sanitizer $tool" bash -c 'sanitize "$@"' sanitize "$tool" "${test}_bf16"
 done
 printf '\ncheck-cuda: %d stages passed, %d failed, %d skipped, %d s\n' "$passed" "$failed" "$skipped" "$SECONDS"
 [ "$failed" = 0 ]
