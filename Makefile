@@ -122,6 +122,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer tokens logits)
 ##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write what it is worth to docs/models.csv
 ##: make bench-board  kvbudget beside every press of kvpress, on four models (hours; goes on where it was stopped)
 ##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
+##: make check-aarch64  the runtime library on 64-bit ARM, cross-compiled and emulated (Debian)
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
 ##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library

@@ -52,7 +52,7 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench \
+.PHONY: check check-inner check-build check-aarch64 runtime-tests check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench \
     bench-quality bench-board
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
@@ -65,6 +65,11 @@ check-docs: deps-base
 	@$(MAKE) $(PARALLEL) all
 	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) \
 	    --jobs $(JOBS)
+
+runtime-tests: $(filter $(BUILD)/tests/test_runtime_%,$(UNIT_BIN))
+
+check-aarch64:
+	@BUILD=$(BUILD) tools/scripts/check-aarch64.sh
 
 check-build: all $(UNIT_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 
