@@ -27,7 +27,8 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
     uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
              T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B,
              rows = plan->max_tail;
-    uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 5 * c->head_dim);
+    uint64_t lines = OUTPUT_BLOCK_QUERIES * (uint64_t)(c->n_heads / G),
+             threads = T * (lines + 4 * c->head_dim) + lines * (512 + 50 * c->head_dim);
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
     return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) +

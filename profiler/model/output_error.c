@@ -40,8 +40,6 @@ void output_order_make(output_order *out, const float *scores, uint32_t n_tokens
 
 // Queries are judged in blocks of one size, zeros behind the last, since a product's kernel, and with it the order of
 // its sums, may depend on the number of rows: so a query's bits do not depend on who else is judged.
-enum { BLOCK_QUERIES = 32 };
-
 typedef struct query {
     const output_queries *set;
     uint32_t i;
@@ -162,39 +160,35 @@ static void attend_set(attention *a, const output_head *h, const output_queries 
 
 // ---- What is left when the context is cut ----
 
+enum { STRETCH = 512 }; // tokens that are gathered at a time
+
 typedef struct cut {
     const output_order *order;
     uint32_t start[BUCKETS + 1]; // of the buckets, in the order
-    float *values;               // [T, d] in the order
-    float *weights;              // [tokens of a bucket, lines] in the order
+    float *weights, *values;     // [STRETCH, lines], [STRETCH, d] in the order
     float *sums, *mass;          // [BUCKETS, lines, d], [BUCKETS, lines] of each bucket
     float *rest;                 // [lines, d] scratch
     float *difference, *moved;   // [OUTPUT_LEVELS, lines, d]: o(kept) - o(all), and the same times gram
     float *squares;              // [OUTPUT_LEVELS, queries]
 } cut;
 
-static void cut_open(cut *c, const output_head *h, const output_order *order, size_t lines)
+static void cut_open(cut *c, const output_head *h, size_t lines)
 {
-    size_t d = h->head_dim, T = h->n_tokens;
-    c->order = order;
-    c->start[0] = 0;
-    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = record_curve_tokens(i, h->n_tokens, order->protect);
-    c->start[BUCKETS] = h->n_tokens;
-    c->values = need(T * d, sizeof(float), "values");
-    c->weights = need(lines * T, sizeof(float), "attention weights");
+    size_t d = h->head_dim;
+    c->weights = need(STRETCH * lines, sizeof(float), "attention weights");
+    c->values = need(STRETCH * d, sizeof(float), "values");
     c->sums = need(BUCKETS * lines * d, sizeof(float), "sums");
     c->mass = need(BUCKETS * lines, sizeof(float), "sums");
     c->rest = need(d, sizeof(float), "sums");
     c->difference = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
     c->moved = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
     c->squares = need(OUTPUT_LEVELS * lines / h->group, sizeof(float), "squares");
-    for (size_t i = 0; i < T; i++) memcpy(c->values + i * d, h->v + order->position[i] * d, d * sizeof(float));
 }
 
 static void cut_close(cut *c)
 {
-    free(c->values);
     free(c->weights);
+    free(c->values);
     free(c->sums);
     free(c->mass);
     free(c->rest);
@@ -203,27 +197,40 @@ static void cut_close(cut *c)
     free(c->squares);
 }
 
-// The weights of n tokens side by side, and their sums.
-SIMD_CLONES static void gather(float *to, float *mass, const attention *a, const uint32_t *position, uint32_t n)
+static void cut_by(cut *c, const output_order *order, uint32_t n_tokens)
 {
+    c->order = order;
+    c->start[0] = 0;
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = record_curve_tokens(i, n_tokens, order->protect);
+    c->start[BUCKETS] = n_tokens;
+}
+
+// Of n tokens: their values and their weights side by side, and the sums of these.
+SIMD_CLONES static void gather(cut *c, float *mass, const output_head *h, const attention *a, const uint32_t *position,
+                               uint32_t n)
+{
+    size_t d = h->head_dim, lines = a->lines;
     for (uint32_t i = 0; i < n; i++) {
-        const float *from = a->weights + (size_t)position[i] * a->lines;
-        for (uint32_t line = 0; line < a->lines; line++) mass[line] += to[(size_t)i * a->lines + line] = from[line];
+        const float *from = a->weights + position[i] * lines;
+        float *to = c->weights + i * lines;
+        for (size_t line = 0; line < lines; line++) mass[line] += to[line] = from[line];
+        memcpy(c->values + i * d, h->v + position[i] * d, d * sizeof(float));
     }
 }
 
 // Sums of e and e v in each bucket.
 static void sum_buckets(cut *c, const output_head *h, const attention *a)
 {
-    uint32_t d = h->head_dim;
+    uint32_t d = h->head_dim, lines = a->lines;
+    memset(c->mass, 0, (size_t)BUCKETS * lines * sizeof *c->mass);
+    memset(c->sums, 0, (size_t)BUCKETS * lines * d * sizeof *c->sums);
     for (uint32_t b = 0; b < BUCKETS; b++) {
-        uint32_t n = c->start[b + 1] - c->start[b];
-        float *sums = c->sums + (size_t)b * a->lines * d, *mass = c->mass + (size_t)b * a->lines;
-        memset(mass, 0, a->lines * sizeof *mass);
-        memset(sums, 0, (size_t)a->lines * d * sizeof *sums);
-        if (n == 0) continue;
-        gather(c->weights, mass, a, c->order->position + c->start[b], n);
-        gemm(true, false, a->lines, d, n, 1, c->weights, a->lines, c->values + (size_t)c->start[b] * d, d, 0, sums, d);
+        float *sums = c->sums + (size_t)b * lines * d, *mass = c->mass + (size_t)b * lines;
+        for (uint32_t at = c->start[b]; at < c->start[b + 1]; at += STRETCH) {
+            uint32_t n = c->start[b + 1] - at < STRETCH ? c->start[b + 1] - at : STRETCH;
+            gather(c, mass, h, a, c->order->position + at, n);
+            gemm(true, false, lines, d, n, 1, c->weights, lines, c->values, d, at > c->start[b], sums, d);
+        }
     }
 }
 
@@ -281,28 +288,30 @@ void output_errors(float *errors, const output_head *head, const output_queries 
                    const output_order *orders, uint32_t n_orders)
 {
     attention a;
+    cut c;
     size_t n = (size_t)n_sets * OUTPUT_LEVELS;
-    cut *cuts = need(n_orders, sizeof *cuts, "rankings");
     double *sums = need(n_orders * n, sizeof *sums, "squares");
-    attention_open(&a, head, BLOCK_QUERIES);
-    for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], a.lines);
+    attention_open(&a, head, OUTPUT_BLOCK_QUERIES);
+    cut_open(&c, head, a.lines);
     query next = {sets, 0};
     while (next.set < sets + n_sets) {
-        for (a.n = 0; next.set < sets + n_sets && a.n < BLOCK_QUERIES;) {
+        for (a.n = 0; next.set < sets + n_sets && a.n < OUTPUT_BLOCK_QUERIES;) {
             if (next.i < next.set->n) a.at[a.n++] = (query){next.set, next.i++};
             else next = (query){next.set + 1, 0};
         }
         if (a.n > 0) attend(&a, head);
-        for (uint32_t o = 0; o < n_orders && a.n > 0; o++) add_squares(sums + o * n, &cuts[o], head, &a, sets);
+        for (uint32_t o = 0; o < n_orders && a.n > 0; o++) {
+            cut_by(&c, &orders[o], head->n_tokens);
+            add_squares(sums + o * n, &c, head, &a, sets);
+        }
     }
     for (size_t i = 0; i < n_orders * n; i++) {
         uint32_t queries = sets[i % n / OUTPUT_LEVELS].n;
         errors[i] = sums[i] > 0 ? (float)(sums[i] / queries) : 0;
     }
-    for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
+    cut_close(&c);
     attention_close(&a);
     free(sums);
-    free(cuts);
 }
 
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
@@ -311,7 +320,8 @@ void output_difference(float *difference, const output_head *head, const output_
     attention a;
     cut c;
     attention_open(&a, head, set->n);
-    cut_open(&c, head, order, a.lines);
+    cut_open(&c, head, a.lines);
+    cut_by(&c, order, head->n_tokens);
     attend_set(&a, head, set);
     find_differences(&c, head, &a);
     size_t width = (size_t)head->group * head->head_dim, n = (size_t)a.lines * head->head_dim;

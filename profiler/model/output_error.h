@@ -16,7 +16,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { OUTPUT_LEVELS = RECORD_CURVE_LEVELS }; // record_curve_tokens() says what they keep
+enum {
+    OUTPUT_LEVELS = RECORD_CURVE_LEVELS, // record_curve_tokens() says what they keep
+    OUTPUT_BLOCK_QUERIES = 32            // are judged at a time; memory of T floats for each of the group's heads
+};
 
 // One KV head's context.
 typedef struct output_head {
