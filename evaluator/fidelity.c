@@ -85,7 +85,7 @@ static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelit
     if (i + 1 < f->n_next) out->nll[i] = row.nll;
 }
 
-// What a cache holds, and what the full one finds without it.
+// Counts what a cache keeps and how much memory it takes.
 static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cell *out)
 {
     const model_config *c = &f->s->m->config;

@@ -3,7 +3,7 @@
 #include "runtime/fail.h"
 #include <string.h>
 
-// What a copy of it is brought back to.
+// Everything that changes while a policy runs, so that a run can be set back to an earlier copy.
 typedef struct policy_state {
     policy_head *heads; // [n_heads]
     float *memory;      // of all heads, from memory_at on

@@ -63,7 +63,7 @@ void sweep_close(sweep *s)
 
 // ---- The log ----
 
-// What the log has of a cell.
+// Reads a cell's result from the log, if it is there.
 static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
 {
     static const char *const NAMES[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
@@ -205,7 +205,7 @@ static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32
     return status;
 }
 
-// The same under policies.
+// Runs cells with policies.
 static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, policy_run *const *runs, uint32_t n,
                                kvb_error *err)
 {
@@ -348,7 +348,7 @@ static summary_rows rows_open(const sweep *s)
     return r;
 }
 
-// Of that kind; a table only where it was solved as published.
+// Whether the allocator is of that kind. A table counts only if it was solved as published.
 static bool is_rival(const allocator *a, allocator_kind kind)
 {
     if (a->kind != kind || kind != ALLOCATOR_TABLE) return a->kind == kind;

@@ -18,7 +18,7 @@ typedef struct task_turn {
     double score;    // filled, 0 to 1
 } task_turn;
 
-// Of one cell on one sample.
+// What one cell did on one sample.
 typedef struct task_result {
     bool done;
     uint32_t n_questions;

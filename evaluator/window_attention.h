@@ -12,7 +12,7 @@
 
 enum { WINDOW_ATTENTION_QUERIES = 32, WINDOW_ATTENTION_KERNEL = 7 };
 
-// Of the layers that are budgeted, one after the other.
+// Collected from the budgeted layers, one after the other.
 typedef struct window_attention {
     uint32_t n_layers;                    // seen so far
     float *score;                         // [L, G, T] LAVa's; the W last tokens have the layer's maximum

@@ -97,7 +97,7 @@ static kvb_status look_at_target(struct atomic_state *s, const char *path, const
     return KVB_OK;
 }
 
-// What the final rename goes to: `path` itself, or where the symbolic link at `path` leads.
+// Finds the target of the final rename: `path` itself, or where the symbolic link at `path` leads.
 static kvb_status resolve_target(struct atomic_state *s, char **out, const char *path, kvb_error *err)
 {
     struct stat link, st;

@@ -479,7 +479,7 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 
 // ---- Reading arrays ----
 
-// What the dataset says in its attribute sha256.
+// Reads the dataset's attribute sha256.
 static kvb_status get_sum(h5_set *set, const h5_file *f, kvb_error *err)
 {
     if (H5Aexists(set->id, "sha256") <= 0)

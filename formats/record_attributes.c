@@ -255,7 +255,7 @@ static const char *files_of(const cJSON *attributes)
     return *list ? list : text_of(attributes, calibration_name);
 }
 
-// Those of the second record that the first does not have come behind.
+// The first record's files, then those that only the second one has.
 static void join_files(cJSON *to, const char *first, const char *second)
 {
     enum { DIGITS = 64 };

@@ -54,7 +54,7 @@ kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *a
 bool record_has_metrics(const record_context_info *c, const cJSON *metrics);
 // ---- What contexts and questions hold (record_pieces.c) ----
 
-// In the order in which they are written: of a context, then of a question.
+// In the order in which they are written: first those of a context, then those of a question.
 typedef enum piece_kind {
     PIECE_TOKENS,
     PIECE_SCORES,

@@ -371,7 +371,7 @@ static kvb_status check_known(const merge *m, kvb_error *err)
 
 // ---- Putting together ----
 
-// What inputs[0 .. n) have of a context, or of a question where a number is given: equal in all of them.
+// Checks that inputs[0 .. n) hold the same of a context, or of one of its questions if a number is given.
 static kvb_status compare_all(const merge *m, const size_t *inputs, size_t n, const char *id, const uint32_t *number,
                               kvb_error *err)
 {

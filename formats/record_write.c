@@ -77,7 +77,7 @@ static bool parse_part_name(part *out, const char *name)
     return context_id_valid(out->id);
 }
 
-// What belongs to the run whose head the folder has, the head itself aside.
+// Whether a file in the folder belongs to the run; not asked of the head itself.
 static bool is_of_run(const char *name)
 {
     part ignored;

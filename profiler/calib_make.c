@@ -228,7 +228,7 @@ static int32_t bos_of(const tokenizer *t)
 
 // ---- Texts ----
 
-// As many contexts as are wanted, each with what continues it, one behind the other.
+// Cuts a text into as many contexts as are wanted, one after the other, each followed by its continuation.
 static kvb_status make_contexts(calib_file *out, maker *m, const int32_t *ids, size_t n)
 {
     int32_t bos = bos_of(m->t);

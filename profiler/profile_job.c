@@ -266,8 +266,8 @@ static void list_ids(profile_job *job, const record *r)
     }
 }
 
-// What it costs to compute a metric once more: sums over all attention weights and norms of outputs are dear. 0: it
-// looks at nothing, and so proves nothing.
+// How much it costs to compute a metric again: sums over all attention weights and norms of outputs are expensive. 0
+// means that the metric looks at no activations, so comparing it proves nothing.
 static unsigned witness_cost(const metric *m)
 {
     unsigned needs = metric_needs(m), cost = 0;
@@ -527,7 +527,7 @@ static void list_bounded(char *text, size_t size, const model_config *c)
         if (model_layer_bounded(c, l)) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", l);
 }
 
-// What is not in the record's own shape: numbers of the config that tell models of one family apart.
+// Numbers of the config that tell models of one family apart and are not part of the record's shape.
 static void add_shape(cJSON *to, const model_config *c)
 {
     cJSON *shape = cJSON_CreateObject();

@@ -108,8 +108,8 @@ static kvb_status find_gains(bool *found, profile_losses *l, const decoded_quest
     return status;
 }
 
-// What curves are recorded of: all metrics, or those that a recorded question lacks (`again`). Of a recorded context
-// the record has the others' scores.
+// Lists the metrics whose curves are recorded: all, or with `again` those that a recorded question lacks. The scores of
+// the others are in the record.
 static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_context *c, bool again,
                                 float *const *scores, kvb_error *err)
 {

@@ -20,7 +20,7 @@ static bool is_zero_escape(const char *at, size_t left)
     return left >= 6 && memcmp(at, "\\u0000", 6) == 0;
 }
 
-// What cJSON would take and should not, in the text itself.
+// Refuses what cJSON accepts and should not, by looking at the text itself.
 static kvb_status check_text(const char *text, size_t size, const char *name, const char *place, kvb_error *err)
 {
     for (size_t i = 0, step; i < size; i += step) {

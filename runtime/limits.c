@@ -307,7 +307,7 @@ static share get_part(const void *from, size_t layer)
     return part_share(p->r, (uint32_t)layer, p->rank);
 }
 
-// What each of some parts that must have equal totals gets in all.
+// The common total of parts that must all have the same one.
 static kvb_status equal_total(const share *sums, uint32_t n, uint64_t *total, const rounding *r, kvb_error *err)
 {
     uint64_t lo = 0, hi = UINT64_MAX;

@@ -747,7 +747,7 @@ const kvb_ranking *kvb_table_ranking(const kvb_table *table)
     return table ? table->ranking : NULL;
 }
 
-// What both functions of the public API ask of their arguments; `function` is named in messages.
+// Checks the arguments of both public functions; `function` is named in messages.
 static kvb_status check_arguments(const char *function, const kvb_table *table, uint32_t layer, uint32_t head,
                                   const float *const *features, const float *out, kvb_error *err)
 {

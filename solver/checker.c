@@ -135,7 +135,7 @@ static double climb(dual *d, double budget, double near, double *lambda)
     return best;
 }
 
-// What the heads first .. first + n - 1 of curves can lose bounds the prices and the rounding.
+// How much the heads first .. first + n - 1 can lose at most; this bounds the prices and the rounding errors.
 static void find_scale(const loss_curves *c, uint32_t first, uint32_t n, double *most, double *tolerance)
 {
     *most = 1e-300;
@@ -262,7 +262,7 @@ static double row_bytes(const checker_formats *f, const uint32_t *keep, const ui
     return sum;
 }
 
-// What a share of everything in bf16 leaves; more only where all heads have to take more.
+// The bytes that are left of a full bf16 cache at this ratio, or more if the heads' floors take more.
 static double allowed_bytes(const checker_formats *f, double ratio, double *budget)
 {
     const cache_shape *s = &f->curves->shape;

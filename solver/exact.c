@@ -126,7 +126,7 @@ static double find_minimisers(core_work *w, const core_problem *p, double lambda
     return gap;
 }
 
-// What the limits are wider by against rounding; see exact.h.
+// By how much the limits are widened so that rounding loses nothing; see exact.h.
 static double rounding_margin(const core_problem *p, double lambda, double gap)
 {
     double size = 0;

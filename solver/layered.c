@@ -170,7 +170,7 @@ typedef struct window {
     double *at;
 } window;
 
-// What all windows of one solution share: how far they look, and what they may take.
+// Limits that all windows of one solution share.
 typedef struct window_limits {
     double theta; // dearer sums are left out
     uint64_t max_work, max_bytes;
@@ -354,7 +354,7 @@ static bool cluster_window(layered_work *w, uint32_t first, uint32_t set, double
     return true;
 }
 
-// What the search through a part's partitions is after: all sums, or the budgets of one of them.
+// A search through a part's partitions: for all sums, or for the budgets of one of them.
 typedef struct partition_search {
     const level_part *part;
     const level_answer *answer;

@@ -26,8 +26,8 @@ typedef struct measured_work {
     double *loss;  // [groups, R + 1]
 } measured_work;
 
-// Of one head between its levels, whose losses stand in `at`, `step` apart: exponential on the axis, and on beyond
-// them.
+// One head's loss at x, from its losses at the levels (in `at`, `step` apart): exponential between them on the axis,
+// and beyond them.
 static double loss_at_axis(const double *levels, uint32_t n, const double *at, size_t step, double x)
 {
     double most[MEASURED_LEVELS_MAX] = {0}, top = LEAST_LOSS;

@@ -44,7 +44,7 @@ static kvb_status count_pairs(pair_set *p, kvb_error *err)
     return KVB_OK;
 }
 
-// What the record says that a learned ranking always keeps, where it has its scores.
+// If the record has a learned ranking's scores, it also says which tokens the ranking protects.
 static kvb_status take_recorded(pair_set *p, kvb_error *err)
 {
     record_metric own;

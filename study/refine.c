@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What the search works with: a centre in the space of groups.
+// The state of the search: a centre in the space of groups.
 typedef struct refine_state {
     const refine_task *task;
     uint32_t n_knots, n_groups; // K, D
@@ -209,7 +209,7 @@ static void solve_ridge(const gradient_model *m, double ridge, const double *b, 
     gsl_matrix_free(a);
 }
 
-// What the gradient x does not explain of the pairs of one fold, squared, all knots' mean.
+// The mean squared error, over all knots, of the gradient x on the pairs of one fold.
 static double miss(const gradient_model *m, const double *x, uint32_t K, uint32_t D, uint32_t fold)
 {
     double sum = 0;
@@ -419,7 +419,7 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
     return KVB_OK;
 }
 
-// What a stage moves, and when it is over.
+// A stage of the search: what it moves, and when it ends.
 typedef struct refine_stage {
     kvb_status (*step)(refine_state *s, uint32_t round, kvb_error *err); // NULL: a search
     bool heads;                                                          // single heads move, else layers together

@@ -61,7 +61,7 @@ static kvb_status find_metric(const char **out, const record_context_info *c, co
                     found ? "several metrics begin like this" : "not in the record", known);
 }
 
-// In the place after the last one; named twice, or by `all` too, it stays where it is.
+// Adds a metric at the end; one that is listed already stays where it is.
 static kvb_status append_metric(selection *s, const char *metric, const kvb_ranking *ranking, kvb_error *err)
 {
     for (size_t j = 0; j < s->n_metrics; j++)

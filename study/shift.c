@@ -74,7 +74,7 @@ typedef struct shift_group {
     double target;
 } shift_group;
 
-// What they keep above the target at u: falls with u.
+// How many tokens too many the heads keep at u; falls with u.
 static double excess(double u, void *context)
 {
     const shift_group *g = context;

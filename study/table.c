@@ -345,7 +345,7 @@ static char *token_list(const selection *s)
     return text;
 }
 
-// Of which model, and of which texts.
+// Adds which model and which texts the table was made from.
 static void add_origin(cJSON *m, const study_table *t)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
@@ -397,7 +397,7 @@ static void add_packings(cJSON *m, const study_options *o)
     json_put(m, "packings %s unknown %s", names, "std");
 }
 
-// What makes a table differ from greedy's with a row for every per cent and no constraints.
+// Adds what only some tables have: exact, oracle order, formats, weights of texts, chosen ratios, constraints, ranking.
 static void add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
@@ -429,7 +429,7 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// Those of all layers; bounded ones are stored as the model has them, which counts as bf16. NULL where there are none.
+// The formats of all layers, NULL if the table has none. Bounded layers count as bf16.
 static uint8_t *spread_formats(const study_table *t, uint32_t rows, uint32_t heads)
 {
     size_t from = 2 * (size_t)heads, all = t->layers.n_layers * from;

@@ -110,7 +110,7 @@ static kvb_status add_bounds(table_check *k, const loss_curves *c, double weight
     return status;
 }
 
-// Of a table with formats: D at the stored multiplier, what its formats lose, and whether its rows fit.
+// For a table with formats: D at the stored multiplier, what its formats lose, and whether its rows fit.
 static void bound_formats(table_check *k, const loss_curves *c)
 {
     const kvb_info *info = kvb_table_info(k->table);

@@ -12,7 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-// In the child. A process group of its own: a terminal's Ctrl-C reaches it through its parent alone, so never twice.
+// Runs in the child. It gets a process group of its own, so that a Ctrl-C reaches it once, from its parent, and not
+// from the terminal too.
 static void become(char *const *words, int output, pid_t parent)
 {
     sigset_t none;

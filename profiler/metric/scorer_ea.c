@@ -20,7 +20,7 @@ typedef struct ea_settings {
     bool covariance, value_norm, sinks_in_softmax;
 } ea_settings;
 
-// Of all query heads; the block of doubles begins at mean.
+// Sums of all query heads, in one block of doubles that begins at mean.
 typedef struct ea_sums {
     double *mean;       // [H,d] of the queries
     double *covariance; // [H,d,d]

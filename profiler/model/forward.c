@@ -9,7 +9,7 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-// What is taken, in floats, beside its place: one table for the plan's estimate and for the allocation itself.
+// An array of the forward pass, and its size. One table of these serves the plan's estimate and the allocation.
 typedef struct piece {
     size_t offset; // of a dev in struct forward
     uint64_t floats;

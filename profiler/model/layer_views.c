@@ -19,7 +19,7 @@ void layer_views_close(layer_views *v)
     *v = (layer_views){0};
 }
 
-// What an observer may ask for beside the activations: made only then.
+// Computes what an observer may ask for in addition to the activations, if it does.
 static void make_extras(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q, unsigned needs)
 {
     const backend *b = v->on->b;

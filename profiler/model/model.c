@@ -31,7 +31,7 @@ static void name_folder(model *m, const weights *w)
     free(whole);
 }
 
-// What can be said of a model without its weights; what is cheap to refuse comes first.
+// Reads everything but the weights; cheap checks come first.
 static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
 {
     weights *w = m->source;

@@ -158,7 +158,8 @@ static unsigned model_hold(const model *m, uint32_t group, bool rows)
            (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
 }
 
-// The same of the embedding: where another matrix makes the logits only its rows are read, which stay in the file.
+// How the embedding is held. If another matrix makes the logits, only single rows of it are read, so it stays in the
+// file.
 static unsigned hold_embedding(const model *m, bool tied)
 {
     return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
@@ -363,8 +364,8 @@ static void load_biases(tensor_walk *k, model_layer *to, uint32_t layer, const o
 
 // ---- All experts ----
 
-// What the experts of a layer take, all of the same types. gpt-oss's are stored in folders in another order than they
-// are multiplied in.
+// Counts the memory of a layer's experts, which are all of the same types. Folders store gpt-oss's experts in another
+// order than products need.
 static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICES], bool maps)
 {
     const model_config *c = &m->config;
@@ -555,7 +556,7 @@ static void upload(tensor_walk *k, dev *out, const float *values, size_t n, cons
     else KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for %s on backend %s", k->w->name, name, on->b->name);
 }
 
-// What the container's norms lack of what they are multiplied with here.
+// What has to be added to the container's weights of norms before they can be used as factors.
 static float norm_offset(const tensor_walk *k)
 {
     return k->m->family->hf_norm_adds_one && !k->w->is_gguf ? 1 : 0;

@@ -266,7 +266,7 @@ static const jinja_value *text_replace(jinja *j, const jinja_value *v, const jin
     return jinja_string(j, text.data, text.size);
 }
 
-// Of a text, or of any in a list.
+// Whether v starts (or ends) with a text, or with any text of a list.
 static bool starts_or_ends(jinja *j, const jinja_value *v, const jinja_value *with, bool at_end)
 {
     jinja_spend(j, ITEM_BYTES + with->size);

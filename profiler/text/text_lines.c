@@ -108,7 +108,7 @@ static bool begins_like(const char *text, const text_line *line, const text_line
     return other->end - other->begin >= head && memcmp(text + line->begin, text + other->begin, head) == 0;
 }
 
-// Of lines sorted by their bytes, those that begin like one are next to it.
+// Lines are sorted by their bytes, so those that begin alike are neighbours.
 static bool is_good(const char *text, size_t size, const line_list *sorted, size_t i)
 {
     const text_line *line = &sorted->lines[i];

@@ -740,7 +740,7 @@ typedef struct encoder {
     kvb_error *err;
 } encoder;
 
-// What is done with the text between the added tokens of an index; `first`: nothing comes before it.
+// What to do with the text between added tokens; `first`: nothing comes before it.
 typedef kvb_status plain_action(encoder *e, const char *text, size_t size, bool first);
 
 static kvb_status encode_words(encoder *e, const char *text, size_t size, bool first)

@@ -113,7 +113,7 @@ static const class_escape classes[] = {
     {"\\S", NULL, "[^" SPACE "]"},      {"\\P{L}", NULL, "[^" LETTER "]"},  {"\\P{N}", NULL, "[^" NUMBER "]"},
 };
 
-// What stands for the escape at p, and its length; NULL: itself.
+// The text that replaces the escape at p, and the escape's length; NULL: it stays as it is.
 static const char *class_at(const char *p, size_t n, bool inside, size_t *length)
 {
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {

@@ -7,7 +7,7 @@
 
 // ---- Vocabulary: two open-addressing tables, made once, at most half full ----
 
-// Of tokenizer.ggml.token_type; tokens without a text of their own are not found by it.
+// Values of tokenizer.ggml.token_type. Tokens without a text of their own are never found in a text.
 enum {
     TOKEN_NORMAL = 1,
     TOKEN_UNKNOWN = 2,

@@ -543,7 +543,7 @@ void gguf_close(gguf_file *f)
 
 // ---- A model in one file, or in parts ----
 
-// What a part says of itself and of all parts.
+// What a part of a split model says: its number, how many parts there are, and tensors in all of them.
 typedef struct part {
     uint32_t no, count, n_tensors;
 } part;

@@ -301,7 +301,7 @@ static bool number_of(const cJSON *item, double *out)
     return isfinite(*out);
 }
 
-// Of a list the first one; the end of a turn is the second token that ends an answer.
+// If the value is a list, its first element. The end of a turn (EOT) is the second element of the list of EOS tokens.
 static kvb_status number_folder(const weights *w, weight_key key, double *out, bool *found, kvb_error *err)
 {
     const cJSON *item = item_of(w, key == WEIGHT_EOT ? WEIGHT_EOS : key);
@@ -381,8 +381,8 @@ static bool tensor_folder(const weights *w, const weight_name *name, weight_tens
     return true;
 }
 
-// What a text model does not need: pictures' and sounds' parts, tables that are computed anew, and what engines
-// quantise caches with.
+// Tensors that a text model does not need: those for pictures and sounds, tables that can be computed, and scales with
+// which engines quantise caches.
 static bool left_folder(const char *name)
 {
     static const char *const others[] = {"vision_tower.",          "model.vision_tower.",          "visual.",

@@ -86,7 +86,7 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
     return status;
 }
 
-// What all tables say of their texts.
+// Whether the tables' texts were calibrated with this option, on which all tables must agree.
 static kvb_status agreed(const methods *e, const char *key, const char *option, bool *out, kvb_error *err)
 {
     const allocator *first = NULL;

@@ -337,7 +337,7 @@ static int check_words(solve_line *l)
     return EXIT_DONE;
 }
 
-// What --aggregate, --paper, --shrink and --min-keep make together. An exit code.
+// Combines --aggregate, --paper, --shrink and --min-keep. Returns an exit code.
 static int check_aggregation(solve_line *l, const char *otherwise)
 {
     kvb_error err = {0};
@@ -378,7 +378,7 @@ int refuse_first(const cli_command *self, const refusal *all, size_t n)
     return EXIT_DONE;
 }
 
-// What does not go together.
+// Refuses options that exclude each other.
 static int check_together(const solve_line *l)
 {
     const study_options *o = &l->options;

@@ -86,7 +86,7 @@ static kvb_status find_table(const tables_command *c, const char *model_path, kv
 
 // ---- Adding one ----
 
-// What results of eval say of the table, in words; NULL on failure. The hash tells its rows from those of others.
+// Puts the results of eval for this table into words; NULL on failure. Its rows are found by the table's hash.
 static char *describe_worth(const tables_command *c, const results_document *d, kvb_error *err)
 {
     results table = results_begin("tables");
