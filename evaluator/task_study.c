@@ -36,15 +36,15 @@ static kvb_status sample_context_ids(int32_t **ids, uint32_t *n, const model *m,
 }
 
 // One question that is being answered.
-typedef struct talk {
+typedef struct asked_question {
     task_turn *turn;
     int32_t *ids; // question, then answer
     size_t n_question, n;
     size_t fed; // tokens that the model has seen
     bool done;
-} talk;
+} asked_question;
 
-static kvb_status encode_question(talk *k, const model_text *text, const task *t, const task_question *q,
+static kvb_status encode_question(asked_question *k, const model_text *text, const task *t, const task_question *q,
                                   kvb_error *err)
 {
     kvb_status status = model_text_encode_question(text, q->text, q->prefix, &k->ids, &k->n_question, err);
@@ -62,7 +62,7 @@ static kvb_status count_positions(uint32_t *out, const model_text *text, const t
     size_t most = 0;
     kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < sample->n_questions; i++) {
-        talk k = {0};
+        asked_question k = {0};
         status = encode_question(&k, text, t, &sample->questions[i], err);
         most = k.n_question > most ? k.n_question : most;
         free(k.ids);
@@ -85,7 +85,7 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
 }
 
 // The answer so far, as text and score.
-static void read_answer(const talk *k, const model_text *text, const task *t)
+static void read_answer(const asked_question *k, const model_text *text, const task *t)
 {
     const task_question *q = k->turn->question;
     free(k->turn->answer);
@@ -93,7 +93,8 @@ static void read_answer(const talk *k, const model_text *text, const task *t)
     k->turn->score = task_score(t->kind->rule, k->turn->answer, q->gold, q->n_gold);
 }
 
-static kvb_status take_token(talk *k, const model_text *text, const task *t, const float *logits, kvb_error *err)
+static kvb_status take_token(asked_question *k, const model_text *text, const task *t, const float *logits,
+                             kvb_error *err)
 {
     const task_question *q = k->turn->question;
     int32_t id = -1;
@@ -109,35 +110,35 @@ static kvb_status take_token(talk *k, const model_text *text, const task *t, con
 }
 
 // What the decoder gets in one step: arrays of [talks], ids of [rows].
-typedef struct step {
-    talk **active;
+typedef struct decode_step {
+    asked_question **active;
     kv_cache **caches;
     uint32_t *rows;
     decode_hooks *hooks;
     int32_t *ids;
     float *logits; // [talks, vocabulary]
     uint32_t n;
-} step;
+} decode_step;
 
-static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
+static decode_step step_open(const asked_question *talks, size_t n, uint32_t vocabulary)
 {
     size_t rows = n;
     for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
-    return (step){.active = need(n, sizeof(talk *), "questions"),
-                  .caches = need(n, sizeof(kv_cache *), "questions"),
-                  .rows = need(n, sizeof(uint32_t), "questions"),
-                  .hooks = need(n, sizeof(decode_hooks), "questions"),
-                  .ids = need(rows, sizeof(int32_t), "token ids"),
-                  .logits = need(n * vocabulary, sizeof(float), "logits")};
+    return (decode_step){.active = need(n, sizeof(asked_question *), "questions"),
+                         .caches = need(n, sizeof(kv_cache *), "questions"),
+                         .rows = need(n, sizeof(uint32_t), "questions"),
+                         .hooks = need(n, sizeof(decode_hooks), "questions"),
+                         .ids = need(rows, sizeof(int32_t), "token ids"),
+                         .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
 // Collects the questions that are not answered yet, and the tokens that each feeds to the model next.
-static void step_gather(step *s, talk *talks, size_t n)
+static void step_gather(decode_step *s, asked_question *talks, size_t n)
 {
     size_t at = 0;
     s->n = 0;
     for (size_t i = 0; i < n; i++) {
-        talk *k = &talks[i];
+        asked_question *k = &talks[i];
         if (k->done) continue;
         uint32_t rows = k->turn->run || k->fed ? 1 : (uint32_t)k->n_question;
         memcpy(s->ids + at, k->ids + k->fed, rows * sizeof *s->ids);
@@ -149,11 +150,11 @@ static void step_gather(step *s, talk *talks, size_t n)
     }
 }
 
-static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_error *err)
+static kvb_status step_take(decode_step *s, const model_text *text, const task *t, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
-        talk *k = s->active[i];
+        asked_question *k = s->active[i];
         k->fed += s->rows[i];
         if (k->fed >= k->n_question) status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
     }
@@ -166,8 +167,8 @@ static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_
 static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
                                kvb_error *err)
 {
-    step s = {0};
-    talk *talks = need(n, sizeof *talks, "questions");
+    decode_step s = {0};
+    asked_question *talks = need(n, sizeof *talks, "questions");
     kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < n; i++) {
         turns[i].answer = NULL;
@@ -304,7 +305,7 @@ typedef struct bench_cell {
     kv_cache *context;
 } bench_cell;
 
-typedef struct bench {
+typedef struct sample_bench {
     task_study *s;
     const task_sample *sample;
     uint32_t index, n_tokens, extra, rows; // rows: of the longest question
@@ -316,9 +317,9 @@ typedef struct bench {
     bench_cell **owners; // [ROWS]
     uint32_t *questions; // [ROWS]
     size_t n_turns, bytes;
-} bench;
+} sample_bench;
 
-static kvb_status open_policies(bench *b, kvb_error *err)
+static kvb_status open_policies(sample_bench *b, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < b->n && status == KVB_OK; i++) {
@@ -330,7 +331,7 @@ static kvb_status open_policies(bench *b, kvb_error *err)
     return status;
 }
 
-static kvb_status prefill(bench *b, const int32_t *ids, kvb_error *err)
+static kvb_status prefill(sample_bench *b, const int32_t *ids, kvb_error *err)
 {
     policy_run **open = need(b->n, sizeof *open, "cells");
     size_t n = 0;
@@ -343,14 +344,14 @@ static kvb_status prefill(bench *b, const int32_t *ids, kvb_error *err)
     return status;
 }
 
-static double kept_share(const bench *b, const kv_cache *cache)
+static double kept_share(const sample_bench *b, const kv_cache *cache)
 {
     const model_config *c = &b->s->m->config;
     return model_kept_share(c, kv_cache_entries(cache), b->n_tokens);
 }
 
 // The cache that all questions of a cell share.
-static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
+static kvb_status open_context(sample_bench *b, bench_cell *c, kvb_error *err)
 {
     const method_column *column = c->cell->column;
     kept_set kept = {0};
@@ -366,7 +367,7 @@ static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
     return status;
 }
 
-static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status add_turn(sample_bench *b, bench_cell *c, uint32_t question, kvb_error *err)
 {
     task_turn *turn = &b->turns[b->n_turns];
     *turn = (task_turn){.question = &b->sample->questions[question], .run = c->run};
@@ -385,7 +386,7 @@ static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error
     return KVB_OK;
 }
 
-static void close_turns(bench *b)
+static void close_turns(sample_bench *b)
 {
     for (size_t i = 0; i < b->n_turns; i++) {
         kv_cache_close(b->turns[i].cache);
@@ -399,7 +400,7 @@ static void close_turns(bench *b)
     b->bytes = 0;
 }
 
-static kvb_status flush_turns(bench *b, kvb_error *err)
+static kvb_status flush_turns(sample_bench *b, kvb_error *err)
 {
     if (!b->n_turns) return KVB_OK;
     kvb_status status = answer_turns(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
@@ -410,20 +411,20 @@ static kvb_status flush_turns(bench *b, kvb_error *err)
 }
 
 // Whether there is room for another question, and no policy would have to answer two at once.
-static bool has_place(const bench *b, const bench_cell *c)
+static bool has_place(const sample_bench *b, const bench_cell *c)
 {
     for (size_t i = 0; c->run && i < b->n_turns; i++)
         if (b->owners[i] == c) return false;
     return (b->n_turns + 1) * b->rows <= ROWS && b->bytes < BYTES;
 }
 
-static kvb_status take_turn(bench *b, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status take_turn(sample_bench *b, bench_cell *c, uint32_t question, kvb_error *err)
 {
     kvb_status status = b->n_turns == 0 || has_place(b, c) ? KVB_OK : flush_turns(b, err);
     return status == KVB_OK ? add_turn(b, c, question, err) : status;
 }
 
-static kvb_status answer_all(bench *b, kvb_error *err)
+static kvb_status answer_all(sample_bench *b, kvb_error *err)
 {
     uint32_t n_questions = (uint32_t)b->sample->n_questions;
     kvb_status status = KVB_OK;
@@ -437,7 +438,7 @@ static kvb_status answer_all(bench *b, kvb_error *err)
 }
 
 // Lists the cells that the log does not have, and makes room for their results.
-static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
+static kvb_status list_missing(sample_bench *b, const char *hash, kvb_error *err)
 {
     task_study *s = b->s;
     b->cells = need(s->n_cells, sizeof *b->cells, "cells");
@@ -456,7 +457,7 @@ static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
     return status;
 }
 
-static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
+static kvb_status open_session(sample_bench *b, metric **metrics, kvb_error *err)
 {
     session_plan plan = {.max_tokens = b->n_tokens,
                          .max_new = b->extra,
@@ -469,7 +470,7 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
     return session_open(&b->session, b->s->m, &plan, err);
 }
 
-static kvb_status finish_cells(bench *b, const char *hash, kvb_error *err)
+static kvb_status finish_cells(sample_bench *b, const char *hash, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < b->n && status == KVB_OK; i++) {
@@ -484,7 +485,7 @@ static kvb_status finish_cells(bench *b, const char *hash, kvb_error *err)
 
 kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, kvb_error *err)
 {
-    bench b = {.s = s, .sample = sample, .index = index};
+    sample_bench b = {.s = s, .sample = sample, .index = index};
     int32_t *ids = NULL;
     metric *metrics = NULL;
     char hash[65];

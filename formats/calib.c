@@ -14,15 +14,15 @@
 static const char default_answer_prefix[] = "\nAnswer:";
 
 // Where we are, for messages.
-typedef struct place {
+typedef struct line_place {
     const char *file;
     size_t line;
     kvb_error *err;
-} place;
+} line_place;
 
 // ---- Values ----
 
-static kvb_status copy_text(char **out, const cJSON *value, const char *key, const place *at)
+static kvb_status copy_text(char **out, const cJSON *value, const char *key, const line_place *at)
 {
     if (!cJSON_IsString(value))
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a string", at->file, at->line, key);
@@ -30,7 +30,7 @@ static kvb_status copy_text(char **out, const cJSON *value, const char *key, con
     return KVB_OK;
 }
 
-static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, const char *key, const place *at)
+static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, const char *key, const line_place *at)
 {
     if (!cJSON_IsArray(value) || !value->child)
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a list of token ids, at least one", at->file,
@@ -63,7 +63,7 @@ typedef struct text_or_ids {
 } text_or_ids;
 
 static kvb_status find_text_or_ids(text_or_ids *out, const cJSON *line, const char *text_key, const char *ids_key,
-                                   bool required, const place *at)
+                                   bool required, const line_place *at)
 {
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(line, text_key),
                 *ids = cJSON_GetObjectItemCaseSensitive(line, ids_key);
@@ -79,14 +79,14 @@ static kvb_status find_text_or_ids(text_or_ids *out, const cJSON *line, const ch
 
 // One value, or an element of a list, as text or as ids.
 static kvb_status take_text_or_ids(char **text, int32_t **ids, size_t *n, const text_or_ids *from, const cJSON *item,
-                                   const char *where, const place *at)
+                                   const char *where, const line_place *at)
 {
     return from->is_text ? copy_text(text, item, where, at) : copy_ids(ids, n, item, where, at);
 }
 
 // ---- One line ----
 
-static kvb_status parse_question_list(calib_context *c, const text_or_ids *value, const place *at)
+static kvb_status parse_question_list(calib_context *c, const text_or_ids *value, const line_place *at)
 {
     const cJSON *list = value->value;
     const char *key = value->key;
@@ -108,7 +108,7 @@ static kvb_status parse_question_list(calib_context *c, const text_or_ids *value
     return KVB_OK;
 }
 
-static kvb_status parse_answers(calib_context *c, const text_or_ids *value, const place *at)
+static kvb_status parse_answers(calib_context *c, const text_or_ids *value, const line_place *at)
 {
     const cJSON *list = value->value;
     const char *key = value->key;
@@ -148,7 +148,7 @@ void calib_default_id(char out[CONTEXT_ID_MAX + 1], const char *path, size_t num
     else snprintf(out, CONTEXT_ID_MAX + 1, "%s", stem);
 }
 
-static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
+static kvb_status parse_id(calib_context *c, const cJSON *line, const line_place *at)
 {
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(line, "sample_id");
     if (cJSON_IsString(value)) {
@@ -170,7 +170,7 @@ static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
     return KVB_OK;
 }
 
-static kvb_status parse_context(calib_context *c, const cJSON *line, const place *at)
+static kvb_status parse_context(calib_context *c, const cJSON *line, const line_place *at)
 {
     if (!cJSON_IsObject(line))
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: expected a JSON object", at->file, at->line);
@@ -214,7 +214,7 @@ static bool has_nul(const char *text, size_t size)
     return false;
 }
 
-static kvb_status parse_line(calib_context *c, const char *text, size_t size, const place *at)
+static kvb_status parse_line(calib_context *c, const char *text, size_t size, const line_place *at)
 {
     if (size > CALIB_MAX_LINE)
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has %zu bytes, at most %zu are read; split the context",
@@ -296,7 +296,7 @@ static calib_context *add_context(calib_file *file)
     return c;
 }
 
-static kvb_status parse_lines(calib_file *file, const char *text, size_t size, place *at)
+static kvb_status parse_lines(calib_file *file, const char *text, size_t size, line_place *at)
 {
     for (size_t start = 0; start < size;) {
         const char *newline = memchr(text + start, '\n', size - start);
@@ -320,7 +320,7 @@ kvb_status calib_parse(calib_file *out, const void *data, size_t size, const cha
     if (kind != KVB_FILE_OTHER)
         return kvb_fail(err, KVB_FORMAT, "%s: expected calibration texts, one JSON object per line, found %s", name,
                         kvb_kind_name(kind));
-    place at = {name, 0, err};
+    line_place at = {name, 0, err};
     out->name = need_text("%s", name);
     kvb_status status = parse_lines(out, data, size, &at);
     if (status == KVB_OK) status = check_ids_unique(out, name, err);

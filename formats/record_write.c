@@ -20,12 +20,12 @@
 // is being done again: it is not extended, and is replaced when this run is finished.
 typedef enum part_kind { PART_CONTEXT, PART_QUESTION, PART_LOSSES, PART_KINDS } part_kind;
 
-typedef struct part {
+typedef struct record_part {
     char id[65];
     part_kind kind;
     uint32_t question;
     bool in_base; // not a file: taken from the finished record that is being extended
-} part;
+} record_part;
 
 static const char *const kind_names[PART_KINDS] = {"context", "question", "losses"};
 static const char head_name[] = RECORD_HEAD, lock_name[] = "lock", replace_name[] = "replace";
@@ -58,10 +58,10 @@ static bool exists_in(const char *folder, const char *name)
 }
 
 // The reverse of part_path. False for any other name.
-static bool parse_part_name(part *out, const char *name)
+static bool parse_part_name(record_part *out, const char *name)
 {
     size_t length = strlen(name), skip = strcspn(name, "-") + 1;
-    *out = (part){.kind = PART_CONTEXT};
+    *out = (record_part){.kind = PART_CONTEXT};
     while (out->kind < PART_KINDS &&
            (strncmp(name, kind_names[out->kind], skip - 1) != 0 || strlen(kind_names[out->kind]) != skip - 1))
         out->kind++;
@@ -80,7 +80,7 @@ static bool parse_part_name(part *out, const char *name)
 // Whether a file in the folder belongs to the run; not asked of the head itself.
 static bool is_of_run(const char *name)
 {
-    part ignored;
+    record_part ignored;
     return parse_part_name(&ignored, name) || strcmp(name, replace_name) == 0;
 }
 
@@ -206,7 +206,7 @@ static kvb_status parts_lock(int *lock, const char *folder, kvb_error *err)
 // ---- Parts ----
 
 // Every part of a folder, in no order; *bytes receives the sum of their sizes.
-static kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err)
+static kvb_status parts_scan(record_part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err)
 {
     size_t capacity = 0;
     *parts = NULL;
@@ -216,7 +216,7 @@ static kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const cha
     if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", folder, strerror(errno));
     kvb_status status = KVB_OK;
     for (struct dirent *e; (e = readdir(dir));) {
-        part one;
+        record_part one;
         struct stat st;
         if (!parse_part_name(&one, e->d_name)) continue;
         if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -710,24 +710,24 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
 // By id, the context before its questions, questions by number, and a part before what it replaces in the base.
 static int compare_parts(const void *a, const void *b)
 {
-    const part *x = a, *y = b;
+    const record_part *x = a, *y = b;
     int order = strcmp(x->id, y->id);
     if (order == 0) order = (int)x->kind - (int)y->kind;
     if (order == 0) order = (x->question > y->question) - (x->question < y->question);
     return order ? order : x->in_base - y->in_base;
 }
 
-static bool same_part(const part *x, const part *y)
+static bool same_part(const record_part *x, const record_part *y)
 {
     return strcmp(x->id, y->id) == 0 && x->kind == y->kind && x->question == y->question;
 }
 
-static part *add_base_parts(part *out, const record *base)
+static record_part *add_base_parts(record_part *out, const record *base)
 {
     for (size_t i = 0; base && i < base->n; i++) {
         const record_context_info *c = &base->contexts[i].info;
         for (uint32_t q = 0; q <= c->n_questions; q++) { // the last one stands for the context itself
-            part one = {.kind = q < c->n_questions ? PART_QUESTION : PART_CONTEXT, .in_base = true};
+            record_part one = {.kind = q < c->n_questions ? PART_QUESTION : PART_CONTEXT, .in_base = true};
             snprintf(one.id, sizeof one.id, "%s", c->id);
             if (one.kind == PART_QUESTION) one.question = c->questions[q].number;
             *out++ = one;
@@ -737,15 +737,15 @@ static part *add_base_parts(part *out, const record *base)
 }
 
 // Everything that goes into the record, sorted, each once. *n_files receives how many parts are files.
-static kvb_status collect(part **all, size_t *n, size_t *n_files, uint64_t *bytes, const record_writer *w,
+static kvb_status collect(record_part **all, size_t *n, size_t *n_files, uint64_t *bytes, const record_writer *w,
                           kvb_error *err)
 {
     kvb_status status = parts_scan(all, n_files, bytes, w->folder, err);
     if (status != KVB_OK) return status;
     size_t n_base = 0;
     for (size_t i = 0; w->base && i < w->base->n; i++) n_base += 1 + w->base->contexts[i].info.n_questions;
-    part *larger = *all = need_more(*all, *n_files + n_base, sizeof *larger, "parts");
-    part *end = add_base_parts(larger + *n_files, w->base);
+    record_part *larger = *all = need_more(*all, *n_files + n_base, sizeof *larger, "parts");
+    record_part *end = add_base_parts(larger + *n_files, w->base);
     if (w->base) *bytes += w->base->file.size;
     size_t total = (size_t)(end - larger), kept = 0;
     qsort(larger, total, sizeof *larger, compare_parts);
@@ -757,7 +757,7 @@ static kvb_status collect(part **all, size_t *n, size_t *n_files, uint64_t *byte
 }
 
 // The parts of one context: [*first, *first + *count), the context itself first.
-static bool find_context_parts(const part *all, size_t n, const char *id, size_t *first, size_t *count)
+static bool find_context_parts(const record_part *all, size_t n, const char *id, size_t *first, size_t *count)
 {
     size_t i = 0;
     while (i < n && strcmp(all[i].id, id) != 0) i++;
@@ -767,8 +767,8 @@ static bool find_context_parts(const part *all, size_t n, const char *id, size_t
     return *count > 0 && all[*first].kind == PART_CONTEXT;
 }
 
-static kvb_status check_list(const record_writer *w, const part *all, size_t n, const char *const *ids, size_t n_ids,
-                             kvb_error *err)
+static kvb_status check_list(const record_writer *w, const record_part *all, size_t n, const char *const *ids,
+                             size_t n_ids, kvb_error *err)
 {
     size_t used = 0;
     for (size_t i = 0; i < n_ids; i++) {
@@ -798,7 +798,7 @@ static kvb_status check_list(const record_writer *w, const part *all, size_t n, 
 
 // Copies a context, or a question with its losses, from the files that have something of it: what was put now, before
 // the finished record.
-static kvb_status copy_part(record_output *out, const record_writer *w, const part *p, kvb_error *err)
+static kvb_status copy_part(record_output *out, const record_writer *w, const record_part *p, kvb_error *err)
 {
     char *paths[2] = {NULL, NULL};
     h5_file opened[2] = {{.id = -1}, {.id = -1}};
@@ -824,8 +824,8 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
     return status;
 }
 
-static kvb_status assemble(const record_writer *w, const part *all, size_t n, uint64_t bytes, const char *const *ids,
-                           size_t n_ids, kvb_error *err)
+static kvb_status assemble(const record_writer *w, const record_part *all, size_t n, uint64_t bytes,
+                           const char *const *ids, size_t n_ids, kvb_error *err)
 {
     record_output out;
     kvb_status status = record_output_begin(&out, w->path, &w->shape, w->attributes, bytes, err);
@@ -852,7 +852,7 @@ kvb_status record_finish(record_writer *w, const char *const *context_ids_in_ord
 {
     if (w->joined) return kvb_fail(err, KVB_ARGUMENT, "%s: only the process that began the run can finish it", w->path);
     h5_error_printing before = h5_quiet();
-    part *all = NULL;
+    record_part *all = NULL;
     size_t n_parts = 0, n_files = 0;
     uint64_t bytes = 0;
     kvb_status status = collect(&all, &n_parts, &n_files, &bytes, w, err);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct run {
+typedef struct profile_run {
     const model *m;
     const profile_job *job;
     const profile_options *o;
@@ -29,24 +29,24 @@ typedef struct run {
     uint32_t *logit_rows; // [batch]
     int32_t *answers;     // [batch, new_tokens]
     profile_losses losses;
-} run;
+} profile_run;
 
 // One question while its batch is decoded.
-typedef struct active {
+typedef struct question_run {
     uint32_t number; // in its context
     const profile_question *q;
     int32_t *answer; // given, or drawn so far
     uint32_t n_answer, n_queries, tail;
     bool ended;
-} active;
+} question_run;
 
-static bool advance(run *r, double work)
+static bool advance(profile_run *r, double work)
 {
     r->done += work;
     return !r->watch || r->watch->progress(r->watch->context, r->done, r->total);
 }
 
-static kvb_status open_buffers(run *r, kvb_error *err)
+static kvb_status open_buffers(profile_run *r, kvb_error *err)
 {
     const model_config *c = &r->m->config;
     size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads, T = r->job->max_tokens,
@@ -67,7 +67,7 @@ static kvb_status open_buffers(run *r, kvb_error *err)
     return status;
 }
 
-static void close_buffers(run *r)
+static void close_buffers(profile_run *r)
 {
     profile_losses_close(&r->losses);
     forward_close(r->f);
@@ -78,7 +78,7 @@ static void close_buffers(run *r)
 // layer_observer: every metric's scores of one layer.
 static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
 {
-    run *r = context;
+    profile_run *r = context;
     if (view->window) return KVB_OK; // not budgeted
     size_t at = (size_t)model_budgeted(&r->m->config, view->layer) * view->n_kv_heads * view->n_tokens;
     r->times->extras += view->extra_seconds;
@@ -95,7 +95,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
 }
 
 typedef struct prefill_watch {
-    run *r;
+    profile_run *r;
     double work; // of all layers
 } prefill_watch;
 
@@ -106,7 +106,7 @@ static bool prefill_step(void *context, double done, double total)
     return advance(w->r, w->work / total);
 }
 
-static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
+static kvb_status prefill(profile_run *r, const profile_context *c, kvb_error *err)
 {
     layer_observer observer = {score_layer, r, 0};
     r->c = c;
@@ -126,7 +126,7 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 }
 
 // Adds one row for the question's next token.
-static void add_row(run *r, uint32_t *n, active *a, uint32_t slot, int32_t id, bool observed)
+static void add_row(profile_run *r, uint32_t *n, question_run *a, uint32_t slot, int32_t id, bool observed)
 {
     uint32_t planned = (a->q->answer ? a->q->n_answer : r->o->new_tokens) - 1;
     if (a->tail >= a->q->n_suffix) profile_losses_see_row(&r->losses, *n, a->tail - a->q->n_suffix, planned);
@@ -136,12 +136,12 @@ static void add_row(run *r, uint32_t *n, active *a, uint32_t slot, int32_t id, b
 }
 
 // The suffixes of all questions and, where answers are given, all their tokens but the last: one pass.
-static uint32_t first_rows(run *r, active *batch, uint32_t n_batch, uint32_t *n_logits)
+static uint32_t first_rows(profile_run *r, question_run *batch, uint32_t n_batch, uint32_t *n_logits)
 {
     uint32_t n = 0;
     *n_logits = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
-        active *a = &batch[i];
+        question_run *a = &batch[i];
         for (uint32_t s = 0; s < a->q->n_suffix; s++)
             add_row(r, &n, a, i, a->q->suffix[s], r->o->include_first && s + 1 == a->q->n_suffix);
         if (!a->q->answer) {
@@ -155,18 +155,19 @@ static uint32_t first_rows(run *r, active *batch, uint32_t n_batch, uint32_t *n_
 }
 
 // The keys of the next draw of every question that goes on: it depends on nothing else.
-static void list_keys(run *r, const profile_context *c, const active *batch, uint32_t n_batch)
+static void list_keys(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n_batch)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_batch; i++)
         if (!batch[i].ended) r->keys[n++] = (draw_key){c->key, batch[i].number, batch[i].n_answer};
 }
 
-static kvb_status take_tokens(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+static kvb_status take_tokens(profile_run *r, const profile_context *c, question_run *batch, uint32_t n_batch,
+                              kvb_error *err)
 {
     uint32_t n = 0, failed = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
-        active *a = &batch[i];
+        question_run *a = &batch[i];
         if (a->ended) continue;
         int32_t id = r->drawn[n++];
         failed += id < 0;
@@ -181,7 +182,7 @@ static kvb_status take_tokens(run *r, const profile_context *c, active *batch, u
     return KVB_OK;
 }
 
-static double work_per_row(const run *r, const profile_context *c, const active *batch, uint32_t n_batch)
+static double work_per_row(const profile_run *r, const profile_context *c, const question_run *batch, uint32_t n_batch)
 {
     double work = 0, rows = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
@@ -191,7 +192,8 @@ static double work_per_row(const run *r, const profile_context *c, const active 
     return rows > 0 ? work / rows : 0;
 }
 
-static kvb_status decode_batch(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+static kvb_status decode_batch(profile_run *r, const profile_context *c, question_run *batch, uint32_t n_batch,
+                               kvb_error *err)
 {
     forward_begin_questions(r->f, n_batch);
     uint32_t n_logits, n = first_rows(r, batch, n_batch, &n_logits);
@@ -215,7 +217,8 @@ static kvb_status decode_batch(run *r, const profile_context *c, active *batch, 
     return KVB_OK;
 }
 
-static kvb_status write_question(run *r, const profile_context *c, const active *a, uint32_t slot, kvb_error *err)
+static kvb_status write_question(profile_run *r, const profile_context *c, const question_run *a, uint32_t slot,
+                                 kvb_error *err)
 {
     const model_config *m = &r->m->config;
     size_t n = (size_t)model_budgeted(m, m->n_layers) * m->n_kv_heads * c->n_tokens;
@@ -242,7 +245,8 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     return record_put_question(r->record, c->id, a->number, &q, err);
 }
 
-static kvb_status put_losses(run *r, const profile_context *c, const active *batch, uint32_t n, kvb_error *err)
+static kvb_status put_losses(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n,
+                             kvb_error *err)
 {
     if (!profile_losses_wanted(&r->losses)) return KVB_OK;
     decoded_question *q = need(n, sizeof *q, "questions");
@@ -255,14 +259,14 @@ static kvb_status put_losses(run *r, const profile_context *c, const active *bat
 }
 
 // Decodes the questions that the finished record has of a context, for the curves of metrics that are added.
-static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
+static kvb_status run_recorded(profile_run *r, const profile_context *c, kvb_error *err)
 {
     recorded_questions held;
     if (!c->recorded || !profile_losses_wanted(&r->losses) || record_writer_has_context(r->record, c->id))
         return KVB_OK;
     kvb_status status = profile_recorded_read(&held, r->o, c, err);
     profile_question *questions = need(held.n, sizeof *questions, "questions");
-    active *batch = need(held.n, sizeof *batch, "questions");
+    question_run *batch = need(held.n, sizeof *batch, "questions");
     for (uint32_t i = 0; i < held.n; i++) {
         const decoded_question *q = &held.each[i];
         questions[i] = (profile_question){.suffix = q->suffix,
@@ -270,7 +274,8 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
                                           .answer = q->answer,
                                           .n_answer = q->n_answer,
                                           .tail = q->n_suffix + q->n_answer - 1};
-        batch[i] = (active){.number = q->number, .q = &questions[i], .answer = q->answer, .n_answer = q->n_answer};
+        batch[i] =
+            (question_run){.number = q->number, .q = &questions[i], .answer = q->answer, .n_answer = q->n_answer};
     }
     double start = meter_now();
     for (uint32_t first = 0, n; first < held.n && status == KVB_OK; first += n) {
@@ -286,17 +291,18 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
 
 // Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in
 // the batch.
-static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
+static kvb_status run_batch(profile_run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
 {
-    active *batch = need(n, sizeof *batch, "questions");
+    question_run *batch = need(n, sizeof *batch, "questions");
     uint32_t missing = 0;
     for (uint32_t i = 0; i < n; i++)
         if (!record_writer_has_question(r->record, c->id, first + i)) {
             const profile_question *q = &c->questions[first + i];
-            batch[missing] = (active){.number = first + i,
-                                      .q = q,
-                                      .answer = q->answer ? q->answer : r->answers + (size_t)missing * r->o->new_tokens,
-                                      .n_answer = q->n_answer};
+            batch[missing] =
+                (question_run){.number = first + i,
+                               .q = q,
+                               .answer = q->answer ? q->answer : r->answers + (size_t)missing * r->o->new_tokens,
+                               .n_answer = q->n_answer};
             missing++;
         } else {
             r->done += profile_work(r->m, c, &c->questions[first + i]);
@@ -318,7 +324,7 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
 
 // The context's scores, where the record does not have them: another process may have prefilled the same context for
 // other questions, but its numbers are the same.
-static kvb_status write_context(run *r, const profile_context *c, kvb_error *err)
+static kvb_status write_context(profile_run *r, const profile_context *c, kvb_error *err)
 {
     if (record_writer_has_context(r->record, c->id)) return KVB_OK;
     const char *names[PROFILE_MAX_METRICS];
@@ -335,14 +341,14 @@ static kvb_status write_context(run *r, const profile_context *c, kvb_error *err
     return status;
 }
 
-static double piece_work(const run *r, const profile_context *c, const profile_piece *p)
+static double piece_work(const profile_run *r, const profile_context *c, const profile_piece *p)
 {
     double work = profile_work(r->m, c, NULL);
     for (uint32_t q = p->first; q < p->first + p->count; q++) work += profile_work(r->m, c, &c->questions[q]);
     return work;
 }
 
-static kvb_status run_questions(run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
+static kvb_status run_questions(profile_run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
 {
     uint32_t end = p->first + p->count;
     kvb_status status = prefill(r, c, err);
@@ -355,7 +361,7 @@ static kvb_status run_questions(run *r, const profile_context *c, const profile_
     return status;
 }
 
-static kvb_status run_piece(run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
+static kvb_status run_piece(profile_run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
 {
     bool complete = record_writer_has_context(r->record, c->id);
     uint32_t end = p->first + p->count;
@@ -370,7 +376,7 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
                              const profile_share *share, record_writer *writer, const profile_watch *watch,
                              profile_times *times, kvb_error *err)
 {
-    run r = {.m = m, .job = job, .o = o, .record = writer, .watch = watch, .times = times};
+    profile_run r = {.m = m, .job = job, .o = o, .record = writer, .watch = watch, .times = times};
     memset(times, 0, sizeof *times);
     if (share->n == 0) return KVB_OK;
     for (size_t i = 0; i < share->n; i++)

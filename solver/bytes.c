@@ -14,10 +14,10 @@ typedef struct point {
 } point;
 
 // From one corner of a head's hull to the next.
-typedef struct piece {
+typedef struct hull_piece {
     double slope; // saved per byte
     uint32_t head, to;
-} piece;
+} hull_piece;
 
 typedef struct hull_set {
     point *corner; // head n's: first[n] .. first[n + 1] - 1, cheapest first
@@ -96,19 +96,20 @@ static hull_set make_hulls(const bytes_problem *p)
 
 static int compare_pieces(const void *a, const void *b)
 {
-    const piece *x = a, *y = b;
+    const hull_piece *x = a, *y = b;
     if (x->slope != y->slope) return x->slope > y->slope ? -1 : 1;
     if (x->head != y->head) return x->head < y->head ? -1 : 1;
     return (x->to > y->to) - (x->to < y->to);
 }
 
-static piece *list_pieces(size_t *count, const hull_set *h, uint32_t N)
+static hull_piece *list_pieces(size_t *count, const hull_set *h, uint32_t N)
 {
-    piece *list = need(h->first[N], sizeof *list, "pieces of hulls");
+    hull_piece *list = need(h->first[N], sizeof *list, "pieces of hulls");
     *count = 0;
     for (uint32_t n = 0; n < N; n++)
         for (size_t i = h->first[n] + 1; i < h->first[n + 1]; i++)
-            list[(*count)++] = (piece){slope_between(&h->corner[i - 1], &h->corner[i]), n, (uint32_t)(i - h->first[n])};
+            list[(*count)++] =
+                (hull_piece){slope_between(&h->corner[i - 1], &h->corner[i]), n, (uint32_t)(i - h->first[n])};
     qsort(list, *count, sizeof *list, compare_pieces);
     return list;
 }
@@ -140,7 +141,7 @@ static void put_row(solved_rows *x, uint32_t r, const point *at, const bytes_pro
 static void sweep(solved_rows *x, const bytes_problem *p, const hull_set *h, const uint64_t *budget)
 {
     size_t count, next = 0;
-    piece *list = list_pieces(&count, h, x->n_heads);
+    hull_piece *list = list_pieces(&count, h, x->n_heads);
     point *at = need(x->n_heads, sizeof *at, "heads");
     uint64_t used = 0;
     for (uint32_t n = 0; n < x->n_heads; n++) used += (at[n] = h->corner[h->first[n]]).cost;

@@ -107,12 +107,12 @@ static const level_point *best_corner(const level_part *p, uint32_t set, double 
 }
 
 // Units and value of one way to do it: fewer units win ties of value.
-typedef struct way {
+typedef struct level_split {
     double value;
     uint64_t total;
-} way;
+} level_split;
 
-static bool is_better(way a, way b)
+static bool is_better(level_split a, level_split b)
 {
     return a.value < b.value || (a.value == b.value && a.total < b.total);
 }
@@ -120,21 +120,21 @@ static bool is_better(way a, way b)
 void level_part_price(const level_part *p, double price, level_answer *a)
 {
     uint32_t all = (1u << p->n) - 1;
-    way set[1 << LEVELS_MAX_HEADS], best[1 << LEVELS_MAX_HEADS][LEVELS_MAX_HEADS];
+    level_split set[1 << LEVELS_MAX_HEADS], best[1 << LEVELS_MAX_HEADS][LEVELS_MAX_HEADS];
     uint8_t cluster[1 << LEVELS_MAX_HEADS][LEVELS_MAX_HEADS]; // the set with the lowest head of the best partition
     uint32_t level[1 << LEVELS_MAX_HEADS];
     for (uint32_t s = 1; s <= all; s++) {
         const level_point *corner = best_corner(p, s, price);
-        set[s] = (way){INFINITY, UINT64_MAX / 4};
+        set[s] = (level_split){INFINITY, UINT64_MAX / 4};
         if (corner) {
             uint32_t heads = (uint32_t)__builtin_popcount(s);
             level[s] = corner->keep;
-            set[s] = (way){corner->loss + price * heads * corner->keep, (uint64_t)heads * corner->keep};
+            set[s] = (level_split){corner->loss + price * heads * corner->keep, (uint64_t)heads * corner->keep};
         }
         a->set[s] = set[s].value;
     }
     for (uint32_t k = 0; k < p->levels; k++) {
-        best[0][k] = (way){0, 0};
+        best[0][k] = (level_split){0, 0};
         a->best[0][k] = 0;
         for (uint32_t s = 1; s <= all; s++) {
             best[s][k] = set[s];
@@ -142,7 +142,7 @@ void level_part_price(const level_part *p, double price, level_answer *a)
             uint32_t lowest = s & -s, others = s ^ lowest;
             for (uint32_t t = others; k > 0 && t > 0; t = (t - 1) & others) { // t: what the first cluster leaves
                 uint32_t own = s ^ t;
-                way w = {set[own].value + best[t][k - 1].value, set[own].total + best[t][k - 1].total};
+                level_split w = {set[own].value + best[t][k - 1].value, set[own].total + best[t][k - 1].total};
                 if (!is_better(w, best[s][k])) continue;
                 best[s][k] = w;
                 cluster[s][k] = (uint8_t)own;

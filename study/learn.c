@@ -382,17 +382,17 @@ enum { N_EXPONENTS = sizeof EXPONENTS / sizeof *EXPONENTS, N_LAMBDAS = sizeof LA
 #define FIRST_EXPONENT 0.25
 
 // Everything that a fit works with.
-typedef struct fit {
+typedef struct ranking_fit {
     learned *l;
     learn_text text;
     learn_systems systems[N_EXPONENTS];
     uint32_t n_systems;
     study_progress *progress;
-} fit;
+} ranking_fit;
 
 // ---- Trials ---------------------------------------------------------------------------------------------------------
 
-static const learn_systems *systems_of(const fit *f, double exponent)
+static const learn_systems *systems_of(const ranking_fit *f, double exponent)
 {
     for (uint32_t i = 0; i < f->n_systems; i++)
         if (f->systems[i].exponent == exponent) return &f->systems[i];
@@ -408,7 +408,7 @@ static void add_trial(learned *l, uint32_t set, bool plain, double lambda, doubl
 }
 
 // Trials from `first` on, text by text: each text is read once for all of them.
-static kvb_status run_trials(fit *f, uint32_t first, kvb_error *err)
+static kvb_status run_trials(ranking_fit *f, uint32_t first, kvb_error *err)
 {
     learned *l = f->l;
     kvb_status status = KVB_OK;
@@ -448,7 +448,7 @@ static uint32_t pick(const learned *l, uint32_t first, double slack)
 
 // ---- Steps ----------------------------------------------------------------------------------------------------------
 
-static kvb_status gather_equations(fit *f, kvb_error *err)
+static kvb_status gather_equations(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
     double own = l->options.exponent;
@@ -466,7 +466,7 @@ static kvb_status gather_equations(fit *f, kvb_error *err)
 }
 
 // Every plain metric, to compare with; then every set of metrics, or the whole one.
-static kvb_status search_sets(fit *f, uint32_t *set, kvb_error *err)
+static kvb_status search_sets(ranking_fit *f, uint32_t *set, kvb_error *err)
 {
     learned *l = f->l;
     uint32_t F = (uint32_t)l->from->n_metrics, all = (uint32_t)((1ull << F) - 1);
@@ -484,7 +484,7 @@ static kvb_status search_sets(fit *f, uint32_t *set, kvb_error *err)
 }
 
 // lambda and exponent for the chosen set, where they are not given.
-static kvb_status search_settings(fit *f, uint32_t set, kvb_error *err)
+static kvb_status search_settings(ranking_fit *f, uint32_t set, kvb_error *err)
 {
     learned *l = f->l;
     const learn_options *o = &l->options;
@@ -498,7 +498,7 @@ static kvb_status search_settings(fit *f, uint32_t set, kvb_error *err)
 }
 
 // Weights from all texts, then without each fold.
-static kvb_status fit_weights(fit *f, kvb_error *err)
+static kvb_status fit_weights(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
     const learn_trial *t = &l->trials[l->chosen];
@@ -574,7 +574,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
 {
     *out = (learned){.from = from, .options = *o};
     out->options.layer_mean = o->layer_mean && record_get_shape(from->r).n_kv_heads > 1;
-    fit f = {.l = out, .progress = progress};
+    ranking_fit f = {.l = out, .progress = progress};
     uint32_t set = 0;
     kvb_status status = check_request(out, err);
     if (status == KVB_OK) status = read_costs(out, err);

@@ -41,22 +41,22 @@ void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const
     add_partition(out, weight, t, n);
 }
 
-typedef struct entry {
+typedef struct ranked_token {
     float score;
     uint32_t at;
-} entry;
+} ranked_token;
 
 // Worst first; of equals the later one is worse.
 static int by_rank(const void *a, const void *b)
 {
-    const entry *x = a, *y = b;
+    const ranked_token *x = a, *y = b;
     if (x->score != y->score) return x->score < y->score ? -1 : 1;
     return x->at > y->at ? -1 : x->at < y->at;
 }
 
-static void scores_to_ranks(float *s, uint32_t n, entry *order)
+static void scores_to_ranks(float *s, uint32_t n, ranked_token *order)
 {
-    for (uint32_t j = 0; j < n; j++) order[j] = (entry){s[j], j};
+    for (uint32_t j = 0; j < n; j++) order[j] = (ranked_token){s[j], j};
     qsort(order, n, sizeof *order, by_rank);
     for (uint32_t r = 0; r < n; r++) s[order[r].at] = (float)r / (float)n;
 }
@@ -87,7 +87,7 @@ static void join_partition(float *s, const lag_sums *sums, size_t at, const lag_
 
 // s [T] of head g; order is scratch [lag]
 static void score_head(float *s, const layer_view *view, uint32_t g, const lag_form *set, const lag_sums *sums,
-                       entry *order)
+                       ranked_token *order)
 {
     uint32_t T = view->n_tokens, lag = set->lag, partitions = (T - set->sink) / lag;
     for (uint32_t p = 0; p + 1 < partitions; p++) {
@@ -130,7 +130,7 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
     take_sums(view, &set, &sums);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {
-        entry *order = need(set.lag, sizeof *order, "tokens of a partition");
+        ranked_token *order = need(set.lag, sizeof *order, "tokens of a partition");
         score_head(s + (size_t)g * T, view, g, &set, &sums, order);
         free(order);
     }

@@ -10,12 +10,12 @@ static uint32_t larger(uint32_t a, uint32_t b)
 }
 
 // An array of the forward pass, and its size. One table of these serves the plan's estimate and the allocation.
-typedef struct piece {
+typedef struct forward_array {
     size_t offset; // of a dev in struct forward
     uint64_t floats;
-} piece;
+} forward_array;
 
-enum { N_PIECES = 12, CENTRE_ROWS = 64 };
+enum { N_ARRAYS = 12, CENTRE_ROWS = 64 };
 
 static uint32_t budgeted(const model *m)
 {
@@ -36,13 +36,13 @@ static uint32_t plain_layers(const model *m, const forward_plan *plan)
     return packed_floats(m, plan) ? 1 : m->config.n_layers;
 }
 
-static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan *p)
+static void list_arrays(forward_array out[N_ARRAYS], const model *m, const forward_plan *p)
 {
     const model_config *c = &m->config;
     uint64_t L = c->n_layers, B = budgeted(m), G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
              rows = larger(p->max_tokens, CHUNK_ROWS);
     uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = plain_layers(m, p) * G * p->max_tokens * d;
-    const piece all[N_PIECES] = {
+    const forward_array all[N_ARRAYS] = {
         {offsetof(forward, k), context},
         {offsetof(forward, v), context},
         {offsetof(forward, packed), packed_floats(m, p)},
@@ -61,10 +61,10 @@ static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan 
 
 uint64_t forward_bytes(const model *m, const forward_plan *plan)
 {
-    piece pieces[N_PIECES];
+    forward_array arrays[N_ARRAYS];
     uint64_t floats = 0;
-    list_pieces(pieces, m, plan);
-    for (int i = 0; i < N_PIECES; i++) floats += pieces[i].floats;
+    list_arrays(arrays, m, plan);
+    for (int i = 0; i < N_ARRAYS; i++) floats += arrays[i].floats;
     return floats * sizeof(float) + layer_pass_bytes(m, CHUNK_ROWS, plan->max_tokens + plan->max_tail);
 }
 
@@ -93,11 +93,11 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
     f->m = m;
     f->b = m->device->b;
     f->plan = *plan;
-    piece pieces[N_PIECES];
-    list_pieces(pieces, m, plan);
-    for (int i = 0; i < N_PIECES; i++)
-        if (pieces[i].floats)
-            *(dev *)((char *)f + pieces[i].offset) = backend_memory(m->device, pieces[i].floats, "a pass");
+    forward_array arrays[N_ARRAYS];
+    list_arrays(arrays, m, plan);
+    for (int i = 0; i < N_ARRAYS; i++)
+        if (arrays[i].floats)
+            *(dev *)((char *)f + arrays[i].offset) = backend_memory(m->device, arrays[i].floats, "a pass");
     backend_limits limits = limits_of(m, plan);
     f->positions = need(larger(plan->max_tokens, CHUNK_ROWS), sizeof *f->positions, "positions");
     kvb_status status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
@@ -189,9 +189,9 @@ void forward_close(forward *f)
 {
     if (!f) return;
     close_kept(f);
-    piece pieces[N_PIECES];
-    list_pieces(pieces, f->m, &f->plan);
-    for (int i = 0; i < N_PIECES; i++) f->b->release(f->m->device, *(dev *)((char *)f + pieces[i].offset));
+    forward_array arrays[N_ARRAYS];
+    list_arrays(arrays, f->m, &f->plan);
+    for (int i = 0; i < N_ARRAYS; i++) f->b->release(f->m->device, *(dev *)((char *)f + arrays[i].offset));
     layer_views_close(&f->views);
     layer_pass_close(&f->pass);
     free_all(f->positions, f);

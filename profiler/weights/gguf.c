@@ -544,14 +544,14 @@ void gguf_close(gguf_file *f)
 // ---- A model in one file, or in parts ----
 
 // What a part of a split model says: its number, how many parts there are, and tensors in all of them.
-typedef struct part {
+typedef struct gguf_part {
     uint32_t no, count, n_tensors;
-} part;
+} gguf_part;
 
 // count is 1 for a whole model; gguf-split leaves 0 in what it has merged.
-static kvb_status read_part(part *out, const gguf_file *f, kvb_error *err)
+static kvb_status read_part(gguf_part *out, const gguf_file *f, kvb_error *err)
 {
-    *out = (part){UINT32_MAX, 1, 0};
+    *out = (gguf_part){UINT32_MAX, 1, 0};
     kvb_status status = gguf_get_u32(f, "split.count", &out->count, err);
     if (status != KVB_OK || out->count <= 1) {
         out->count = 1;
@@ -572,7 +572,7 @@ static size_t name_end(char out[40], uint32_t no, uint32_t count)
 }
 
 // Names of all parts, from that of one of them.
-static kvb_status name_parts(gguf_set *s, const char *path, const part *own, kvb_error *err)
+static kvb_status name_parts(gguf_set *s, const char *path, const gguf_part *own, kvb_error *err)
 {
     char end[40];
     size_t size = strlen(path), n_end = name_end(end, own->no, own->count);
@@ -590,9 +590,9 @@ static kvb_status name_parts(gguf_set *s, const char *path, const part *own, kvb
     return KVB_OK;
 }
 
-static kvb_status open_part(gguf_file *out, const char *path, uint32_t no, const part *own, kvb_error *err)
+static kvb_status open_part(gguf_file *out, const char *path, uint32_t no, const gguf_part *own, kvb_error *err)
 {
-    part found;
+    gguf_part found;
     kvb_error inner = {0};
     kvb_status status = gguf_open(out, path, &inner);
     if (status != KVB_OK)
@@ -612,7 +612,7 @@ static kvb_status open_part(gguf_file *out, const char *path, uint32_t no, const
     return KVB_OK;
 }
 
-static kvb_status open_parts(gguf_set *s, const char *path, const part *own, kvb_error *err)
+static kvb_status open_parts(gguf_set *s, const char *path, const gguf_part *own, kvb_error *err)
 {
     size_t n_tensors = 0;
     kvb_status status = name_parts(s, path, own, err);
@@ -636,7 +636,7 @@ static void keep_one(gguf_set *s, const char *path, gguf_file *file)
 
 kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
 {
-    part own;
+    gguf_part own;
     gguf_file file;
     *out = (gguf_set){0};
     kvb_status status = gguf_open(&file, path, err);
