@@ -32,6 +32,20 @@ kv_span attend_before(attend_scratch *s, const kv_cache *cache, uint32_t layer, 
     return kv_cache_unpack(cache->base, layer, kv_head, s->rows);
 }
 
+SIMD_CLONES static float dot(const float *a, const float *b, size_t n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+SIMD_CLONES static void add_scaled(float *o, const float *v, float factor, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) o[i] += factor * v[i];
+}
+
 // x = softmax(x), beside one more score that is no entry's; sink NULL: none
 SIMD_CLONES static void softmax(float *x, size_t n, const float *sink)
 {
@@ -91,6 +105,29 @@ static size_t entries_before(kv_span before, kv_span span, uint32_t first)
     return n;
 }
 
+// One row that looks at chosen entries only; all others get probability 0.
+static void attend_chosen(attend_scratch *s, uint32_t group, kv_span span, uint32_t d, const uint32_t *chosen,
+                          uint32_t n_chosen, const attend_rule *rule)
+{
+    float scale = 1.0f / sqrtf((float)d);
+    for (uint32_t r = 0; r < group; r++) {
+        float *line = s->scores + (size_t)r * span.count, *out = s->outputs + (size_t)r * d;
+        for (uint32_t i = 0; i < n_chosen; i++)
+            line[i] = dot(s->queries + (size_t)r * d, span.k + (size_t)chosen[i] * d, d) * scale;
+        cap_scores(line, n_chosen, rule->softcap);
+        softmax(line, n_chosen, rule->sinks ? rule->sinks + r : NULL);
+        memset(out, 0, d * sizeof(float));
+        for (uint32_t i = 0; i < n_chosen; i++) add_scaled(out, span.v + (size_t)chosen[i] * d, line[i], d);
+        uint32_t i = n_chosen; // spread the probabilities out, from the back, since chosen[i] >= i
+        for (uint32_t j = span.count; j-- > 0;) {
+            bool here = i > 0 && chosen[i - 1] == j;
+            float p = here ? line[i - 1] : 0;
+            if (here) i--;
+            line[j] = p;
+        }
+    }
+}
+
 // Scores of all lines against a part of the head's entries, into columns of `scores` that are `ld` apart.
 static void score_part(float *scores, size_t ld, const float *q, uint32_t lines, kv_span part, uint32_t d)
 {
@@ -129,12 +166,13 @@ static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span be
 }
 
 void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
-                 kv_span span, uint32_t head_dim, const attend_rule *rule)
+                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen, const attend_rule *rule)
 {
     static const attend_rule plain = {0};
     if (!rule) rule = &plain;
     size_t row = (size_t)group * head_dim;
     for (uint32_t i = 0; i < n; i++) memcpy(s->queries + i * row, q + i * q_step, row * sizeof(float));
-    attend_all(s, n, group, before, span, head_dim, rule);
+    if (chosen) attend_chosen(s, group, span, head_dim, chosen, n_chosen, rule);
+    else attend_all(s, n, group, before, span, head_dim, rule);
     for (uint32_t i = 0; i < n; i++) memcpy(o + i * q_step, s->outputs + i * row, row * sizeof(float));
 }

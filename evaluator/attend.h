@@ -34,7 +34,9 @@ typedef struct attend_rule {
 // the first span.count - (n - 1 - i), since the last n entries are those of the rows themselves. n * group <=
 // ATTEND_LINES.
 //   q       row i's queries [group, d] at q + i * q_step; o likewise
+//   chosen  NULL, or the n_chosen entries of `span` (ascending indices) that row 0 attends to; then n must be 1 and
+//   `before` must be empty, and the layer has no window
 //   rule    NULL: plain attention
 // Afterwards s->scores holds the probabilities [n * group, before.count + span.count], 0 where a row does not see.
 void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
-                 kv_span span, uint32_t head_dim, const attend_rule *rule);
+                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen, const attend_rule *rule);

@@ -19,7 +19,9 @@ struct decoder {
     float *host_q, *host_o;               // [max_rows, H*d]
     float *host_k, *host_v;               // [max_rows, G*d]
     const float *queries, *keys, *values; // of the present layer: these, or the device's own where it shares the host's
-    attend_scratch *scratch;              // [n_threads]
+    uint32_t *chosen;                     // [threads, entries] of the choose hook
+    size_t chosen_entries;
+    attend_scratch *scratch; // [n_threads]
     int n_threads;
 };
 
@@ -82,7 +84,7 @@ void decoder_close(decoder *d)
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) d->b->release(d->m->device, places[i]);
     layer_pass_close(&d->pass);
     for (int t = 0; d->scratch && t < d->n_threads; t++) attend_release(&d->scratch[t]);
-    free_all(d->scratch, d->sinks, d->positions, d->host_q, d->host_o, d->host_k, d->host_v, d);
+    free_all(d->scratch, d->chosen, d->sinks, d->positions, d->host_q, d->host_o, d->host_k, d->host_v, d);
 }
 
 void decoder_begin_context(decoder *d, uint32_t n_tokens)
@@ -104,8 +106,10 @@ static const float *bring(const decoder *d, float *host, dev from, size_t n)
 static void reserve_scratch(decoder *d, const decode_batch *batch)
 {
     uint32_t longest = 1;
+    bool choose = false;
     for (uint32_t s = 0; s < batch->n_sequences; s++) {
         const kv_cache *c = batch->caches[s];
+        choose = choose || (hooks_of(batch, s) && hooks_of(batch, s)->choose);
         for (size_t h = 0; h < (size_t)c->n_layers * c->n_kv_heads; h++) {
             uint32_t count = c->counts[h] + (c->base ? c->base->counts[h] : 0);
             longest = count > longest ? count : longest;
@@ -113,6 +117,10 @@ static void reserve_scratch(decoder *d, const decode_batch *batch)
     }
     longest += batch->total_rows;
     for (int t = 0; t < d->n_threads; t++) attend_reserve(&d->scratch[t], longest, d->m->config.head_dim);
+    if (!choose || longest <= d->chosen_entries) return;
+    free(d->chosen);
+    d->chosen_entries = (size_t)longest + 256;
+    d->chosen = need((size_t)d->n_threads * d->chosen_entries, sizeof *d->chosen, "chosen entries");
 }
 
 // One KV head of one sequence; `first` is the sequence's first row in the batch.
@@ -125,16 +133,25 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
     kv_span span = kv_cache_span(view->cache, view->layer, g),
             before = attend_before(scratch, view->cache, view->layer, g);
     size_t step = (size_t)c->n_heads * c->head_dim;
+    const uint32_t *chosen = NULL;
+    uint32_t n_chosen = 0;
     attention_shape shape = model_attention(d->m, view->layer);
     attend_rule rule = {.window = shape.window, .softcap = shape.softcap};
     if (d->sinks) rule.sinks = d->sinks + (size_t)view->layer * c->n_heads + (size_t)g * group;
+    if (hooks && hooks->choose && n == 1) {
+        uint32_t *indices = d->chosen + (size_t)omp_get_thread_num() * d->chosen_entries;
+        const float *q = d->queries + first * step + (size_t)g * group * c->head_dim;
+        n_chosen = hooks->choose(hooks->context, view, g, span, q, indices);
+        if (n_chosen != UINT32_MAX) chosen = indices;
+    }
     for (uint32_t row = 0; row < n; row += per_tile) {
         uint32_t rows = n - row < per_tile ? n - row : per_tile;
         size_t at = (first + row) * step + (size_t)g * group * c->head_dim;
         kv_span seen = span;
         seen.count = span.count - (n - row - rows);
         rule.position = span.positions[span.count - n + row];
-        attend_head(scratch, d->host_o + at, d->queries + at, step, rows, group, before, seen, c->head_dim, &rule);
+        attend_head(scratch, d->host_o + at, d->queries + at, step, rows, group, before, seen, c->head_dim, chosen,
+                    n_chosen, &rule);
         if (hooks && hooks->attended) {
             decode_view part = *view;
             part.n_rows = rows;
@@ -243,7 +260,7 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, decod
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u would reach position %llu, expected at most %u", s,
                             (unsigned long long)cache->next_position + batch->n_rows[s], d->max_positions);
         const decode_hooks *hooks = hooks_of(batch, s);
-        if (cache->base && hooks && (hooks->attended || hooks->layer_done))
+        if (cache->base && hooks && (hooks->choose || hooks->attended || hooks->layer_done))
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has hooks and a cache with a base", s);
         if (which == LOGITS_LAST && batch->n_rows[s] == 0)
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);

@@ -17,12 +17,16 @@ typedef struct decode_view {
     kv_cache *cache; // may be changed in layer_done only, and only at this layer
 } decode_view;
 
-// Called while decoding; any may be NULL. attended runs in parallel for different (sequence, head), so it may write
-// only to what belongs to that pair; layer_done runs alone, once per sequence and layer. A cache with a base cannot
-// have hooks: they would only see its own entries.
+// Called while decoding; any may be NULL. choose and attended run in parallel for different (sequence, head), so they
+// may write only to what belongs to that pair; layer_done runs alone, once per sequence and layer. A cache with a base
+// cannot have hooks: they would only see its own entries.
 typedef struct decode_hooks {
     void *context;
-    // What the rows attended to: weights [n_rows * group, span.count], row-major.
+    // Which entries a row attends to, at KV head `kv_head`: writes ascending indices (< span.count) to `indices` and
+    // returns how many, or UINT32_MAX for all. q [group, d]. Asked only when the sequence has one new row.
+    uint32_t (*choose)(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
+                       uint32_t *indices);
+    // What the rows attended to: weights [n_rows * group, span.count], row-major, 0 for entries not attended to.
     void (*attended)(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *weights);
     // Called when all heads of a layer are done: entries may be evicted here.
     kvb_status (*layer_done)(void *context, const decode_view *view, kvb_error *err);

@@ -154,13 +154,14 @@ typedef struct follower {
     int32_t ids[FIDELITY_POLICIES];
 } follower;
 
-static void begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out)
+static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
     *out = fidelity_cell_open(f->n_next);
     *cache = policy_run_cache(run, f->s, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
     kv_cache_compact(*cache, f->n_next); // room for the continuation
+    return policy_run_turn(run, *cache, err);
 }
 
 static kvb_status follow(fidelity *f, follower *w, uint32_t n, fidelity_cell *out, kvb_error *err)
@@ -184,12 +185,13 @@ kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fid
 {
     follower w = {0};
     double start = meter_now();
+    kvb_status status = KVB_OK;
     memset(out, 0, n * sizeof *out);
-    for (uint32_t i = 0; i < n; i++) {
-        begin_policy(f, runs[i], &w.caches[i], &out[i]);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        status = begin_policy(f, runs[i], &w.caches[i], &out[i], err);
         w.hooks[i] = policy_run_hooks(runs[i]);
     }
-    kvb_status status = follow(f, &w, n, out, err);
+    if (status == KVB_OK) status = follow(f, &w, n, out, err);
     for (uint32_t i = 0; i < n; i++) {
         out[i].looked = policy_run_looked(runs[i]) / f->s->now.n_tokens;
         out[i].seconds = (meter_now() - start) / n;

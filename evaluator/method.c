@@ -68,8 +68,9 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores, which do not exist when a policy begins",
                         column->how->label);
     uint32_t *keep = need(heads_of(&shape), sizeof *keep, "heads");
-    kvb_status status = allocator_budgets(column->how, &shape, ratio, n_tokens, NULL, NULL, 0, 0, keep, err);
-    if (status == KVB_OK) status = policy_run_open(out, p, m, keep, n_tokens, extra, err);
+    kvb_status status =
+        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, NULL, 0, 0, keep, err);
+    if (status == KVB_OK) status = policy_run_open(out, p, m, keep, ratio, n_tokens, extra, err);
     free(keep);
     return status;
 }

@@ -7,6 +7,7 @@
 typedef struct policy_state {
     policy_head *heads; // [n_heads]
     float *memory;      // of all heads, from memory_at on
+    uint32_t *marks;    // [n_heads, T + extra]
 } policy_state;
 
 struct policy_run {
@@ -17,6 +18,7 @@ struct policy_run {
     policy_state now, after; // at work; as after the prefill
     size_t *memory_at;       // [n_heads + 1] where a head's floats begin
     uint32_t *keep;          // [max_room] of layer_done
+    float *scores;           // [G, T] of the policy's metric
     kept_set kept;           // positions; filled layer by layer
     size_t n_kept;
 };
@@ -25,16 +27,17 @@ static void copy_state(const policy_run *r, policy_state *to, const policy_state
 {
     memcpy(to->heads, from->heads, r->n_heads * sizeof *to->heads);
     memcpy(to->memory, from->memory, r->memory_at[r->n_heads] * sizeof *to->memory);
+    memcpy(to->marks, from->marks, r->n_heads * r->max_room * sizeof *to->marks);
 }
 
 static void free_state(policy_state *s)
 {
-    free_all(s->heads, s->memory);
+    free_all(s->heads, s->memory, s->marks);
 }
 
 // Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in
 // decode, but the prefill shows it the whole context.
-static kvb_status open_heads(policy_run *r, const uint32_t *capacity, kvb_error *err)
+static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double ratio, kvb_error *err)
 {
     const model_config *c = &r->m->config;
     size_t floats = 0;
@@ -47,7 +50,8 @@ static kvb_status open_heads(policy_run *r, const uint32_t *capacity, kvb_error 
                            .head_dim = c->head_dim,
                            .capacity = capacity[i],
                            .n_context = r->n_tokens,
-                           .room = r->max_room};
+                           .room = r->max_room,
+                           .split = ratio};
         if (capacity[i] == 0) return kvb_fail(err, KVB_ARGUMENT, "policy %s: head %zu has no capacity", r->p->spec, i);
         r->memory_at[i] = floats;
         floats += r->p->kind->floats ? r->p->kind->floats(h) : 0;
@@ -55,12 +59,15 @@ static kvb_status open_heads(policy_run *r, const uint32_t *capacity, kvb_error 
     r->memory_at[r->n_heads] = floats;
     r->now.memory = need(floats, sizeof(float), "numbers of a policy's state");
     r->after.memory = need(floats, sizeof(float), "numbers of a policy's state");
-    for (size_t i = 0; i < r->n_heads; i++) r->now.heads[i].memory = r->now.memory + r->memory_at[i];
+    for (size_t i = 0; i < r->n_heads; i++) {
+        r->now.heads[i].memory = r->now.memory + r->memory_at[i];
+        r->now.heads[i].marks = r->now.marks + i * r->max_room;
+    }
     copy_state(r, &r->after, &r->now);
     return KVB_OK;
 }
 
-kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity,
+kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
                            uint32_t n_tokens, uint32_t extra, kvb_error *err)
 {
     size_t n_heads = (size_t)m->config.n_layers * m->config.n_kv_heads, room = (size_t)n_tokens + extra;
@@ -74,12 +81,16 @@ kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, co
     policy_run *r = need(1, sizeof *r, "policies");
     *r = (policy_run){
         .p = p, .m = m, .n_tokens = n_tokens, .extra = extra, .max_room = (uint32_t)room, .n_heads = n_heads};
-    r->now.heads = need(n_heads, sizeof(policy_head), "heads");
-    r->after.heads = need(n_heads, sizeof(policy_head), "heads");
+    policy_state *const states[] = {&r->now, &r->after};
+    for (int i = 0; i < 2; i++) {
+        states[i]->heads = need(n_heads, sizeof(policy_head), "heads");
+        states[i]->marks = need(n_heads * room, sizeof(uint32_t), "marked entries");
+    }
     r->memory_at = need(n_heads + 1, sizeof *r->memory_at, "heads");
     r->keep = need(room, sizeof *r->keep, "entries");
+    r->scores = need((size_t)m->config.n_kv_heads * n_tokens, sizeof *r->scores, "scores");
     r->kept = kept_set_open((uint32_t)n_heads, n_heads * n_tokens);
-    kvb_status status = open_heads(r, capacity, err);
+    kvb_status status = open_heads(r, capacity, ratio, err);
     if (status == KVB_OK) *out = r;
     else policy_run_close(r);
     return status;
@@ -91,7 +102,7 @@ void policy_run_close(policy_run *r)
     kept_set_free(&r->kept);
     free_state(&r->now);
     free_state(&r->after);
-    free_all(r->memory_at, r->keep, r);
+    free_all(r->memory_at, r->keep, r->scores, r);
 }
 
 // ---- Prefill ----
@@ -103,10 +114,11 @@ static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *er
     if (T != r->n_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "policy %s: %u tokens, expected %u", r->p->spec, T, r->n_tokens);
     if (view->layer == 0) r->n_kept = 0;
+    if (r->p->kind->ranks) status = metric_score(&r->p->scores, view, r->scores, err);
     for (uint32_t g = 0; g < view->n_kv_heads && status == KVB_OK; g++) {
         size_t i = (size_t)view->layer * view->n_kv_heads + g;
         uint32_t *keep = r->kept.positions + r->n_kept, n = 0;
-        status = policy_prefill(&r->now.heads[i], view, keep, &n, err);
+        status = policy_prefill(&r->now.heads[i], view, r->scores + (size_t)g * T, keep, &n, err);
         r->kept.offsets[i] = r->n_kept;
         r->kept.offsets[i + 1] = r->n_kept += n;
     }
@@ -128,7 +140,10 @@ static kvb_status see_all(void *context, const layer_view *view, kvb_error *err)
 layer_observer policy_observer(policy_watch *watch)
 {
     unsigned needs = 0;
-    for (size_t i = 0; i < watch->n; i++) needs |= watch->runs[i]->p->kind->needs;
+    for (size_t i = 0; i < watch->n; i++) {
+        const policy *p = watch->runs[i]->p;
+        needs |= p->kind->needs | (p->kind->ranks ? metric_needs(&p->scores) : 0);
+    }
     return (layer_observer){see_all, watch, needs};
 }
 
@@ -159,10 +174,21 @@ static policy_head *head_of(policy_run *r, const decode_view *view, uint32_t kv_
     return &r->now.heads[(size_t)view->layer * r->m->config.n_kv_heads + kv_head];
 }
 
+static uint32_t choose_entries(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
+                               uint32_t *indices)
+{
+    policy_head *h = head_of(context, view, kv_head);
+    uint32_t n = h->p->kind->choose(h, span, q, indices);
+    h->looked += n == UINT32_MAX ? span.count : n;
+    h->steps++;
+    return n;
+}
+
 static void add_weights(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *weights)
 {
     policy_head *h = head_of(context, view, kv_head);
     if (h->p->kind->attended) h->p->kind->attended(h, span, weights);
+    if (h->p->kind->choose) return;
     h->looked += span.count;
     h->steps++;
 }
@@ -184,7 +210,19 @@ static kvb_status evict_layer(void *context, const decode_view *view, kvb_error 
 
 decode_hooks policy_run_hooks(policy_run *r)
 {
-    return (decode_hooks){.context = r, .attended = add_weights, .layer_done = evict_layer};
+    return (decode_hooks){.context = r,
+                          .choose = r->p->kind->choose ? choose_entries : NULL,
+                          .attended = add_weights,
+                          .layer_done = evict_layer};
+}
+
+kvb_status policy_run_turn(policy_run *r, const kv_cache *c, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < r->n_heads && status == KVB_OK; i++)
+        status =
+            policy_new_turn(&r->now.heads[i], kv_cache_span(c, r->now.heads[i].layer, r->now.heads[i].kv_head), err);
+    return status;
 }
 
 double policy_run_looked(const policy_run *r)

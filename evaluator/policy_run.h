@@ -11,9 +11,10 @@
 
 typedef struct policy_run policy_run;
 
-// Opens a run with capacity [L*G] tokens per head, for a context of n_tokens and at most `extra` tokens after it. The
-// policy must outlive the run. *out is NULL on failure.
-kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity,
+// Opens a run with capacity [L*G] tokens per head, for a context of n_tokens and at most `extra` tokens after it.
+// `ratio` is the requested share to prune (policy_capacity_ratio). The policy must outlive the run. *out is NULL on
+// failure.
+kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
                            uint32_t n_tokens, uint32_t extra, kvb_error *err);
 void policy_run_close(policy_run *run);
 
@@ -32,6 +33,8 @@ const kept_set *policy_run_kept(const policy_run *run);
 
 decode_hooks policy_run_hooks(policy_run *run);
 void policy_run_restart(policy_run *run);
+// Begins a new turn after the entries in the cache.
+kvb_status policy_run_turn(policy_run *run, const kv_cache *c, kvb_error *err);
 
 // Entries attended to: mean over heads and over all steps since the run was opened.
 double policy_run_looked(const policy_run *run);

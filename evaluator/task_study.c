@@ -156,14 +156,16 @@ static kvb_status step_take(decode_step *s, const model_text *text, const task *
     for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
         asked_question *k = s->active[i];
         k->fed += s->rows[i];
-        if (k->fed >= k->n_question) status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
+        if (k->turn->run && k->fed == k->n_question) status = policy_run_turn(k->turn->run, k->turn->cache, err);
+        if (status == KVB_OK && k->fed >= k->n_question)
+            status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
     }
     return status;
 }
 
 // Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
-// under a policy. An answer ends at an end token, after the task's number of new tokens, or where nothing that followed
-// could change its score. On failure no answer has to be freed.
+// under a policy, for which a new turn begins behind it. An answer ends at an end token, after the task's number of new
+// tokens, or where nothing that followed could change its score. On failure no answer has to be freed.
 static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
                                kvb_error *err)
 {

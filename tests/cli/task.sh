@@ -21,16 +21,18 @@ expect 0 'a task alone is answered' task tiny.gguf -k niah_multikey_2:questions=
 says 'with its mean' '^niah_multikey_2:questions=2, [0-9]+ tokens, 4 questions'
 POLICIES=()
 for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming keydiff keydiff:block=16:window=0.2 \
-    lagkv:lag=16:sink=4; do POLICIES+=(--policy "$p"); done
+    lagkv:lag=16:sink=4 topk quest sparq:channels=4 \
+    rocketkv rocketkv-mt; do POLICIES+=(--policy "$p"); done
 expect 0 'task with metrics and policies' task tiny.gguf -k niah_single_1 -t 900 -c 1 --answer --metric snapkv \
     --metric keydiff --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 -o cells
 says 'what the full cache does not solve is said to tell little' '^niah_single_1: 0 of 100 with the full cache' err
 says 'a metric keeps its share' 'keydiff +ada +0.8 +(19\.[5-9]|20\.)'
 says 'a policy that evicts keeps its share' 'morphkv:window=8 +uniform +0.8 +(19\.[5-9]|20\.)'
-holds 'one line per cell, and one for the full cache' [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 + 9)) ]
-check 'the picture has a chart for each method' charts cells.svg 11
+says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
+holds 'one line per cell, and one for the full cache' [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 + 14)) ]
+check 'the picture has a chart for each method' charts cells.svg 16
 json 'JSON has every score, one sample being too few for an interval, model, seed and allocators' cells.json \
-    '(len(j["rows"]) == 14 and j["settings"]["seed"] == 1 and j["command"] == "task" and
+    '(len(j["rows"]) == 19 and j["settings"]["seed"] == 1 and j["command"] == "task" and
     len(j["inputs"][0]["sha256"]) == 64 and j["settings"]["allocators"][1]["label"] == "ada" and
     all(r["score_low"] is None and 0 <= r["score"] <= 1 and len(d["samples"]) == 1
     for r, d in zip(j["rows"], j["details"])))'

@@ -39,7 +39,7 @@ UNIT_TEST(rules_against_the_formula)
     attend_reserve(&s, all, D);
     kv_span base = {k, v, positions, MORE}, own = {k + MORE * D, v + MORE * D, positions + MORE, ENTRIES};
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++) {
-        attend_head(&s, o, q, GROUP * D, ROWS, GROUP, base, own, D, &rules[r]);
+        attend_head(&s, o, q, GROUP * D, ROWS, GROUP, base, own, D, NULL, 0, &rules[r]);
         for (uint32_t i = 0; i < ROWS; i++)
             for (uint32_t h = 0; h < GROUP; h++) {
                 double want[D], sum = 0;

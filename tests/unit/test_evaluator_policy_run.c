@@ -13,7 +13,8 @@ typedef struct bed {
 } bed;
 
 static const char *const ALL[] = {"full",      "morphkv:window=8", "morphkv:window=8:fusion=max", "tova", "h2o",
-                                  "streaming", "keydiff:block=16", "lagkv:lag=16:sink=4"};
+                                  "streaming", "keydiff:block=16", "lagkv:lag=16:sink=4",         "topk", "quest",
+                                  "sparq",     "rocketkv",         "rocketkv-mt:window=8"};
 enum { N_ALL = sizeof ALL / sizeof *ALL };
 
 static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits, uint32_t *longest)
@@ -24,6 +25,7 @@ static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits,
         const uint32_t one = 1;
         help_ok(decoder_run(b->s->decode, &c, 1, &one, &b->next[i], run ? &hooks : NULL, LOGITS_LAST,
                             logits + (size_t)i * VOCABULARY, err));
+        if (i == N / 2 && run) help_ok(policy_run_turn(run, c, err));
         for (uint32_t h = 0; longest && h < HEADS; h++)
             longest[h] = c->counts[h] > longest[h] ? c->counts[h] : longest[h];
     }
@@ -68,7 +70,7 @@ UNIT_TEST(everything_is_dense)
     for (size_t i = 0; i < N_ALL; i++) {
         help_ok(policy_parse(&p[i], ALL[i], err));
         if (i == 7) help_ok(policy_parse(&p[i], "lagkv:lag=16:sink=4:keep=1", err)); // partitions that stay whole
-        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, T, N, err));
+        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0, T, N, err));
     }
     bed_prefill(&b, runs, N_ALL);
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
@@ -93,14 +95,14 @@ UNIT_TEST(caches_keep_to_their_capacity)
     bed_open(&b);
     for (size_t i = 0; i < N_ALL; i++) {
         help_ok(policy_parse(&p[i], ALL[i], err));
-        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, T, N, err));
+        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0.75, T, N, err));
     }
     bed_prefill(&b, runs, N_ALL);
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits),
           *again = case_alloc((size_t)N * VOCABULARY, sizeof *again);
     for (size_t i = 0; i < N_ALL; i++) {
         uint32_t longest[HEADS] = {0};
-        bool constant = i >= 1 && i <= 6;
+        bool constant = i >= 1 && i <= 6, looks = i >= 8;
         kv_cache *c = policy_run_cache(runs[i], b.s, 0);
         for (uint32_t h = 0; h < HEADS && constant; h++) ck_assert_uint_eq(c->counts[h], capacity[h]);
         policy_run_restart(runs[i]);
@@ -108,7 +110,7 @@ UNIT_TEST(caches_keep_to_their_capacity)
         for (uint32_t h = 0; h < HEADS && constant; h++)
             ck_assert_msg(longest[h] <= capacity[h], "%s: %u", ALL[i], longest[h]);
         double looked = policy_run_looked(runs[i]);
-        ck_assert_msg(i == 0 ? looked > T : looked < T, "%s looks at %g of %d", ALL[i], looked, T);
+        if (looks) ck_assert_msg(looked < T, "%s looks at %g of %d", ALL[i], looked, T);
         // A restart gives the same bits, whatever was decoded in between.
         policy_run_restart(runs[i]);
         decode(&b, runs[i], c, again, NULL);
@@ -132,7 +134,7 @@ UNIT_TEST(a_head_needs_capacity)
     const uint32_t capacity[HEADS] = {40, 40, 0, 40};
     bed_open(&b);
     help_ok(policy_parse(&p, "tova", err));
-    help_fails(policy_run_open(&run, &p, b.m, capacity, T, N, err), KVB_ARGUMENT, "no capacity");
+    help_fails(policy_run_open(&run, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");
     bed_close(&b);
 }
 

@@ -24,7 +24,7 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
     help_ok(task_parse(&b->t, "kv:questions=2:uuid=0", err));
     help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
-    help_ok(policy_parse(&b->methods[2].p, "full", err));
+    help_ok(policy_parse(&b->methods[2].p, "quest", err));
     b->methods[0].sink = 4;
     help_ok(allocator_parse(&b->allocators[0], "uniform", err));
     help_ok(allocator_parse(&b->allocators[1], "ada", err));
