@@ -1,18 +1,12 @@
 // Searches for better budgets by measured damage: shifts of heads (shift.h) that reduce the loss of cut caches.
-// Nothing here runs a model: the caller measures what candidates lose. Each refined ratio, a knot, has its own search,
-// but candidates for all knots are measured together as one table, so that the rows between them stay nested. The
-// caller's starts, such as those of measured.h, are tried first, half of the way, three quarters and all of it, and
-// from the best of them four slopes along the depth. Then all heads of a layer are moved together; then, from the best
-// result, each head by itself: a linear model of the loss in the shifts is fitted by ridge regression on pairs of
-// candidates that move all groups up or down at random, each pair on one text, with a component shared by the knots;
-// then steps are taken against its gradient, by successive halving over texts, in a trust region for each knot. After
-// every round the centre of the search is measured on texts of a second set, and the best there is the result; a search
-// that gains nothing there for REFINE_PATIENCE rounds ends.
+// Nothing here runs a model: the caller measures what candidates lose. Each refined ratio is a knot, and candidates for
+// all knots are measured together as one table, so that the rows between them stay nested. The caller's starts, such as
+// those of measured.h, are tried first, half of the way, three quarters and all of it, and from the best of them four
+// slopes along the depth. Each is measured on texts of a second set too, and the best there, knot by knot, is the
+// result.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
-
-enum { REFINE_PATIENCE = 6 };
 
 // Measures n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, given
 // by number: loss [n, n_knots, n_texts]. Equal candidates must get equal losses. Any failure ends the search.
@@ -30,9 +24,8 @@ typedef struct refine_task {
     uint32_t n_layers, n_heads; // heads of the whole model, layer-major
     uint32_t n_knots;
     uint32_t n_texts, n_selection; // of both sets, at least 1
-    bool heads;                    // single heads move as well; else only whole layers
-    uint32_t evaluations;          // at most, at least 1; those on the selection set count too
-    uint64_t seed;
+    bool heads;                    // single heads may move; else only whole layers
+    uint32_t evaluations;          // that were asked for, at least 1; those on the selection set count too
     uint32_t n_starts;
     const double *starts; // [n_starts, n_knots, n_heads] shifts to try first
     double start_cost;    // evaluations already spent to find the starts
@@ -47,9 +40,8 @@ typedef struct refine_result {
     double *selection_before, *selection;     // [n_knots]
     double evaluations;                       // spent
     uint32_t rounds;
-    bool settled; // the selection set gained nothing for REFINE_PATIENCE rounds
 } refine_result;
 
-// The same seed and losses give the same result. On failure *out is zero.
+// The same losses give the same result. On failure *out is zero.
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
 void refine_free(refine_result *r); // a zero struct is allowed

@@ -184,7 +184,6 @@ static kvb_status search(refine_command *c, kvb_error *err)
                             .n_selection = b->n_members[SET_SELECTION],
                             .heads = !(c->table.options.limits && c->table.limits.levels), // which tie layers
                             .evaluations = (uint32_t)c->evaluations,
-                            .seed = c->e.seed,
                             .measure = refine_bench_losses,
                             .report = c->e.out.quiet ? NULL : show_round,
                             .context = &c->bench};
@@ -244,8 +243,8 @@ static cJSON *describe_search(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
-    json_put(all, "from %s start_texts %u seed %g evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256,
-             c->n_start, (double)c->e.seed, c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
+    json_put(all, "from %s start_texts %u evaluations %g rounds %u n_tokens %u n_next %u", c->table_sha256, c->n_start,
+             c->best.evaluations, c->best.rounds, b->plan.n_tokens, b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
     if (b->plan.refit) json_put(all, "refit %u", b->plan.refit);
     add_numbers(all, "ratios", b->knots, b->n_knots);
@@ -315,12 +314,10 @@ static void say_work(const refine_command *c)
     const refine_bench *b = &c->bench;
     double n = (double)b->n_measured, cutting = b->seconds - b->prefill_seconds;
     fprintf(stderr,
-            "wrote %s after %.0f evaluations (%s); %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
+            "wrote %s after %.0f evaluations; %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
             "texts; %llu known from %s.cells\n",
-            c->e.out.name, c->best.evaluations,
-            c->best.settled ? "the selection texts gained nothing more" : "all that were wanted", n,
-            b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
-            (unsigned long long)b->n_known, c->e.out.name);
+            c->e.out.name, c->best.evaluations, n, b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0,
+            b->n_prefills, (unsigned long long)b->n_known, c->e.out.name);
     if (b->n_alone)
         fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
                 (double)b->n_alone / b->alone_seconds);
@@ -397,8 +394,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
     refine_command c = {.e = {.self = self,
                               .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                               .in = EVAL_INPUTS,
-                              .batch = 8,
-                              .seed = 1},
+                              .batch = 8},
                         .evaluations = 200};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
@@ -411,12 +407,11 @@ static int run_refine(const cli_command *self, int argc, char **argv)
          "another table for the same model and metric: its budgets, and those between, are tried\nfirst; repeatable"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
-         "how many candidates to measure at most, each on all texts of the search (200)"},
+         "work on heads alone: three quarters of what N candidates take on all texts of the\nsearch (200)"},
         REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of the search (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
@@ -443,14 +438,13 @@ const cli_command cmd_refine = {
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\nconstraints are "
     "kept. Keys, values, scores and the full cache's predictions of every text are computed once,\nso a candidate "
     "costs one continuation over cut caches, many in a batch. First every head is cut alone, and a\ntable is solved "
-    "from what each loses; this takes up to three quarters of the evaluations. Then the search\nmoves all heads of a "
-    "layer together, then each by itself; losses are relative to the table's at each ratio.\nIt ends after six rounds "
-    "without a gain on the second set of texts.\n"
+    "from what each loses. Budgets on the way there, or to a --candidate, are measured, and from the\nbest of them "
+    "four that move towards early or late layers.\n"
     "\n"
-    "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
-    "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
+    "There are three sets of texts: heads alone are measured on the first, the second chooses among what is\n"
+    "tried, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
     "first two, and its share of the table's loss. After Ctrl-C nothing is written, and the same command\n"
-    "resumes. The same seed gives the same table, with any number of threads and after any stop.\n"
+    "resumes. The same texts give the same table, with any number of threads and after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that were not used for any table.\n"
     "\n"

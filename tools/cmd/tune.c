@@ -397,7 +397,7 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
                c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
-            printf("--time 30min would search on; texts of your own (%s) make it yours.\n",
+            printf("--time 30min would also cut heads alone; texts of your own (%s) make it yours.\n",
                    "kvbudget tune MODEL TEXT...");
     }
     free(path);
