@@ -160,14 +160,16 @@ def test_chunks_that_are_cut_are_one_cut(make_table: Any, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("rules", ["ratio", "buffer"])
-def test_ten_turns_have_the_logits_of_a_full_cache_with_hidden_tokens(make_table: Any, rules: str) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_turns_have_the_logits_of_a_full_cache_with_hidden_tokens(make_table: Any, rules: str, seed: int) -> None:
     """Turns of 1 to 60 tokens, each followed by an answer, in an independent cache where evicted tokens are hidden:
     positions are right, and each turn that is long enough is cut when it has been read."""
     model = build("llama", max_position_embeddings=1024)  # noqa: F811
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
     reference, cache = copy.deepcopy(model), kvbudget.Cache(table, config=model.config, **RULES[rules])
     reference.config._attn_implementation, full = "hiding_sdpa", DynamicCache()
-    turns = [60, 1, 5, 40, 2, 17, 60, 3, 30, 44]
+    drawn = torch.Generator().manual_seed(seed)
+    turns = [60, *torch.randint(1, 61, (9,), generator=drawn).tolist()] if seed else [60, 1, 5, 40, 2, 17, 60, 3, 30, 44]
     for turn, n in enumerate(turns):
         said = [*prompt(1, n, seed=turn).split(n, 1), *prompt(1, 7, seed=turn + 50).split(1, 1)]
         for part in said:

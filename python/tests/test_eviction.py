@@ -177,6 +177,22 @@ def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
     assert float((ours - theirs).abs().max()) < 0.05 * float(theirs.abs().max())
 
 
+@pytest.mark.parametrize("chunk", [64, 200, 512, 1024, 2048])
+def test_chunks_of_a_long_prefill(make_table: Any, chunk: int) -> None:
+    """The last queries reach over the chunks' ends: the rows of a prefill in one pass."""
+    model, table = build("llama", max_position_embeddings=4096), kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
+    ids, kept = prompt(44, 50).view(1, 2200), []
+    for size in (2200, chunk):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad(), kvbudget.compress(model, table, 0.8, when="call") as run:
+            for part in ids.split(size, 1):
+                model(part, past_key_values=cache, logits_to_keep=1)
+            run.cut(cache)
+        kept.append([layer.segment(s)[2].tolist() for layer in cache.layers for s in range(2)])
+    same = [len(set(a) & set(b)) / len(a) for a, b in zip(*kept)]
+    assert [len(a) for a in kept[0]] == [len(b) for b in kept[1]] and min(same) > 0.98, same  # rounding moves ties
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_chunks(model: Any, make_table: Any, metric: str) -> None:
     """A prefill in chunks is cut where a prefill in one pass is."""
