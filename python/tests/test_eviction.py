@@ -180,7 +180,8 @@ def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("chunk", [64, 200, 512, 1024, 2048])
 def test_chunks_of_a_long_prefill(make_table: Any, chunk: int) -> None:
     """The last queries reach over the chunks' ends: the rows of a prefill in one pass."""
-    model, table = build("llama", max_position_embeddings=4096), kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
+    model = build("llama", max_position_embeddings=4096)  # noqa: F811
+    table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
     ids, kept = prompt(44, 50).view(1, 2200), []
     for size in (2200, chunk):
         cache = DynamicCache(config=model.config)

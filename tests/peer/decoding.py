@@ -1,27 +1,23 @@
 """Caches that are cut while a model writes: kvbudget's budgets per head beside other methods, at equal memory.
 
-usage: decoding.py answers MODEL TEXT... --out ANSWERS.json [--prompt 64] [--new 1000] [--seed 1]
+usage: decoding.py answers MODEL TEXT... --out ANSWERS.json [--prompt 128] [--new 1000] [--seed 1]
        decoding.py calibration ANSWERS.json --out CALIB.jsonl [--at 384 896] [--next 128]
-       decoding.py chat MODEL TEXT... [--tables LABEL=TABLE...] [--caps ...] [--chats 6] [--csv FILE]
        decoding.py caps MODEL ANSWERS.json [--tables LABEL=TABLE...] [--caps 0.5 0.25 0.12] [--interval 16]
                    [--only METHOD...] [--csv FILE]
 answers: MODEL is asked in its chat template to write on about the beginning of each TEXT (a plain text, or calibration
 lines, whose contexts are taken), --prompt tokens in all, and answers with --new tokens: sampled at 0.7 over the whole
-cache, with a repetition penalty of 1.1, without which small models go round in circles. calibration: lines for `kvbudget profile` whose contexts
-are such answers and whose questions are what came next. caps: the answers' tokens are forced, all texts in one batch,
-over caches that hold at most CAP x (all tokens) rows in the mean of their heads at every step: all methods cut every
---interval tokens, to the cap less the interval. Printed: mean KL to the whole cache in nats over the new tokens, and
-over their last half; how often the likeliest token is the same; the most rows of any step, in the mean over heads; the
-seconds that it took. Methods: DecodingPress of kvpress with KeyDiff, key norms, TOVA and R-KV's score (arXiv
-2505.24133: 0.1 attention - 0.9 redundancy), StreamingLLM, kvbudget with each table and with all heads alike under the
-same metric, which for morphkv is MorphKV cut every --interval tokens. chat: ten turns; in
-the first the user names a code of five digits, in the others a piece of a TEXT to read. After each turn the cache goes
-down to CAP of all tokens so far; then the code is asked for. Printed: the share of rows that is there, the digits that
-are the likeliest tokens, and the chance of all five, the mean of the logarithms over the chats. Needs kvpress, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY and
+cache, with a repetition penalty of 1.1, without which small models go round in circles.
+calibration: lines for `kvbudget profile` whose contexts are such answers and whose questions are what came next.
+caps: the answers' tokens are forced, all texts in one batch, over caches that hold at most CAP x (all tokens) rows in
+the mean of their heads at every step: all methods cut every --interval tokens, to the cap less the interval. Printed:
+mean KL to the whole cache in nats over the new tokens, and over their last half; how often the likeliest token is the
+same; the most rows of any step, in the mean over heads; the seconds that it took. Methods: DecodingPress of kvpress
+with KeyDiff, key norms, TOVA and R-KV's score (arXiv 2505.24133: 0.1 attention - 0.9 redundancy), StreamingLLM,
+kvbudget with each table and with all heads alike under the same metric, which for morphkv is MorphKV cut every
+--interval tokens. Needs kvpress, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY and
 KVBUDGET_PROGRAM.
 """
 import argparse
-import contextlib
 import json
 import pathlib
 import sys
@@ -41,7 +37,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python/tests"))
 import conftest  # writes tables whose heads are alike
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("act", choices=("answers", "calibration", "caps", "chat"))
+p.add_argument("act", choices=("answers", "calibration", "caps"))
 p.add_argument("files", nargs="+")
 p.add_argument("--out")
 p.add_argument("--prompt", type=int, default=128)
@@ -53,7 +49,6 @@ p.add_argument("--tables", nargs="*", default=[])
 p.add_argument("--caps", type=float, nargs="+", default=[0.5, 0.25, 0.12])
 p.add_argument("--interval", type=int, default=16)
 p.add_argument("--only", nargs="+")
-p.add_argument("--chats", type=int, default=6)
 p.add_argument("--csv")
 a = p.parse_args()
 ASK = "Here is how a text begins. Say in detail what it is about, and then write on, at length."
@@ -156,7 +151,7 @@ def rows_of(cache):
 
 
 def seen_by(cache, batch, n):
-    """What n new tokens see of a cache whose rows all came before them: transformers would hide nothing of each other's."""
+    """What n new tokens see of a cache whose rows all came before them; by rows alone they would see each other."""
     rows = cache.get_seq_length()
     return torch.ones(n, rows + n, dtype=torch.bool).tril(rows).expand(batch, 1, n, rows + n)
 
@@ -167,7 +162,7 @@ def follow(model, ids, start, whole, cache):
     cuts a pass of --interval tokens has the logits of as many steps."""
     divergence, same, most = [], [], 0.0
     model(ids[:, :start], past_key_values=cache, logits_to_keep=1)
-    for t in range(start, ids.shape[1], a.interval):
+    for t in range(start, ids.shape[1] - a.interval + 1, a.interval):  # whole passes
         part = ids[:, t : t + a.interval]
         at, how = torch.arange(t, t + part.shape[1]), {}
         if not isinstance(cache, kvbudget.Cache):
@@ -214,68 +209,4 @@ def caps():
                     print(line, file=csv, flush=True)
 
 
-def chats(tokenizer, texts):
-    """Ten turns of each chat [chats, n], the question, and the digits. All chats have the same lengths."""
-    def said(role, text):
-        return tokenizer(f"<|im_start|>{role}\n{text}<|im_end|>\n", add_special_tokens=False).input_ids
-
-    drawn, pieces = torch.Generator().manual_seed(a.seed), texts
-    codes = torch.randint(0, 10, (a.chats, 5), generator=drawn).tolist()
-    first = [said("user", f"The code of my door is {''.join(map(str, code))}. Please remember it.")
-             + said("assistant", "I will remember it.") for code in codes]
-    turns = [torch.tensor(first)]
-    for i in range(9):
-        words = pieces[i % len(pieces)][i // len(pieces) * 400 :][:400]
-        read = said("user", f"Please read this: {words}") + said("assistant", "Thank you, I have read it.")
-        turns.append(torch.tensor([read] * a.chats))
-    asked = said("user", "What is the code of my door?")
-    asked += tokenizer("<|im_start|>assistant\nThe code of your door is ", add_special_tokens=False).input_ids
-    digits = torch.tensor([tokenizer("".join(map(str, code)), add_special_tokens=False).input_ids for code in codes])
-    assert digits.shape == (a.chats, 5), "this tokenizer does not split numbers into digits"
-    return turns, torch.cat([torch.tensor([asked] * a.chats), digits], 1)
-
-
-@torch.no_grad()
-def ask(model, turns, last, cache, press, share):
-    seen = 0
-    for ids in (*turns, last):
-        at, how = torch.arange(seen, seen + ids.shape[1]), {}
-        seen += ids.shape[1]
-        if press is not None:
-            press.target_size = seen if ids is last else int(share * seen)
-        if not isinstance(cache, kvbudget.Cache) and cache.get_seq_length():
-            how["attention_mask"] = seen_by(cache, *ids.shape)
-        if ids is last:
-            rows, cached = rows_of(cache), seen - ids.shape[1]
-        logits = model(ids, past_key_values=cache, cache_position=at, position_ids=at[None], logits_to_keep=6, **how).logits
-    log_p = logits[:, :5].log_softmax(-1)
-    found, digits = log_p.gather(2, last[:, -5:, None])[..., 0], last[:, -5:]
-    return rows / cached, (log_p.argmax(-1) == digits).float().mean().item(), found.sum(1).mean().item()
-
-
-def chat():
-    model, tokenizer = hf_model.load(a.files[0])
-    turns, last = chats(tokenizer, [text for path in a.files[1:] for text in contexts(path)])
-    csv = open(a.csv, "a") if a.csv else None
-    with tempfile.TemporaryDirectory() as folder:
-        tables = opened(folder)
-        for share in (1.0, *a.caps):
-            ways = {name: (press, None) for name, press in presses(a.interval + 1).items()} | {
-                name: (None, table) for name, table in tables.items()}
-            for name, (press, table) in {"all tokens": (None, None)}.items() if share == 1 else ways.items():
-                if a.only and share < 1 and not any(word in name for word in a.only):
-                    continue
-                if table is None:
-                    model.set_attn_implementation("sdpa")
-                    with press(model) if press else contextlib.nullcontext():
-                        found = ask(model, turns, last, DynamicCache(), press, share)
-                else:
-                    cache = kvbudget.Cache(table, 1 - share, interval=2, config=model.config)  # every turn, strict
-                    found = ask(model, turns, last, cache, None, share)
-                line = f"{share:g},{sum(t.shape[1] for t in turns)},{name},{found[0]:.4f},{found[1]:.4f},{found[2]:.3f}"
-                print(line.replace(",", "  "), flush=True)
-                if csv:
-                    print(line, file=csv, flush=True)
-
-
-{"answers": answers, "calibration": calibration, "caps": caps, "chat": chat}[a.act]()
+{"answers": answers, "calibration": calibration, "caps": caps}[a.act]()
