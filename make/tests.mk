@@ -52,8 +52,8 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-aarch64 runtime-tests check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench \
-    bench-quality bench-board
+.PHONY: check check-inner check-build check-aarch64 runtime-tests check-docs check-long san fuzz fuzz-build fuzz-run \
+    fuzz-replay bench bench-quality bench-board
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
