@@ -167,14 +167,8 @@ UNIT_TEST(attention_of_the_last_queries)
                 seed = seed * 1664525u + 1013904223u;
                 arrays[n][i] = (float)(seed >> 8) * 2e-7f - 1.6f;
             }
-        const layer_view view = {.n_tokens = tokens,
-                                 .n_heads = H,
-                                 .n_kv_heads = G,
-                                 .head_dim = D,
-                                 .n_queries = tokens,
-                                 .q = q,
-                                 .k = k,
-                                 .v = v};
+        layer_view view = {.n_tokens = tokens, .n_heads = H, .n_kv_heads = G, .head_dim = D, .q = q, .k = k, .v = v};
+        view.n_queries = tokens;
         plain_layer plain = plain_attention(&view, W);
         found.n_layers = 0;
         window_attention_see(&found, &view);

@@ -31,17 +31,11 @@ static void close_rig(rig *r)
     free(r);
 }
 
-static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n_queries,
-                          uint32_t group, uint32_t d)
+static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n, uint32_t g,
+                          uint32_t d)
 {
-    return (layer_view){.n_tokens = T,
-                        .n_heads = group,
-                        .n_kv_heads = 1,
-                        .head_dim = d,
-                        .q = q,
-                        .k = k,
-                        .v = v,
-                        .n_queries = n_queries};
+    return (layer_view){
+        .n_tokens = T, .n_heads = g, .n_kv_heads = 1, .head_dim = d, .q = q, .k = k, .v = v, .n_queries = n};
 }
 
 static void prefill(rig *r, const layer_view *view)
@@ -417,6 +411,13 @@ UNIT_TEST(rocket_split_rule)
     ck_assert(policy_capacity_ratio(&p, 0.8) == 0.8);
 }
 
+static double product(const float *a, const float *b, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    return sum;
+}
+
 UNIT_TEST(pages_bound_their_keys)
 {
     enum { N = 200, PAGE = 16, DIM = 32 };
@@ -432,8 +433,7 @@ UNIT_TEST(pages_bound_their_keys)
             for (uint32_t c = 0; c < DIM; c++) q[r * DIM + c] = copysignf(q[r * DIM + c], q[c]);
         for (uint32_t r = 0; r < group; r++)
             for (uint32_t i = 0; i < N; i++) {
-                double dot = 0;
-                for (uint32_t c = 0; c < DIM; c++) dot += (double)q[r * DIM + c] * k[i * DIM + c];
+                double dot = product(q + r * DIM, k + i * DIM, DIM);
                 ck_assert_double_le(dot, (double)hsa_estimate(&s, q, r, i / PAGE, all, DIM) + 1e-5);
             }
         free(q);
@@ -445,12 +445,8 @@ UNIT_TEST(pages_bound_their_keys)
 static uint32_t look(const char *spec, uint32_t capacity, double split, const float *q, float *k, uint32_t n,
                      uint32_t group, uint32_t d, uint32_t *out)
 {
-    rig *r = calloc(1, sizeof *r);
-    help_ok(policy_parse(&r->p, spec, err));
-    r->h = (policy_head){
-        .p = &r->p, .group = group, .head_dim = d, .capacity = capacity, .n_context = n, .room = n, .split = split};
-    r->h.memory = case_alloc(r->p.kind->floats(&r->h), sizeof(float));
-    r->h.marks = case_alloc(n, sizeof(uint32_t));
+    rig *r = open_rig(spec, capacity, n, n, group, d);
+    r->h.split = split;
     uint32_t found = r->p.kind->choose(&r->h, (kv_span){.k = k, .count = n}, q, out);
     close_rig(r);
     return found;
@@ -483,11 +479,7 @@ UNIT_TEST(corners_of_sparse_attention)
         double a[N] = {0}, worst = 1e9, beyond = 0;
         for (uint32_t r = 0; r < H; r++) {
             double e[N], sum = 0;
-            for (uint32_t i = 0; i < N; i++) {
-                double dot = 0;
-                for (uint32_t c = 0; c < DIM; c++) dot += (double)q[r * DIM + c] * k[i * DIM + c];
-                sum += e[i] = exp(dot / sqrt(DIM));
-            }
+            for (uint32_t i = 0; i < N; i++) sum += e[i] = exp(product(q + r * DIM, k + i * DIM, DIM) / sqrt(DIM));
             for (uint32_t i = 0; i < N; i++) a[i] += e[i] / sum;
         }
         for (uint32_t i = 0, at = 0; i + 1 < N; i++) {

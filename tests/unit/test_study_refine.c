@@ -8,7 +8,7 @@ enum { LAYERS = 6, HEADS = 12, KNOTS = 2, TEXTS = 4, SELECTION = 2 };
 typedef struct bowl {
     double goal[KNOTS][HEADS], drift[TEXTS + SELECTION][HEADS];
     uint32_t stop_after, calls, reports;
-    double spent, last;
+    double spent;
 } bowl;
 
 static double loss_of(const bowl *b, const double *shift, uint32_t k, uint32_t t)
@@ -40,7 +40,7 @@ static void listen(void *context, const refine_progress *p)
     bowl *b = context;
     b->reports++;
     ck_assert(p->evaluations >= b->spent && p->wanted > 0);
-    b->spent = p->evaluations, b->last = p->calibration[0] / p->calibration_before[0];
+    b->spent = p->evaluations;
     for (int k = 0; k < KNOTS; k++) ck_assert(p->selection[k] > 0 && p->selection_before[k] > 0);
 }
 
