@@ -22,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from ._library import KVBudgetError
-from .ragged import RaggedLayer
+from .ragged import RaggedLayer, eager
 
 SDPA, EAGER = "kvbudget", "kvbudget_eager"
 #: implementation that a model has: the one that takes its place
@@ -158,6 +158,7 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
     """An attention function that knows cut layers and leaves all others to what find_base names. ``may_have``: the
     arguments softcap and sinks, where the base knows them. kvpress wraps it and gives dropout by place."""
 
+    @eager
     def forward(
         module: Any,
         query: Tensor,

@@ -11,7 +11,7 @@ from ._library import KVBudgetError
 from .controller import Controller, Pass
 from .hooks import use_registered_attention
 from .models import AttentionLayer, only_windows
-from .ragged import WatchedLayer
+from .ragged import WatchedLayer, eager
 from .report import Report
 from .table import Table
 
@@ -57,6 +57,7 @@ class Cache(DynamicCache):
                 self.layers[i] = WatchedLayer(self.layers[i])
         self._awaited: int | None = None  # a layer whose keys were given out and not attended to yet
 
+    @eager
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         if self._awaited is not None:
             raise KVBudgetError(

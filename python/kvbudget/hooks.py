@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from . import attention
 from ._library import KVBudgetError
 from .models import AttentionLayer
+from .ragged import eager
 
 _LOCK = threading.Lock()
 
@@ -26,6 +27,7 @@ class Around:
         self.method = self.__wrapped__ = getattr(owner, name)
         owner.__dict__[name] = self
 
+    @eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.around(self.method, *args, **kwargs)
 

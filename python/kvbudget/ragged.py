@@ -8,7 +8,7 @@ of the segments, and the flat tensors hold only the tokens since the cut.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,13 @@ from transformers.cache_utils import DynamicLayer
 from ._library import KVBudgetError
 from .packed import Segment
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 GROWTH = 64  # free rows per segment when a layer is laid out anew
+
+
+def eager(function: _F) -> _F:
+    """Stays outside of torch.compile's graphs: heads' lengths are Python numbers, which change with every token."""
+    return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 def segment_rows(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -177,6 +183,7 @@ class RaggedLayer(WatchedLayer):
 
     # ---- What transformers calls ----
 
+    @eager
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, H, n, d] and gives the flat tensors back, as [1, 1, rows, d]; the attention function finds the
         segments through the attribute ``kvb_layer`` of the keys."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from families import build
 from test_eviction import METRICS, T, as_it_was, model, prefill, prompt, table  # noqa: F401  (fixtures)
 from transformers.cache_utils import DynamicCache
@@ -204,6 +205,23 @@ def test_a_model_that_changes_its_type(table: kvbudget.Table) -> None:  # noqa: 
         after = model.to(torch.float64)(prompt(1, 1, seed=5), past_key_values=cache).logits
     assert cache.layers[0].flat_keys.dtype == after.dtype == torch.float64
     assert float((before - after).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_compiled_model(table: kvbudget.Table, own: bool) -> None:  # noqa: F811
+    """The tokens of the model as it is, and no new graph for every length."""
+    found, counted = [], torch._dynamo.testing.CompileCounter()
+    for compiled in (False, True):
+        model = build("llama")  # noqa: F811
+        if compiled:
+            model.forward = torch.compile(model.forward, backend=counted)
+        if own:
+            cache = kvbudget.Cache(table, target_size=16, interval=8, config=model.config)
+            found.append(say(model, prompt(), 30, past_key_values=cache).tolist())
+        else:
+            with kvbudget.compress(model, table, target_size=16, interval=8):
+                found.append(say(model, prompt(), 30).tolist())
+    assert found[0] == found[1] and 0 < counted.frame_count < 40, counted.frame_count
 
 
 def test_slack_does_not_grow_with_the_interval(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
