@@ -29,19 +29,8 @@ static void write_table(const char *path, const char *sha256)
     }
     cJSON *metadata = help_table_metadata("{\"shrink\":\"0.1\",\"min_keep\":\"0\",\"n_rows\":\"9\"}");
     cJSON_ReplaceItemInObject(metadata, "model_sha256", cJSON_CreateString(sha256));
-    const table_content content = {.n_rows = LINES,
-                                   .n_layers = L,
-                                   .n_kv_heads = G,
-                                   .ratio = ratio,
-                                   .prune_ratio = prune,
-                                   .std = zeros,
-                                   .loss = zeros,
-                                   .lower_bound = zeros,
-                                   .lambda = zeros,
-                                   .table_loss = zeros,
-                                   .effective_ratio = ratio,
-                                   .saturated = saturated,
-                                   .metadata = metadata};
+    const table_content content = {LINES, L,     G,     prune,     ratio, zeros, zeros,   zeros,
+                                   zeros, zeros, ratio, saturated, NULL,  NULL,  metadata};
     help_ok(table_write(path, &content, err));
     cJSON_Delete(metadata);
 }

@@ -111,20 +111,8 @@ static void write_table(const char *table, const char *ranks_by, const char *ran
     if (ranking) ck_assert_int_eq(kvb_ranking_open(&r, ranking, &err), KVB_OK);
     if (ranking) carried = rank_content_of(r);
     if (ranking) cJSON_AddStringToObject(m, "ranking", carried.about);
-    const table_content t = {.n_rows = 99,
-                             .n_layers = LAYERS,
-                             .n_kv_heads = 3,
-                             .prune_ratio = prune,
-                             .ratio = row,
-                             .std = prune,
-                             .loss = row,
-                             .lower_bound = row,
-                             .lambda = row,
-                             .table_loss = row,
-                             .effective_ratio = row,
-                             .saturated = saturated,
-                             .ranking = ranking ? &carried : NULL,
-                             .metadata = m};
+    const table_content t = {
+        99, LAYERS, 3, prune, row, prune, row, row, row, row, row, saturated, NULL, ranking ? &carried : NULL, m};
     kvb_status status = table_write(table, &t, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
     kvb_ranking_close(r);

@@ -152,19 +152,8 @@ static void write_table(const char *path, uint32_t layers, uint32_t heads)
         deviation[r * n + n - 1] = 0.5;
     }
     cJSON *m = hostile_metadata(layers, heads);
-    const table_content t = {.n_rows = R,
-                             .n_layers = layers,
-                             .n_kv_heads = heads,
-                             .prune_ratio = prune,
-                             .ratio = ratio,
-                             .std = deviation,
-                             .loss = ratio,
-                             .lower_bound = ratio,
-                             .lambda = ratio,
-                             .table_loss = ratio,
-                             .effective_ratio = ratio,
-                             .saturated = saturated,
-                             .metadata = m};
+    const table_content t = {R,     layers, heads, prune,     ratio, deviation, ratio, ratio,
+                             ratio, ratio,  ratio, saturated, NULL,  NULL,      m};
     help_ok(table_write(path, &t, err));
     cJSON_Delete(m);
     free(deviation);
