@@ -8,7 +8,7 @@ plain_make() { env -u MAKEFLAGS make --no-print-directory -C "$KVB_ROOT" BUILD="
 plain_make help >help.out 2>/dev/null
 while read -r _ target; do
     holds "make $target is a target" plain_make -n "$target"
-done < <(grep -oE 'make [a-z-]+' help.out)
+done < <(grep -oE 'make [a-z0-9-]+' help.out)
 exists 'help names targets' help.out
 absent 'make -n writes nothing' "$T/b"
 plain_make showconfig >config.out 2>/dev/null
