@@ -49,7 +49,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
 enum { FIDELITY_POLICIES = 16 }; // stepped together, at most
 
 // The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and
-// they act at every step. Needs a session with max_rows >= FIDELITY_POLICIES.
+// they act at every step. It begins a new turn. Needs a session with max_rows >= FIDELITY_POLICIES.
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 // Zeroed results of n rows.

@@ -253,16 +253,17 @@ static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *
     return status;
 }
 
-kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
-                               uint32_t n_texts, double *loss, kvb_error *err)
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, double *loss, kvb_error *err)
 {
     refine_bench *b = context;
-    size_t cells = (size_t)n * b->n_knots * n_texts;
+    refine_set set = selecting ? SET_SELECTION : SET_CALIBRATION;
+    uint32_t n = (uint32_t)b->n_members[set], *texts = need(n, sizeof *texts, "texts");
+    size_t cells = (size_t)b->n_knots * n;
     damage_value *out = need(cells, sizeof *out, "results");
-    kvb_status status =
-        measure_shifts(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
+    for (uint32_t i = 0; i < n; i++) texts[i] = i;
+    kvb_status status = measure_shifts(b, set, shift, 1, texts, n, out, err);
     for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = out[i].kl;
-    free(out);
+    free_all(out, texts);
     return status;
 }
 

@@ -56,9 +56,8 @@ kvb_status damage_value_read(damage_value *out, const log_file *log, const char 
 // start_cost. *n_texts is the number of texts measured; if it is 0, not even one could be paid for and nothing is
 // written. KVB_INTERRUPTED.
 kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, uint32_t *n_texts, kvb_error *err);
-// Measures what candidates lose, for a search (refine_measure); `context` is the bench. KVB_INTERRUPTED.
-kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
-                               uint32_t n_texts, double *loss, kvb_error *err);
+// Measures what a candidate loses, for a search (refine_measure); `context` is the bench. KVB_INTERRUPTED.
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, double *loss, kvb_error *err);
 // Measures the KL on a set of texts, under the table itself and under the table with the shifts [n_knots, heads]. *kl,
 // which the caller frees, receives the means [2, n_knots] and then each text's [2, n_knots, n]. The memory of test
 // texts is released. KVB_INTERRUPTED.

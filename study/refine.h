@@ -8,15 +8,14 @@
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 
-// Measures n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, given
-// by number: loss [n, n_knots, n_texts]. Equal candidates must get equal losses. Any failure ends the search.
-typedef kvb_status refine_measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
-                                  uint32_t n_texts, double *loss, kvb_error *err);
+// Measures a candidate, shift [n_knots, n_heads], on all texts of the calibration or the selection set: loss [n_knots,
+// texts]. Equal candidates must get equal losses. Any failure ends the search.
+typedef kvb_status refine_measure(void *context, bool selection, const double *shift, double *loss, kvb_error *err);
 
 typedef struct refine_progress {
     double evaluations, wanted;            // of candidates, in units of one candidate on all calibration texts
     uint32_t round;                        // 0: before the first
-    const double *calibration, *selection; // [n_knots] loss of the centre
+    const double *calibration, *selection; // [n_knots] loss of the candidate
     const double *calibration_before, *selection_before; // [n_knots] loss of the table
 } refine_progress;
 

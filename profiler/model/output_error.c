@@ -167,7 +167,7 @@ typedef struct cut {
     uint32_t start[BUCKETS + 1]; // of the buckets, in the order
     float *weights, *values;     // [STRETCH, lines], [STRETCH, d] in the order
     float *sums, *mass;          // [BUCKETS, lines, d], [BUCKETS, lines] of each bucket
-    float *rest;                 // [lines, d] scratch
+    float *rest;                 // [d] scratch
     float *difference, *moved;   // [OUTPUT_LEVELS, lines, d]: o(kept) - o(all), and the same times gram
     float *squares;              // [OUTPUT_LEVELS, queries]
 } cut;

@@ -91,12 +91,12 @@ UNIT_TEST(candidates_lose_what_their_cuts_lose)
 {
     bench_case c;
     double shift[2 * KNOTS * HEADS] = {0}, loss[2 * KNOTS * 2], again[2 * KNOTS * 2], *kl;
-    const uint32_t both[2] = {0, 1};
     for (int k = 0; k < KNOTS; k++) shift[(KNOTS + k) * HEADS] = -1; // the second candidate: head 0 keeps more
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, help_path("bench.cells"), err));
-    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, loss, err));
+    for (int i = 0; i < 2; i++)
+        help_ok(refine_bench_losses(&c.b, false, shift + i * KNOTS * HEADS, loss + i * KNOTS * 2, err));
     ck_assert(c.b.n_measured == 2 * KNOTS * 2 && c.b.n_prefills == 2);
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < KNOTS; k++) {
@@ -109,7 +109,8 @@ UNIT_TEST(candidates_lose_what_their_cuts_lose)
             ck_assert(fabs(loss[(i * KNOTS + k) * 2 + 1] - want.kl) < 1e-12 && want.kl > 0);
             kvb_table_close(t);
         }
-    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, again, err));
+    for (int i = 0; i < 2; i++)
+        help_ok(refine_bench_losses(&c.b, false, shift + i * KNOTS * HEADS, again + i * KNOTS * 2, err));
     ck_assert(memcmp(loss, again, sizeof loss) == 0 && c.b.n_measured == 2 * KNOTS * 2);
     help_ok(refine_bench_judge(&c.b, SET_TEST, shift + KNOTS * HEADS, &kl, err));
     for (int i = 0; i < 2 * KNOTS; i++) { // means, then the texts
@@ -147,9 +148,9 @@ UNIT_TEST(a_start_costs_what_is_paid)
     help_ok(refine_bench_start(&c.b, &t, start, &n, err));
     ck_assert(n == 0 && fabs(t.start_cost - 9) < 1e-12);
     const forward_progress stop = {never, NULL};
-    double shift[KNOTS * HEADS] = {0}, loss[KNOTS];
+    double shift[KNOTS * HEADS] = {0}, loss[KNOTS * TEXTS];
     c.b.stop = &stop;
-    ck_assert(refine_bench_losses(&c.b, true, shift, 1, &(uint32_t){0}, 1, loss, NULL) == KVB_INTERRUPTED);
+    ck_assert(refine_bench_losses(&c.b, true, shift, loss, NULL) == KVB_INTERRUPTED);
     close_case(&c);
 }
 

@@ -22,16 +22,13 @@ static double loss_of(const bowl *b, const double *shift, uint32_t k, uint32_t t
     return (1 + t) * 0.01 * (1 + 0.05 * sum);
 }
 
-static kvb_status measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
-                          uint32_t n_texts, double *loss, kvb_error *err)
+static kvb_status measure(void *context, bool selection, const double *shift, double *loss, kvb_error *err)
 {
     bowl *b = context;
+    uint32_t n = selection ? SELECTION : TEXTS;
     (void)err;
     if (b->stop_after && ++b->calls > b->stop_after) return KVB_INTERRUPTED;
-    for (uint32_t i = 0; i < n * KNOTS; i++)
-        for (uint32_t t = 0; t < n_texts; t++)
-            loss[i * n_texts + t] =
-                loss_of(b, shift + i / KNOTS * KNOTS * HEADS, i % KNOTS, texts[t] + (selection ? TEXTS : 0));
+    for (uint32_t i = 0; i < KNOTS * n; i++) loss[i] = loss_of(b, shift, i / n, i % n + (selection ? TEXTS : 0));
     return KVB_OK;
 }
 

@@ -265,7 +265,8 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// Candidates that the search may measure: as many as the time that is left pays for, at the speed of the profile.
+// The evaluations of refine, which heads alone are measured in: as many as the time that is left pays for, at the speed
+// of the profile.
 static uint64_t evaluations_in_time(const tune_command *c)
 {
     double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
