@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
-#   unit=BUILD  every Check program BUILD/tests/test_*
+#   unit=BUILD  every Check program BUILD/tests/test_*, under the command EMULATOR where that is set
 #   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
 #   memory=BUILD  as cli=, without the tests whose point is numbers or texts: the plain pass judges these, and unit
 #               tests the memory of what computes them; a sanitised program takes three times as long
@@ -105,7 +105,8 @@ for pass in "$@"; do
     case $kind in
     unit)
         for t in "$build"/tests/test_*; do
-            [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" "$t"
+            [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" \
+                ${EMULATOR:+"$EMULATOR"} "$t"
         done
         ;;
     cli | memory | real | long)

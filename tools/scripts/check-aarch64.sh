@@ -19,19 +19,5 @@ if ! is_there; then
 fi
 
 make --no-print-directory CC="$CC" BUILD="$BUILD" CUDA=0 MPI=0 LIBS='-lcjson -lm' runtime-tests || exit 1
-passed=0 failed=0
-for test in "$BUILD"/tests/test_runtime_*; do
-    [ -x "$test" ] || continue
-    # Check's forked tests never come back under qemu.
-    result=$(CK_FORK=no KVB_BUILD=$BUILD KVB_ROOT=$PWD timeout 300 qemu-aarch64-static -L /usr/aarch64-linux-gnu \
-        "$test" 2>&1)
-    read -r checks wrong < <(
-        sed -n 's/^[0-9]*%: Checks: \([0-9]*\), Failures: \([0-9]*\), Errors: \([0-9]*\)$/\1 \2+\3/p' <<<"$result"
-    )
-    wrong=$((${wrong:-1}))
-    if [ -z "${checks:-}" ] || [ "$wrong" -gt 0 ]; then printf '%s\n%s\n' "$test" "$result"; fi
-    passed=$((passed + ${checks:-1} - wrong)) failed=$((failed + wrong))
-    unset checks wrong
-done
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+# Check's forked tests never come back under qemu.
+CK_FORK=no EMULATOR='qemu-aarch64-static -L /usr/aarch64-linux-gnu' exec tests/run.sh unit="$BUILD"
