@@ -4,6 +4,7 @@
 #include "runtime/fail.h"
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -89,6 +90,16 @@ static bool is_among(const char *text, const char *words)
     return false;
 }
 
+static int store_count(const cli_command *command, const cli_option *option, const char *text)
+{
+    uint64_t value = 0, least = option->kind == CLI_POSITIVE, most = option->kind == CLI_SEED ? UINT64_MAX : UINT32_MAX;
+    if (!parse_count(text, &value) || value < least || value > most)
+        return cli_usage_error(command, "--%s: expected a whole number from %" PRIu64 " to %" PRIu64 ", found '%s'",
+                               option->name, least, most, text);
+    *(uint64_t *)option->value = value;
+    return EXIT_DONE;
+}
+
 static int store(const cli_command *command, const cli_option *option, const char *text)
 {
     switch (option->kind) {
@@ -96,11 +107,9 @@ static int store(const cli_command *command, const cli_option *option, const cha
         *(bool *)option->value = true;
         return EXIT_DONE;
     case CLI_COUNT:
-        if (parse_count(text, option->value)) return EXIT_DONE;
-        return cli_usage_error(command, "--%s: expected a whole number of 0 or more, found '%s'", option->name, text);
     case CLI_POSITIVE:
-        if (parse_count(text, option->value) && *(uint64_t *)option->value > 0) return EXIT_DONE;
-        return cli_usage_error(command, "--%s: expected a whole number of 1 or more, found '%s'", option->name, text);
+    case CLI_SEED:
+        return store_count(command, option, text);
     case CLI_REAL:
         if (parse_real(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a decimal number, found '%s'", option->name, text);
@@ -267,6 +276,13 @@ bool cli_ratio(double *out, const char *text)
     }
     *out = value;
     return *end == 0 && value >= 0 && value < 1;
+}
+
+int cli_check_protected(const cli_command *command, uint64_t sink, uint64_t window)
+{
+    const uint64_t most = UINT32_MAX / 4;
+    if ((sink == UINT64_MAX || sink <= most) && (window == UINT64_MAX || window <= most)) return EXIT_DONE;
+    return cli_usage_error(command, "--sink and --window: expected at most %" PRIu64, most);
 }
 
 // ---- Folders ----

@@ -14,8 +14,9 @@ typedef enum cli_kind {
     CLI_FLAG,     // bool; the option takes no value
     CLI_TEXT,     // const char *, which then points into argv
     CLI_CHOICE,   // the same; one of the words of the metavar (a|b|c)
-    CLI_COUNT,    // uint64_t
-    CLI_POSITIVE, // uint64_t, at least 1
+    CLI_COUNT,    // uint64_t, at most UINT32_MAX: what the library counts in
+    CLI_POSITIVE, // the same, at least 1
+    CLI_SEED,     // any uint64_t
     CLI_REAL,     // double
     CLI_LIST,     // cli_list; the option may be repeated
     CLI_INPUT,    // as CLI_TEXT: a file to read, perhaps behind a '='
@@ -69,6 +70,9 @@ void cli_print_manual(const cli_command *command, const cli_option *options);
 void cli_list_free(cli_list *list);
 // Parses a share to prune, 0.8 or 80%: at least 0 and below 1. Returns false for anything else.
 bool cli_ratio(double *out, const char *text);
+// Checks --sink and --window, UINT64_MAX where they are not given: their sum must stay a count. Returns EXIT_DONE or
+// EXIT_USAGE.
+int cli_check_protected(const cli_command *command, uint64_t sink, uint64_t window);
 
 // Finds a folder that comes with the program: the one that the environment variable names; if that is not set, NAME
 // beside the program's own folder (source tree, wheel), or else share/kvbudget/NAME beside it (installed). The caller

@@ -166,10 +166,10 @@ damage run.h5 h5
 damage table.safetensors safetensors
 
 # Numbers that cannot be: the option and its bounds are named, not another option.
-fails 'a context that is too long' '--tokens: expected at most 4294967295, found 4294967296' solve run.h5 --metric \
-    keydiff --bytes 1MB --tokens 4294967296
-misused 'a context of nothing' "--tokens: expected a whole number of 1 or more, found '0'" budgets table.safetensors \
-    -r 0.5 -t 0
+misused 'a context that is too long' "--tokens: expected a whole number from 1 to 4294967295, found '4294967296'" \
+    solve run.h5 --metric keydiff --bytes 1MB --tokens 4294967296
+misused 'a context of nothing' "--tokens: expected a whole number from 1 to 4294967295, found '0'" \
+    budgets table.safetensors -r 0.5 -t 0
 CODE=0
 (ulimit -n 4 && exec "$KVB" profile tiny.gguf calib.jsonl -o x.h5 --quiet) >out 2>err || CODE=$?
 ended 1 'too few open files'

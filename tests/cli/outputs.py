@@ -105,6 +105,14 @@ def say_names(command):
     return "\\u001b" in said
 
 
+def refuse_wide_counts(command, text):
+    """2**32 + 1 is not 1, nor is the sum of two numbers that just fit."""
+    words = [command, *LINES[command].replace("OUT", "new.svg").split()]
+    for option in sorted(set(re.findall(r"--([a-z-]+) [NKT]\b", text)) - {"seed", "temperature"}):
+        code, err = run([*words, f"--{option}={2**32 - 1 if option in ('sink', 'window') else 2**32 + 1}"])
+        check(code == 2 and "expected" in err, f"{command} --{option}: too large", f"{code} {err}")
+
+
 text = subprocess.run([KVB, "help"], capture_output=True, text=True, check=True).stdout
 commands = re.findall(r"^  ([a-z]+) ", text.split("Commands:")[1].split("\n\n")[0], re.M)
 check(set(commands) == set(LINES), "every command has a line here", str(set(commands) ^ set(LINES)))
@@ -112,6 +120,7 @@ found = []
 for command in commands:
     text = subprocess.run([KVB, "help", command], capture_output=True, text=True, check=True).stdout
     options = re.findall(r"^  (?:-\w, |    )--([a-z-]+) [^ ]", text, re.M)
+    refuse_wide_counts(command, text)
     found += [f"{command} --{o}" for o in walk(command, options)]
 print("outputs:", ", ".join(found))
 said = [command for command in commands if say_names(command)]

@@ -17,7 +17,7 @@ static const cli_command COMMAND = {"try", "try [OPTION]...", "Tries options", "
 typedef struct values {
     bool flag;
     const char *text;
-    uint64_t count;
+    uint64_t count, seed;
     double real;
     cli_list list;
     int first;
@@ -26,10 +26,13 @@ typedef struct values {
 // Parses words, ended by NULL. What wrong options print goes to the log of the test.
 static int parse(values *v, const char *const *words)
 {
-    const cli_option options[] = {
-        {"flag", 'f', CLI_FLAG, &v->flag, NULL, "A flag."},    {"text", 't', CLI_TEXT, &v->text, "WORD", "A word."},
-        {"count", 'n', CLI_COUNT, &v->count, "N", "A count."}, {"real", 'r', CLI_REAL, &v->real, "X", "A number."},
-        {"list", 'l', CLI_LIST, &v->list, "ITEM", "An item."}, {0}};
+    const cli_option options[] = {{"flag", 'f', CLI_FLAG, &v->flag, NULL, "A flag."},
+                                  {"text", 't', CLI_TEXT, &v->text, "WORD", "A word."},
+                                  {"count", 'n', CLI_COUNT, &v->count, "N", "A count."},
+                                  {"real", 'r', CLI_REAL, &v->real, "X", "A number."},
+                                  {"list", 'l', CLI_LIST, &v->list, "ITEM", "An item."},
+                                  {"seed", 's', CLI_SEED, &v->seed, "N", "A seed."},
+                                  {0}};
     static char copies[16][64]; // texts and lists point into them
     char *argv[16] = {0};
     int argc = 0;
@@ -68,10 +71,10 @@ UNIT_TEST(wrong_options)
 UNIT_TEST(numbers_are_strict)
 {
     values v;
-    ck_assert_int_eq(PARSE(&v, "-n", "18446744073709551615", "-r", ".5"), 0);
-    ck_assert(v.count == UINT64_MAX && v.real == 0.5);
-    static const char *const counts[] = {"",     " 1",  "1 ",  "+1", "-1",
-                                         "0x10", "1e3", "1.0", "4k", "18446744073709551616"};
+    ck_assert_int_eq(PARSE(&v, "-n", "4294967295", "-r", ".5", "-s", "18446744073709551615"), 0);
+    ck_assert(v.count == UINT32_MAX && v.real == 0.5 && v.seed == UINT64_MAX);
+    ck_assert_int_eq(PARSE(&v, "-s", "18446744073709551616"), EXIT_USAGE);
+    static const char *const counts[] = {"", " 1", "1 ", "+1", "-1", "0x10", "1e3", "1.0", "4k", "4294967296"};
     static const char *const reals[] = {"",      " 1",  "1 ",    "nan", "inf",   "-inf",
                                         "0x1p3", "1,5", "1e999", "e5",  "1.2.3", "--1"};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)

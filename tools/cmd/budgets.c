@@ -39,8 +39,6 @@ static int check_budgets_options(budgets_command *b, int n_operands)
     if (!cli_ratio(&b->ratio, b->ratio_text))
         return cli_usage_error(b->self, "--ratio: expected the share to prune, 0.8 or 80%%, below 1; found %s",
                                b->ratio_text);
-    if (b->tokens > UINT32_MAX || b->block > UINT32_MAX)
-        return cli_usage_error(b->self, "--tokens and --block: expected at most %u", UINT32_MAX);
     b->n_tokens = (uint32_t)b->tokens;
     b->options = (kvb_budget_options){.strict = b->strict, .block = (uint32_t)b->block};
     return EXIT_DONE;

@@ -141,7 +141,7 @@ static int calib_main(const cli_command *self, int argc, char **argv)
          "keep only the first N questions of each context that has some; 0: none"},
         {"ignore-answers", 0, CLI_FLAG, &r->ignore_answers, NULL,
          "drop the answers of those questions, so that `profile` samples them"},
-        {"seed", 's', CLI_COUNT, &r->seed, "N", "seed for drawing the lines (1)"},
+        {"seed", 's', CLI_SEED, &r->seed, "N", "seed for drawing the lines (1)"},
         {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no summary"},
         {0},
     };

@@ -17,9 +17,6 @@ static int check_eval_options(eval_command *e)
 {
     if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
-    if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
-        (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
-        return cli_usage_error(e->self, "--sink or --window is out of range");
     e->in.device = device_find(e->self, e->in.backend_name, e->in.compute);
     return e->in.device ? EXIT_DONE : EXIT_USAGE;
 }

@@ -117,8 +117,6 @@ static int check_export_options(const cli_command *self, export_command *x, bool
                                format);
     if (!cli_ratio(&x->ratio, x->ratio_text))
         return cli_usage_error(self, "--ratio: expected a share such as 0.8 or 80%%, below 1; found %s", x->ratio_text);
-    if (x->n_tokens > UINT32_MAX || x->block > UINT32_MAX)
-        return cli_usage_error(self, "--tokens and --block: expected at most %u", UINT32_MAX);
     return EXIT_DONE;
 }
 

@@ -87,8 +87,6 @@ static int import_main(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "expected one file or folder");
     } else if (!s.output) {
         code = cli_usage_error(self, "expected -o OUT");
-    } else if (s.heads > UINT32_MAX || s.head_dim > UINT32_MAX || s.queries > UINT32_MAX) {
-        code = cli_usage_error(self, "--model-heads, --head-dim, --queries: expected numbers below 2^32");
     } else {
         s.input = argv[first];
         if (import_record(&s, &err) != KVB_OK) code = cli_failed(self, &err);

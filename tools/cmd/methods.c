@@ -19,6 +19,7 @@ static int compare_doubles(const void *a, const void *b)
 int methods_read_ratios(methods *e)
 {
     size_t room = sizeof DEFAULT_RATIOS / sizeof *DEFAULT_RATIOS;
+    if (cli_check_protected(e->self, e->sink, e->window) != EXIT_DONE) return EXIT_USAGE;
     if (e->refit && e->policy_names.count)
         return cli_usage_error(e->self, "--refit: policies evict at every step and leave no time to refit; run them "
                                         "without it");

@@ -150,8 +150,8 @@ static int check_profile_options(profile_command *p)
                                (unsigned long long)p->new_tokens);
     if (!p->greedy && !(p->temperature > 0))
         return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
-    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->layers > UINT32_MAX)
-        return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --layers is out of range");
+    if (p->batch > 65536) return cli_usage_error(p->self, "--batch: expected at most 65536");
+    if (cli_check_protected(p->self, p->sink, p->window) != EXIT_DONE) return EXIT_USAGE;
     if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (!parse_weights(p))
@@ -712,7 +712,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",
          "tokens to generate per question (64); N - 1 queries are recorded"},
         {"temperature", 't', CLI_REAL, &p->temperature, "T", "temperature of the seeded sampling (0.7)"},
-        {"seed", 's', CLI_COUNT, &p->seed, "N", "seed of the sampling (1)"},
+        {"seed", 's', CLI_SEED, &p->seed, "N", "seed of the sampling (1)"},
         {"greedy", 0, CLI_FLAG, &p->greedy, NULL, "take the likeliest token instead of sampling"},
         {"ignore-eos", 0, CLI_FLAG, &p->ignore_eos, NULL,
          "ignore end tokens, so that every question records N - 1 queries"},
@@ -722,9 +722,9 @@ static size_t list_recording(profile_command *p, cli_option *out)
          "also record the last prompt token's query, which emits the first token"},
         {"curves", 0, CLI_FLAG, &p->curves, NULL,
          "also record what evicting tokens does to the model's output, for solve --loss output"},
-        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
+        {"curve-queries", 0, CLI_POSITIVE, &p->curve_queries, "N",
          "with --curves, queries of every question that this is measured on (4)"},
-        {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
+        {"gain-rows", 0, CLI_POSITIVE, &p->gain_rows, "N",
          "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (8)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, for the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",

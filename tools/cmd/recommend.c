@@ -153,7 +153,6 @@ static int check_recommend_options(recommend_command *c)
     if (!(c->confidence > 0 && c->confidence < 1) || c->cap < 0)
         return cli_usage_error(self, "--confidence: expected between 0 and 1, such as 0.95; --cap: above 0");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
-    if (c->length > UINT32_MAX) return cli_usage_error(self, "--length: expected at most 4294967295");
     if (c->e.batch < 1 || c->e.batch > 64) return cli_usage_error(self, "--batch: expected 1 to 64");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;

@@ -209,9 +209,6 @@ static kvb_status ratio_of_bytes(const constraint_wishes *w, uint32_t n_heads, u
     uint64_t bytes = 0;
     double row = 0;
     if (w->tokens == 0) return kvb_fail(err, KVB_ARGUMENT, "--bytes needs --tokens T, the length of the context");
-    if (w->tokens > UINT32_MAX)
-        return kvb_fail(err, KVB_ARGUMENT, "--tokens: expected at most %u, found %llu", UINT32_MAX,
-                        (unsigned long long)w->tokens);
     if (head_dim == 0)
         return kvb_fail(err, KVB_MISMATCH,
                         "--bytes: the record does not say how large a head is; import it again with --head-dim, or use "
@@ -362,9 +359,7 @@ static int check_selection(solve_line *l)
     const study_options *o = &l->options;
     if (l->metrics.count == 0)
         return cli_usage_error(l->self, "--metric M is missing: for which eviction metric (or all)?");
-    if (o->sink != AS_RECORDED && o->sink > UINT32_MAX / 4) return cli_usage_error(l->self, "--sink is out of range");
-    if (o->window != AS_RECORDED && o->window > UINT32_MAX / 4)
-        return cli_usage_error(l->self, "--window is out of range");
+    if (cli_check_protected(l->self, o->sink, o->window) != EXIT_DONE) return EXIT_USAGE;
     if (l->wanted.max_questions == 0) l->wanted.max_questions = UINT64_MAX;
     l->wanted.metrics = l->metrics.items;
     l->wanted.n_metrics = l->metrics.count;

@@ -181,6 +181,7 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     if (c->tasks.count == 0)
         return cli_usage_error(self, "no task is given: --task TASK; `kvbudget task --list` shows them");
     if (c->count == 0 || c->count > 1 << 20) return cli_usage_error(self, "--count: expected 1 to 1048576 samples");
+    if (c->tokens > 1 << 24) return cli_usage_error(self, "--tokens: expected at most 16777216");
     if (compares || c->out.results || c->out.json || c->out.csv || !c->out.samples) c->answer = true;
     c->device = device_find(self, c->backend_name, c->compute);
     return c->device ? EXIT_DONE : EXIT_USAGE;
@@ -201,7 +202,7 @@ static int task_main(const cli_command *self, int argc, char **argv)
          "length with question and answer (RULER's max_seq_length); for qa the length of the\ncontext, and 0 (default) "
          "takes whole texts"},
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
-        {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
+        {"seed", 's', CLI_SEED, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),
         REFIT_OPTION(c.with),
         {"results", 'o', CLI_WRITES(FILE_RESULTS_SET), &c.out.results, "NAME",
