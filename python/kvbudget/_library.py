@@ -224,14 +224,14 @@ def call(name: str, *arguments: Any) -> None:
     raise MismatchError(text) if kind == "MISMATCH" else KVBudgetError(text, kind)
 
 
-def count(value: Any, name: str = "a count") -> int:
-    """Checks a whole number from 0 to 2**32 - 1. ``name`` is what messages call it."""
+def count(value: Any, name: str = "a count", most: int = 2**32 - 1) -> int:
+    """Checks a whole number from 0 to ``most``. ``name`` is what messages call it."""
     try:
         found = operator.index(value)
     except TypeError:
         raise KVBudgetError(f"{name}: expected a whole number, found {value!r}") from None
-    if not 0 <= found < 2**32:
-        raise KVBudgetError(f"{name}: expected 0 to {2**32 - 1}, found {found}")
+    if not 0 <= found <= most:
+        raise KVBudgetError(f"{name}: expected 0 to {most}, found {found}")
     return found
 
 

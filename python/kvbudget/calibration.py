@@ -41,7 +41,11 @@ def read(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
     for path in files:
         content = path.read_bytes()
         hashes.append(hashlib.sha256(content).hexdigest())
-        for number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1):
+        try:
+            lines = content.decode("utf-8-sig").split("\n")  # splitlines() would also split at U+2028 within a text
+        except UnicodeDecodeError as why:
+            raise KVBudgetError(f"{path}: byte {why.start} is no UTF-8: {why.reason}", "FORMAT") from None
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 found.append(_context(line, path, number))
     taken: set[str] = set()

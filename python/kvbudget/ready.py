@@ -22,9 +22,7 @@ def folder() -> Path:
 
 def _find(model: Any, name: str | None, sha256: str | None = None) -> Table:
     mine, weights = lib.Expectation(), lib.Weights.of((), name, None)
-    shape = ModelShape.of(model.config)
-    for part in ("n_layers", "n_heads", "n_kv_heads", "head_dim"):
-        setattr(mine, part, getattr(shape, part))
+    ModelShape.of(model.config).fill(mine)
     mine.model_sha256 = lib.text("model_sha256", sha256)
     path = c.create_string_buffer(4096)
     lib.call("kvb_table_find", path, len(path), os.fsencode(folder()), c.byref(mine), c.byref(weights))

@@ -11,8 +11,8 @@ at once; at the end `kvbudget import` makes the record of them and checks every 
 
 import hashlib
 import json
-import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -311,10 +311,10 @@ def record(
     from .scorers import of_recording
 
     o, output = Options(**options), Path(output)
-    if o.new_tokens < 1 or not (o.greedy or (o.temperature > 0 and math.isfinite(o.temperature))):
-        raise KVBudgetError("new_tokens: expected at least 1; temperature: expected a number above 0")
     check_model(model)
     chosen = of_recording(metrics)
+    if len({metric_file(m.name) for m in chosen}) < len(chosen):
+        raise KVBudgetError("metrics: two names become the same file's name: " + ", ".join(m.name for m in chosen))
     layers, shape = attention_layers(model), ModelShape.of(model.config)
     if [layer.index for layer in layers] != list(range(shape.n_layers)):
         raise KVBudgetError(
@@ -329,6 +329,9 @@ def record(
     frame = Frame.of(tokenizer) if o.chat else None
     todo = [prepare(tokenizer, c, o, vocabulary, frame) for c in contexts]
     given = sum(answer is not None for work in todo for _, answer in work.questions)
+    if short := sum(work.n_short for work in todo):
+        warnings.warn(f"kvbudget: {short} of {given + short} given answers have fewer than two tokens with this "
+                      "tokenizer, too few to record a query; the model answers these questions itself", stacklevel=2)
     attributes = _attributes(model, tokenizer, chosen, o, calib_sha256, given, model_id, model_sha256)
     attributes |= frame.attributes() if frame else {}
     recorder, ends = _Recorder(model, layers, chosen), _end_ids(model, tokenizer)

@@ -42,12 +42,24 @@ def metric_file(name: str) -> str:
     return name.replace(":", "_").replace("=", "_").replace("/", "_") + ".npy"
 
 
+def _is_record(path: Path) -> bool:
+    """An HDF5 file, or an empty one, which holds nothing to lose."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(8) in (b"\x89HDF\r\n\x1a\n", b"")
+
+
 @contextlib.contextmanager
 def steps(output: Path, attributes: dict[str, Any], resume: bool, force: bool) -> Iterator[Path]:
     """OUTPUT.steps, locked; what an interrupted run left is taken over only if it was the same run."""
     folder = output.with_name(output.name + ".steps")
+    if output.exists() and not _is_record(output):
+        raise KVBudgetError(f"{output}: exists and is not a record; give another name")
     if output.exists() and not force:
         raise KVBudgetError(f"{output}: exists; give force=True to replace it when the new record is complete")
+    if folder.exists() and not (folder / "head.json").exists() and any(x.name != "lock" for x in folder.iterdir()):
+        raise KVBudgetError(f"{folder}: is no interrupted recording, and would be removed in the end; move it away")
     if folder.exists() and not (resume or force):
         raise KVBudgetError(
             f"{folder}: an interrupted recording is there; give resume=True to go on, or force=True to start again"

@@ -50,6 +50,10 @@ class ModelShape:
         dim = get("head_dim") or (get("hidden_size") or 0) // heads
         return cls(layers, heads, get("num_key_value_heads") or heads, dim)
 
+    def fill(self, expected: lib.Expectation) -> None:
+        for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim"):
+            setattr(expected, name, lib.count(getattr(self, name), name))
+
 
 @dataclass(frozen=True)
 class TableInfo:
@@ -194,9 +198,7 @@ class Table:
         """
         expected = lib.Expectation()
         if config is not None:
-            shape = ModelShape.of(config)
-            for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim"):
-                setattr(expected, name, lib.count(getattr(shape, name), name))
+            ModelShape.of(config).fill(expected)
         expected.metric, expected.model_sha256 = lib.text("metric", metric), lib.text("model_sha256", model_sha256)
         if protection is not None:
             sink, window = protection

@@ -1,9 +1,10 @@
 """What is to be recorded: calibration lines as tokens, and how answers are made."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ._library import KVBudgetError
+from ._library import KVBudgetError, count, one_of, real
 from .calibration import Context, Question
 from .chat import Frame, check_text
 
@@ -24,12 +25,23 @@ class Options:
     max_questions: int = 0
     chat: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("new_tokens", "max_tokens", "max_questions"):
+            count(getattr(self, name), name)
+        count(self.seed, "seed", 2**64 - 1)
+        one_of("bos", self.bos, ("auto", "yes", "no"))
+        if self.new_tokens < 1:
+            raise KVBudgetError("new_tokens: expected at least 1")
+        if not (self.greedy or 0 < real(self.temperature, "temperature") < math.inf):
+            raise KVBudgetError("temperature: expected a number above 0")
+
 
 @dataclass
 class Work:
     sample_id: str
     ids: list[int]
     questions: list[tuple[list[int], list[int] | None]]  # question with answer prefix; answer
+    n_short: int  # answers that were given, but are too short to record a query; they are drawn
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
@@ -73,17 +85,14 @@ def _suffix(tokenizer: Any, c: Context, q: Question, frame: Frame | None) -> lis
 def prepare(tokenizer: Any, c: Context, o: Options, vocabulary: int, frame: Frame | None = None) -> Work:
     ids = _context(tokenizer, c, o, frame)
     ids = ids[: o.max_tokens] if o.max_tokens else ids
-    questions = []
+    questions, n_short = [], 0
     for number, q in enumerate(c.questions[: o.max_questions or None], 1):
         suffix = _suffix(tokenizer, c, q, frame)
         answer = None
         if not o.ignore_answers and (q.answer_ids is not None or q.answer is not None):
             answer = q.answer_ids if q.answer_ids is not None else _tokens(tokenizer, q.answer or "")
-            if len(answer) + o.include_first < 2:
-                raise KVBudgetError(
-                    f"{c.where}: question {number}: the answer has {len(answer)} tokens, expected at least 2 (the last "
-                    "one is never a query); leave it out to sample one"
-                )
+            if len(answer) + o.include_first < 2:  # its last token is never a query
+                answer, n_short = None, n_short + 1
         if not suffix:
             raise KVBudgetError(f"{c.where}: question {number} has no tokens")
         questions.append((suffix, answer))
@@ -92,4 +101,4 @@ def prepare(tokenizer: Any, c: Context, o: Options, vocabulary: int, frame: Fram
             raise KVBudgetError(
                 f"{c.where}: expected token ids from 0 to {vocabulary - 1}, found {max(given, default=None)}"
             )
-    return Work(c.sample_id, ids, questions)
+    return Work(c.sample_id, ids, questions, n_short)

@@ -1,9 +1,11 @@
 """The recorder: arrays against formulas in plain loops, interruptions, and records that the program solves."""
 
+import contextlib
 import hashlib
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,16 +200,17 @@ def test_greedy_is_generate(tmp_path: Path) -> None:
 
 
 def test_some_answers_are_given(tmp_path: Path) -> None:
-    """A given answer is followed, one that is null is drawn: as where no answer of the line is given."""
+    """A given answer is followed; one that is null, or a single token, which is no query, is drawn as where none is."""
     model, drawn = build("llama"), []
     line = {"sample_id": "c0", "context_ids": list(range(1, 41)), "question_ids": [[3, 4], [5, 6, 7]]}
-    for answers in (None, [[8, 9, 10], None]):
+    for answers in (None, [[8, 9, 10], None], [[8], None]):
         calib = tmp_path / "some.jsonl"
         calib.write_text(json.dumps(line | ({"answer_ids": answers} if answers else {})) + "\n")
-        path = kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / f"{len(drawn)}.h5", new_tokens=6)
+        with pytest.warns(match="1 of 1 given") if answers == [[8], None] else contextlib.nullcontext():
+            path = kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / f"{len(drawn)}.h5", new_tokens=6)
         with h5py.File(path) as f:
             drawn.append([f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() for i in range(2)])
-    assert drawn[1] == [[8, 9, 10], drawn[0][1]] and len(drawn[0][1]) > 1
+    assert drawn[1] == [[8, 9, 10], drawn[0][1]] and drawn[2] == drawn[0] and len(drawn[0][1]) > 1
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -223,7 +226,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     refused("its parameters are", metrics=["keydiff:window=3"])
     refused("kernel must be odd", metrics=["snapkv:kernel=4"])
     refused("each once", metrics=["knorm", "knorm"])
-    refused("new_tokens", new_tokens=0)
+    press = SimpleNamespace(score=len)
+    refused("same file's name", metrics=[("a:b", press), ("a_b", press)])
+    for option, values in dict(new_tokens=(0, 2.5), max_tokens=(-1, 2**32), max_questions=(-1, "2"), seed=(-1, 2**64),
+                               temperature=("0.7", 0.0), bos=("maybe",)).items():  # fmt: skip
+        for value in values:
+            refused(option, **{option: value})
     refused("unexpected keyword", tokens=3)
     with torch.device("meta"):
         refused("meta device", of=build("llama"))
@@ -232,12 +240,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
         ("{", "line 1: not JSON"),
         ('{"context_ids": [1]}', "either questions or question_ids"),
         ('{"context_ids": [999], "question_ids": [[1]]}', "token ids from 0 to 95"),
-        ('{"context_ids": [5, 6], "question_ids": [[1]], "answer_ids": [[4]]}', "at least 2"),
         ('{"context_ids": [5], "question_ids": [[1]], "sample_id": "../x"}', "sample_id"),
         ("", "no calibration lines"),
     ):
         bad.write_text(text + "\n")
         refused(words, lines_of=bad)
+    bad.write_bytes(b"\n\xe9")
+    refused("bad.jsonl: byte 1 is no UTF-8", lines_of=bad)
+    for name, steps in (("calib.jsonl", False), ("own.h5", True)):  # what is no record, or no recording, stays
+        own = tmp_path / f"{name}.steps" / "notes" if steps else tmp_path / name
+        own.parent.mkdir(exist_ok=True)
+        own.write_text(calib.read_text())
+        with pytest.raises(kvbudget.KVBudgetError, match="is no interrupted" if steps else "is not a record"):
+            kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / name, force=True)
+        assert own.read_text() == calib.read_text()
 
 
 def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
@@ -250,9 +266,8 @@ def test_texts_and_windows(tmp_path: Path) -> None:
     """Texts go through the tokenizer; a layer with a window is named, not recorded, and whole in the table."""
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
     calib = tmp_path / "text.jsonl"
-    calib.write_text(
-        json.dumps({"context": words, "questions": ["w3 w4"], "answers": ["w5 w6 w7"], "answer_prefix": " w8"})
-    )
+    line = {"context": words, "questions": ["w3\u2028w4"], "answers": ["w5 w6 w7"], "answer_prefix": " w8"}
+    calib.write_text(json.dumps(line, ensure_ascii=False))
     path = kvbudget.record(build("gemma3"), tokenizer(), calib, ["keydiff"], output=tmp_path / "run.h5", bos="yes")
     with h5py.File(path) as f:
         assert f.attrs["bounded_layers"] in (b"0,2", "0,2") and f.attrs["layer_window"] == 8
