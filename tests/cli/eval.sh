@@ -177,6 +177,8 @@ fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 40
 fails 'a text twice' 'a text counts once' eval tiny.gguf text0.txt text0.txt --tokens 160
 fails 'a record in the place of a table' 'run.h5: byte [0-9]+ is 0, expected text, found a record' \
     eval tiny.gguf run.h5 --tokens 160
+printf 'caf\351' >latin.txt
+fails 'a text of another encoding' 'latin.txt: byte 3 is 0xe9, expected UTF-8' eval tiny.gguf latin.txt --tokens 160
 fails 'no such text' 'nothing.txt' eval tiny.gguf nothing.txt --tokens 160
 fails 'no such table' 'nothing.safetensors' eval tiny.gguf nothing.safetensors text0.txt --tokens 160
 misused 'a ratio of 1' 'below 1' eval tiny.gguf text0.txt -r 0.5,1

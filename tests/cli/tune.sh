@@ -14,7 +14,8 @@ for k in range(12):
     else:
         print(text(k), file=open("data/{}/t{}.txt".format("plain" if k < 8 else "eval", k), "w"))
 print(text(20, 400), file=open("own.txt", "w"))
-print(text(21, 4), file=open("short.txt", "w"))'
+print(text(21, 4), file=open("short.txt", "w"))
+open("latin.txt", "wb").write(b"caf\xe9")'
 export KVBUDGET_DATA=$PWD/data
 TUNE=(tune tiny.gguf --tokens 100)
 
@@ -57,6 +58,9 @@ ended 143 'stopped while it judges'
 same 'the best table is there' three.safetensors two.safetensors
 expect 0 'goes on' "${TUNE[@]}" -o three --quiet
 same 'to the same table' three.safetensors two.safetensors
+interrupt TERM "grep 'tune 7 of' err" "$KVB" "${TUNE[@]}" -o three --refit
+ended 143 'another choice is stopped before it is made'
+same 'which does not cost the table that is there' three.safetensors two.safetensors
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl
@@ -74,10 +78,17 @@ absent 'and makes no table' planned.safetensors
 fails 'other settings in the same folder' 'of another model, other texts or settings' tune tiny.gguf -o one --tokens 120
 fails 'a text that is too short' 'short.txt: .* tokens, expected at least 164' tune tiny.gguf short.txt -o x \
     --tokens 100
+fails 'a text of another encoding, whatever it is for' 'latin.txt: byte 3 is 0xe9' tune tiny.gguf own.txt \
+    data/plain/../s0.jsonl latin.txt -o x --tokens 100
 fails 'a text twice' 'the same text' tune tiny.gguf own.txt own.txt -o x --tokens 100
 fails 'no model' 'nothing.gguf' tune nothing.gguf -o x
 KVBUDGET_DATA=$PWD/none fails 'no texts' 'KVBUDGET_DATA' tune tiny.gguf -o x
-misused 'without -o' 'expected a model and -o NAME' tune tiny.gguf
+for wrong in '' '-o x/'; do
+    # shellcheck disable=SC2086
+    misused "without a name: '$wrong'" 'expected a model and -o NAME' tune tiny.gguf $wrong
+done
 misused 'an unknown use' 'expected text.lookup' tune tiny.gguf -o x --for speed
 misused 'a time that is none' 'expected seconds' tune tiny.gguf -o x --time soon
+"$KVB_BUILD/tests/tiny_model" --seed 2 tiny.gguf >out
+fails 'another model under the same name' 'of another model' "${TUNE[@]}" -o one
 end

@@ -4,6 +4,7 @@
 #include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
+#include "profiler/text/utf8.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
@@ -42,7 +43,8 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
                         name, (size_t)(nul - text), kvb_kind_name(kvb_kind_of_file(text, size)));
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_text_encode(&e->opened.text, TEXT_CONTEXT, text, size, &ids, &n, err);
+    kvb_status status = utf8_check_text(name, text, size, err);
+    if (status == KVB_OK) status = model_text_encode(&e->opened.text, TEXT_CONTEXT, text, size, &ids, &n, err);
     if (status == KVB_OK) take_ids(e, name, ids, n);
     free(ids);
     return status;

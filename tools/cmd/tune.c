@@ -67,6 +67,7 @@ typedef struct tune_command {
     // Opened:
     char *folder, *log; // NAME.tune, and what its steps printed
     tokenizer *tokens;
+    char model_sha256[65];
     tune_texts texts;
     double prefill_flops; // of one context
     unsigned step, n_steps;
@@ -413,7 +414,13 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
     model *m = NULL;
     kvb_status status = model_open(&m, c->model, device_find(c->self, "cpu", "f32"), &wishes, err);
     if (status == KVB_OK) status = tokenizer_open(&c->tokens, m->source, NULL, err);
+    progress bar;
+    progress_begin(&bar, "hash of the model", c->quiet);
+    if (status == KVB_OK && m->source->n_names > 0)
+        status = model_identify(m, &(weights_watch){progress_hashed, &bar}, err);
+    progress_clear(&bar);
     if (status == KVB_OK) {
+        memcpy(c->model_sha256, m->sha256, sizeof c->model_sha256);
         const model_config *n = &m->config;
         double attention = 2.0 * n->width * n->head_dim * (n->n_heads + n->n_kv_heads),
                wide = n->n_experts ? (double)n->n_used * n->expert_width : n->ffn_width;
@@ -427,8 +434,8 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
-    json_put(about, "program %s model %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model, c->goal->name,
-             (double)c->n_tokens, c->seconds > 0);
+    json_put(about, "program %s model %s model_sha256 %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
+             c->model_sha256, c->goal->name, (double)c->n_tokens, c->seconds > 0);
     for (size_t i = 0; i < c->texts.count; i++) {
         cJSON *one = cJSON_CreateObject();
         json_put(one, "name %s part %u sha256 %s", c->texts.items[i].path, (unsigned)c->texts.items[i].part,
@@ -489,16 +496,20 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
 
-// After a stop: whatever table there is.
+// After a stop: whatever table there is. One that nobody has measured is no reason to give up another.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
     const char *const order[] = {chosen(c), "importance"};
-    for (int i = 0; i < 2; i++)
+    char *path = need_text("%s.safetensors", c->output);
+    bool there = access(path, F_OK) == 0;
+    free(path);
+    for (int i = 0; i < 2 - there; i++)
         if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
             return kvb_fail(err, KVB_INTERRUPTED,
                             "stopped; %s.safetensors is the best table so far%s; the same command continues", c->output,
                             i == 0 ? "" : ", not yet measured");
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a table; the same command continues");
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a %stable; the same command continues",
+                    there ? "better " : "");
 }
 
 // ---- Command line ----
@@ -525,7 +536,7 @@ static int check(tune_command *c, char **operands, int n_operands)
                                    "%s: expected texts behind the model, found a table; tune makes its own, of tokens "
                                    "alone, and `solve --formats` one with formats",
                                    operands[i]);
-    if (n_operands < 1 || !c->output || !*c->output)
+    if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
         if (strcmp(c->goal_name, GOALS[i].name) == 0) c->goal = &GOALS[i];

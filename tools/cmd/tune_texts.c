@@ -5,6 +5,7 @@
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/calib_make.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cli.h"
@@ -39,7 +40,8 @@ static kvb_status read_tune_text(char **text, size_t *size, const char *path, kv
     if (status != KVB_OK) return status;
     *size = view.size;
     *text = need_copy(view.data, view.size, 1, "bytes of a text");
-    status = file_check(&view, path, err);
+    status = utf8_check_text(path, *text, *size, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }
