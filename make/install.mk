@@ -32,9 +32,11 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfig.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfig.cmake
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
+# Tables that `kvbudget tables --add` put beside ours stay.
 uninstall: folders
-	rm -rf $(DESTDIR)$(PREFIX)/share/kvbudget/calib-data $(DESTDIR)$(PREFIX)/share/kvbudget/tables
-	rmdir $(DESTDIR)$(PREFIX)/share/kvbudget 2>/dev/null || true
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget/,$(TEXTS))
+	rmdir $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget,/calib-data/plain /calib-data/eval /calib-data /tables /) \
+	    2>/dev/null || true
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)

@@ -30,6 +30,18 @@ expect_get 1 'a folder under the name of the model' "$T/wheels/wrong.whl"
 says 'is named' 'is a folder' get.err
 holds 'and nothing is put into it' [ -z "$(ls "$file")" ]
 
+# The compiler's script: a folder in its way, and what killed runs left.
+GET=$KVB_ROOT/tools/scripts/get-cuda.sh
+printf '#!/bin/sh\ncase $* in *--version) ;; *) exit 1 ;; esac\n' >no-download
+chmod +x no-download
+mkdir -p cache/cuda-13.0 cache/get-cuda.abcdef
+PYTHON=$T/no-download expect_get 1 'a folder under the name of the compiler'
+says 'is named too' 'cuda-13.0 is there without bin/nvcc' get.err
+rmdir cache/cuda-13.0
+PYTHON=$T/no-download expect_get 1 'a download that fails'
+empty 'nothing is left of it' <(find cache -name 'get-cuda.??????')
+GET=$KVB_ROOT/tools/scripts/get-model.sh
+
 # A name that sha256sum would write with escapes. The right file is there only where it was fetched before.
 real=$(unset KVBUDGET_CACHE && "$GET" --path)
 if [ -s "$real" ]; then

@@ -83,8 +83,11 @@ holds 'with a ratio the cache grows' awk '{ print; if ($NF <= last) exit 1; last
 holds 'with a target it stays as large as it is' awk '{ print } NR == 1 { first = $NF }
     $NF < 0.99 * first || $NF > 1.01 * first { bad = 1 } END { exit bad || NR != 5 }' stays.out
 
+echo mine >"$prefix/share/kvbudget/tables/own.safetensors"
 holds 'make uninstall' make_it uninstall
-empty 'leaves nothing' <(find "$T/root" ! -type d)
+empty 'leaves nothing but a table that was added' <(find "$T/root" ! -type d ! -name own.safetensors)
+says 'which stays' mine "$prefix/share/kvbudget/tables/own.safetensors"
+absent 'nor folders' "$prefix/share/kvbudget/calib-data"
 # A blank in PREFIX must not make two folders of one; nor in DESTDIR.
 mkdir -p notes
 echo kept >notes/kvbudget

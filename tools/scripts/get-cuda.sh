@@ -49,11 +49,15 @@ if [ -x "$home/bin/nvcc" ]; then
     [ "$optional" = yes ] || printf '%s\n' "$home"
     exit 0
 fi
+[ ! -e "$home" ] || fail "$home is there without bin/nvcc; move it away"
 [ "$(uname -s) $(uname -m)" = 'Linux x86_64' ] || fail \
     "the packages are for x86-64 Linux; install NVIDIA's toolkit and set CUDA_HOME"
 "$PYTHON" -m pip --version >/dev/null 2>&1 || fail "$PYTHON -m pip does not work; install python3-pip (run 'make deps')"
 
 mkdir -p "$cache" || fail "$cache cannot be made; set KVBUDGET_CACHE to a folder that can be written"
+# Whoever holds the lock is the only one at work, so folders of runs that were killed can go.
+exec 9>"$cache/get-cuda.lock" || fail "$cache cannot be written; set KVBUDGET_CACHE to another folder"
+if command -v flock >/dev/null && flock 9; then rm -rf "$cache"/get-cuda.??????; fi
 # Inside of the cache folder, so that the last step is a rename within one file system: the compiler is there whole, or
 # not at all.
 work=$(mktemp -d "$cache/get-cuda.XXXXXX") || fail "$cache cannot be written; set KVBUDGET_CACHE to another folder"
@@ -75,7 +79,7 @@ found=$work/unpacked/nvidia/cu13
 # zipfile forgets which files are programs.
 chmod +x "$found"/bin/* "$found"/nvvm/bin/*
 "$found/bin/nvcc" --version >/dev/null || fail "nvcc does not start"
-if ! mv "$found" "$home" 2>/dev/null; then # another run may have been quicker
+if ! mv -T "$found" "$home" 2>/dev/null; then # another run may have been quicker
     [ -x "$home/bin/nvcc" ] || fail "$home cannot be written"
 fi
 [ "$optional" = yes ] || printf '%s\n' "$home"
