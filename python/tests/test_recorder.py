@@ -170,16 +170,8 @@ def test_sampling_is_seeded(tmp_path: Path) -> None:
     assert sampling.philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
     model, found = build("llama"), []
     for name, n, seed in (("a", 2, 1), ("b", 1, 1), ("c", 1, 2)):
-        path = kvbudget.record(
-            model,
-            None,
-            lines(tmp_path, False, n),
-            ["knorm"],
-            output=tmp_path / f"{name}.h5",
-            new_tokens=8,
-            temperature=2.0,
-            seed=seed,
-        )
+        how: dict[str, Any] = dict(new_tokens=8, temperature=2.0, seed=seed)
+        path = kvbudget.record(model, None, lines(tmp_path, False, n), ["knorm"], output=tmp_path / f"{name}.h5", **how)
         with h5py.File(path) as f:
             found.append([f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() for i in range(2)])
     assert found[0] == found[1] != found[2] and len(found[0][0]) == 8

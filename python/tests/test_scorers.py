@@ -21,14 +21,8 @@ from kvbudget.hooks import inputs_of, joined
 from kvbudget.models import attention_layers, has_window
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
-FEATURES = [
-    "keydiff",
-    "snapkv:kvpress:window=8:kernel=3",
-    "morphkv:window=6",
-    "lagkv:kvpress:lag=8",
-    "ea:kvpress",
-    "tova:scope=group",
-]
+FEATURES = ["keydiff", "snapkv:kvpress:window=8:kernel=3", "morphkv:window=6", "lagkv:kvpress:lag=8"]
+FEATURES += ["ea:kvpress", "tova:scope=group"]
 
 
 def scores_of(name: str, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor) -> np.ndarray:

@@ -48,11 +48,8 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
         (0.5, 1000, {}), (0.83, 77, {"strict": True}), (0.345, 513, {}), (0.7, 640, {"block": 16}), (0.0, 9, {})
     ):
         flags = [w for k, v in options.items() for w in ((f"--{k}",) if v is True else (f"--{k}", str(v)))]
-        shown = subprocess.run(
-            [PROGRAM, "budgets", path, "--json", "-r", str(ratio), "-t", str(tokens), *flags],
-            capture_output=True,
-            text=True,
-        )
+        words = [PROGRAM, "budgets", path, "--json", "-r", str(ratio), "-t", str(tokens), *flags]
+        shown = subprocess.run(words, capture_output=True, text=True)
         wanted, found = json.loads(shown.stdout), table.budgets(ratio, tokens, **options)
         assert found.keep.tolist() == wanted["details"][0]["keep"]
         assert np.array_equal(found.keep, table.keep(ratio, tokens, **options))

@@ -2,19 +2,8 @@
 # Tokens and formats per head under one budget of bytes: recorded, solved, certified, stored and measured.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
-tiny_calib calib.jsonl
-"$PYTHON" -c '
-for k in range(4):
-    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
-    for i in range(60)), file=open(f"text{k}.txt", "w"))'
-# holds NAME: the Python program on stdin ends without a complaint.
-holds() {
-    if "$PYTHON" - >holds.out 2>&1; then ok "$1"; else
-        not_ok "$1"
-        tail -n 3 holds.out | sed 's/^/    /'
-    fi
-}
+tiny_inputs
+tiny_texts 4 60
 SIZE=(--tokens 200 --next 8)
 TEXTS=(text2.txt text3.txt --select text1.txt)
 
@@ -27,7 +16,7 @@ expect 0 'solve for tokens and formats' "${SOLVE[@]}" --formats bf16,int8,int4,i
 mv out bits.json
 expect 0 'solve for bf16 alone' "${SOLVE[@]}" --formats bf16 -o bf16.safetensors --json
 mv out bf16.json
-holds 'more choice never loses more, and fewer bits keep more tokens' <<'PYTHON_END'
+holds 'more choice never loses more, and fewer bits keep more tokens' "$PYTHON" - <<'PYTHON_END'
 import json, struct
 def rows(name):
     return [r for r in json.load(open(name))["rows"]]
@@ -77,14 +66,14 @@ expect 0 'a size in bytes' "${SOLVE[@]}" --formats bf16,int8,int4 --bytes 6000 -
 expect 0 'really packed caches' eval tiny.gguf bits.safetensors tokens=bf16.safetensors text[01].txt "${SIZE[@]}" \
     -r 0.5,0.8 -a packed -a packed:keys=8:values=2 -a packed:keys=16:values=16 -q --json
 mv out worth.json
-holds 'no row takes more than its bytes' <<'PYTHON_END'
+holds 'no row takes more than its bytes' "$PYTHON" - <<'PYTHON_END'
 import json
 full = 200 * 2 * 2 * 2 * 2 * 16
 for row in json.load(open("worth.json"))["rows"]:
     assert 0 < row["cache_bytes"] <= (1 - row["ratio"]) * full * 1.05, row
 PYTHON_END
 expect 0 'everything kept' eval tiny.gguf text[01].txt -m keydiff "${SIZE[@]}" -r 0 -a packed -a uniform -q --json
-holds 'in int4, at the bytes of int4' <<'PYTHON_END'
+holds 'in int4, at the bytes of int4' "$PYTHON" - <<'PYTHON_END'
 import json
 rows = {r["allocator"]: r for r in json.load(open("out"))["rows"]}
 assert rows["packed"]["cache_bytes"] == 4 * (16 * (6 * (4 + 16) + 4 + 4) + 200 * (4 + 8)), rows["packed"]
@@ -103,17 +92,13 @@ fails 'so do other programs' 'has formats.*without --formats' export bits.safete
 fails 'at one ratio too' 'has formats.*without --formats' export bits.safetensors --format varlen --ratio 50% \
     --tokens 60 -o x
 misused 'tune makes tables of tokens' 'found a table.*solve --formats' tune tiny.gguf bits.safetensors -o tuned
-"$PYTHON" -c '
-import json
-for k in range(60):
-    text = "\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40))
-    print(json.dumps({"sample_id": f"{k}", "context": text, "questions": ["?"]}))' >many.jsonl
+sample_lines many 60 >many.jsonl
 for table in bits tokens; do
     expect 0 "recommend $table" recommend tiny.gguf $table.safetensors many.jsonl --tokens 120 --next 8 --max-kl 1e6 \
         -r 50% --json --quiet
     mv out $table.json
 done
-holds 'formats lose less in no more bytes' <<'PYTHON_END'
+holds 'formats lose less in no more bytes' "$PYTHON" - <<'PYTHON_END'
 import json
 bits, tokens = (json.load(open(f"{name}.json")) for name in ("bits", "tokens"))
 assert bits["settings"]["bytes"] == tokens["settings"]["bytes"] == 2 * 2 * 120 * 4 * 16

@@ -2,9 +2,7 @@
 # Results so far (NAME.cells) with one bit flipped: the same command refuses the line by its number, or comes to the
 # same results; no damaged number is taken over.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_inputs
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+tiny_table
 tiny_texts 4 40
 # flip NAME LOG RESULT COMMAND...: 12 bits of the log that the command has left; all of a line: test_formats_pieces.
 flip() {

@@ -2,9 +2,7 @@
 # Wrong files: missing, empty, of another kind, cut short, damaged, not writable. The message names the file; nothing
 # half-written is left; no sanitiser has anything to say.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_inputs
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 6 --ignore-eos --quiet
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors
+tiny_table --metric snapkv:kvpress
 expect 0 'export' export table.safetensors --format npy -o table.npy
 : >empty
 mkdir folder

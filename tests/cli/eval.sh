@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # kvbudget eval on the tiny model: what is printed and written, going on after a stop, and what is refused.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_model tiny.gguf
+tiny_record --metric snapkv:kvpress:window=16
 "$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
-tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
-    --metric snapkv:kvpress:window=16
 for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.safetensors --paper --quiet; done
 tiny_texts 2 60
 EVAL=(eval tiny.gguf --tokens 160 --next 12)

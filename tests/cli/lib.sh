@@ -164,6 +164,21 @@ tiny_record() {
         "${@:1}"
 }
 
+# tiny_table OPTION...: such a record, and the table of keydiff that is solved from it.
+tiny_table() {
+    tiny_record "$@"
+    expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+}
+
+# sample_lines NAME COUNT: calibration data of so many texts of 40 lines, NAME0, NAME1, ...
+sample_lines() {
+    "$PYTHON" -c '
+import json, sys
+for k in range(int(sys.argv[2])):
+    text = "\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40))
+    print(json.dumps({"sample_id": f"{sys.argv[1]}{k}", "context": text, "questions": ["?"]}))' "$@"
+}
+
 # default_model WHAT: the default model's file goes to MODEL; where it cannot be had, WHAT is skipped and the test ends.
 default_model() {
     if MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") && [ -s "$MODEL" ]; then

@@ -31,11 +31,7 @@ expect 0 'another' "${PROFILE[@]}" -o s2.h5 --shard 2/2
 expect 0 'a table' solve run.h5 -m keydiff -o table.safetensors
 expect 0 'results' eval tiny.gguf table.safetensors text.txt -a uniform -r 0.5 -t 200 -n 3 -o worth --quiet
 rm worth.svg worth.csv
-"$PYTHON" -c '
-import json
-for k in range(6):
-    text = "".join(f"line {i * (k + 3) % 101} says {i * i % (90 + k)}\n" for i in range(30))
-    print(json.dumps({"sample_id": f"t{k}", "context": text, "questions": ["?"]}))' >texts.jsonl
+sample_lines t 6 >texts.jsonl
 expect 0 'steps' export run.h5 --format lukv-steps -o steps.in
 cd .. || exit 1
 # Runs are short, and the files small: not on a disk that waits for each fsync.

@@ -2,9 +2,7 @@
 # No output takes the place of an input, of another output, or of a file that is something else: every option of every
 # command that takes a value is tried with every file that the command reads.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_inputs
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+tiny_table
 expect 0 'export an array' export table.safetensors -o table.npy
 expect 0 'learn' learn run.h5 -o rank.safetensors --quiet
 expect 0 'export' export run.h5 --format lukv-steps -o steps

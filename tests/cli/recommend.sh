@@ -1,15 +1,9 @@
 #!/usr/bin/env bash
 # kvbudget recommend on the tiny model: the promise, what it saves, refusals with the number of texts.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_record
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
-"$PYTHON" -c '
-import json
-for name, n in (("many", 60), ("few", 5)):
-    with open(name + ".jsonl", "w") as f:
-        for k in range(n):
-            text = "\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40))
-            print(json.dumps({"sample_id": f"{name}{k}", "context": text, "questions": ["?"]}), file=f)'
+tiny_table
+sample_lines many 60 >many.jsonl
+sample_lines few 5 >few.jsonl
 RECOMMEND=(recommend tiny.gguf table.safetensors --tokens 120 --next 8)
 
 # The tiny model is random: what it loses is tiny too, so the limit is found first.

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # kvbudget refine on the tiny model: less damage than the table, the same bytes again, stops, and tables with limits.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_record
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+tiny_table
 expect 0 'solve with pages, levels and a floor' solve run.h5 --metric keydiff --block 8 --levels 1 --floor 0.05 \
     -o paged.safetensors --quiet
 tiny_texts 7 50
@@ -31,7 +30,7 @@ told_by_eval() {
     expect 0 "eval of $1" eval tiny.gguf table.safetensors "$1.safetensors" text1.txt text3.txt text5.txt -a none \
         --tokens 150 --next 12 -r 0.5,0.8 --quiet --json "${@:2}"
     cp out worth.json
-    if "$PYTHON" - "$1.json" <<'PYTHON_END'; then ok "eval: same $1"; else not_ok "eval: same $1"; fi
+    holds "eval: same $1" "$PYTHON" - "$1.json" <<'PYTHON_END'
 import json, sys
 told = json.load(open(sys.argv[1]))["settings"]["refined"]
 found = json.load(open("worth.json"))["rows"]
@@ -85,7 +84,7 @@ same 'the finished table is not replaced' six.safetensors kept.safetensors
 expect 0 'a table with limits' "${REFINE[@]}" paged.safetensors text?.txt --quiet -o p.safetensors
 expect 0 'its budgets' budgets p.safetensors --ratio 0.5 --tokens 160 --json
 cp out p.json
-if "$PYTHON" - <<'PYTHON_END'; then ok 'pages and levels hold'; else not_ok 'pages and levels hold'; fi
+holds 'pages and levels hold' "$PYTHON" - <<'PYTHON_END'
 import json
 def lists(x):
     if isinstance(x, list):

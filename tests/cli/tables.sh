@@ -12,10 +12,8 @@ done
 says 'with names, shape and worth' 'HuggingFaceTB/SmolLM2-135M-Instruct: 30 layers, 3 KV heads of 64 numbers' listed
 says 'as measured' 'KL to the full cache 0.001517 at 50 %, 0.01843 at 80 %, 0.07386 at 90 %, 0.1933 at 95 %' listed
 
-tiny_inputs
+tiny_table
 seq 1 400 >text.txt
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
-expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
 cp table.safetensors own.safetensors
 expect 0 'eval' eval tiny.gguf mine=own.safetensors text.txt --tokens 100 --next 6 -r 0.5,0.8 -o worth --quiet
 cp worth.json other.json

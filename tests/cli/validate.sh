@@ -45,9 +45,8 @@ for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_lo
     # shellcheck disable=SC2086
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet $same_pairs
 done
-if kvb solve run.h5 --metric keydiff --aggregate worst -o worst.safetensors --quiet &&
-    "$PYTHON" - worst.safetensors <<'EOF'; then ok 'a table of the worst text'; else not_ok \
-        'a table of the worst text'; fi
+expect 0 'solve --aggregate worst' solve run.h5 --metric keydiff --aggregate worst -o worst.safetensors --quiet
+holds 'a table of the worst text' "$PYTHON" - worst.safetensors <<'EOF'
 import json, struct, sys
 data = open(sys.argv[1], "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
@@ -81,8 +80,7 @@ fails 'other questions than it was solved with' 'give the --contexts' validate -
     --quiet
 expect 0 'solve' solve run.h5 --metric keydiff -o good.safetensors
 for tensor in lower_bound table_loss loss; do
-    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" damage good.safetensors bad.safetensors $tensor 49; then ok \
-        "damage $tensor"; else not_ok "damage $tensor"; fi
+    check "damage $tensor" damage good.safetensors bad.safetensors $tensor 49
     expect 1 "a wrong $tensor is found" validate --certificate bad.safetensors run.h5 --quiet
     says 'in its row' '^  50 %: '
     says 'and it fails' 'does not hold' err
