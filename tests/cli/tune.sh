@@ -69,8 +69,7 @@ expect 0 'with a time' "${TUNE[@]}" -o timed --time 1s
 says 'it has a step more' 'tune 10 of 10: the report' err
 interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h
 says 'texts are read in two parts' 'tune 2 of 10: and as many more' err
-expect 0 'for lookups' "${TUNE[@]}" -o facts --for lookup --quiet
-says 'lines are asked for' '"question_ids"' facts.tune/first.jsonl
+says 'lines are asked for' '"question_ids"' timed.tune/first.jsonl
 expect 0 'a plan' "${TUNE[@]}" -o planned --plan
 says 'says what a pass takes' 'time +about' out
 absent 'and makes no table' planned.safetensors
@@ -87,7 +86,6 @@ for wrong in '' '-o x/'; do
     # shellcheck disable=SC2086
     misused "without a name: '$wrong'" 'expected a model and -o NAME' tune tiny.gguf $wrong
 done
-misused 'an unknown use' 'expected text.lookup' tune tiny.gguf -o x --for speed
 misused 'a time that is none' 'expected seconds' tune tiny.gguf -o x --time soon
 "$KVB_BUILD/tests/tiny_model" --seed 2 tiny.gguf >out
 fails 'another model under the same name' 'of another model' "${TUNE[@]}" -o one

@@ -27,28 +27,22 @@
 // What follows soon asks for other tokens than what follows at once, so calibration reads further than NEXT, on which
 // tables are judged: so many tokens, each of them a query of the curves.
 #define CONTINUED 128
-enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10, LINES = 6 };
+enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10 };
+// Of each context so many lines are asked for. Text that goes on hardly needs single tokens, and questions do: with
+// these the tables keep them, and what goes on loses nothing (docs/objective.md).
+enum { LINES = 4 };
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
 
-// What the table is to serve: the form of the ranking that serves it best.
-typedef struct tune_goal {
-    const char *name;
-    const char *features[5]; // metrics that the ranking is fitted on; NULL behind the last
-    const char *learn;       // options of learn
-    const char *window;
-    uint32_t lines; // of each context are asked for
-} tune_goal;
-
-static const tune_goal GOALS[] = {
-    {"text", {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"}, "--all-features --target mean", "16", 0},
-    {"lookup", {"keydiff", "ea:kvpress", "knorm"}, "--all-features --exponent 0.5", "1", LINES}};
+// What the ranking is fitted on: none needs the attention of queries, so any engine can rank by it.
+static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"};
 
 #define DIGITS(number) #number
 #define CURVES_OF(queries) "--curves --gain-rows 48 --curve-queries " DIGITS(queries)
 #define CURVES CURVES_OF(CONTINUED)
 #define LEARNED "learned=$F/ranking.safetensors"
+#define WINDOW "--window 16"
 
 typedef struct word_list {
     char **items;
@@ -57,10 +51,9 @@ typedef struct word_list {
 
 typedef struct tune_command {
     const cli_command *self;
-    const char *model, *output, *time, *goal_name;
+    const char *model, *output, *time;
     uint64_t n_tokens, threads;
     bool refit, plan, quiet;
-    const tune_goal *goal;
     double seconds; // of --time; 0: none
     char *const *own;
     size_t n_own;
@@ -88,18 +81,13 @@ static void __attribute__((format(printf, 2, 3))) add_word(word_list *w, const c
     w->items[w->count] = NULL;
 }
 
-// The words between blanks; $M in one of them is the model, $F the folder of the steps, $O the output's name,
-// $W the window of the goal.
+// The words between blanks; $M in one of them is the model, $F the folder of the steps, $O the output's name.
 static void add_words(word_list *w, const tune_command *c, const char *words)
 {
     char *all = need_text("%s", words), *rest = all, *word;
     while ((word = strsep(&rest, " "))) {
         char *mark = strchr(word, '$');
-        const char *value = !mark            ? ""
-                            : mark[1] == 'M' ? c->model
-                            : mark[1] == 'F' ? c->folder
-                            : mark[1] == 'O' ? c->output
-                                             : c->goal->window;
+        const char *value = !mark ? "" : mark[1] == 'M' ? c->model : mark[1] == 'F' ? c->folder : c->output;
         add_word(w, "%.*s%s%s", (int)strcspn(word, "$"), word, value, mark ? mark + 2 : "");
     }
     free(all);
@@ -169,9 +157,9 @@ static void add_model_words(word_list *w, const tune_command *c, const char *wor
     if (c->threads) add_word(w, "--threads=%" PRIu64, c->threads);
 }
 
-static void add_features(word_list *w, const tune_command *c, const char *option)
+static void add_features(word_list *w, const char *option)
 {
-    for (const char *const *f = c->goal->features; *f; f++) add_word(w, "%s=%s", option, *f);
+    for (size_t i = 0; i < sizeof FEATURES / sizeof *FEATURES; i++) add_word(w, "%s=%s", option, FEATURES[i]);
 }
 
 static void add_texts(word_list *w, const tune_command *c, tune_part part, const char *option)
@@ -192,11 +180,11 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     word_list w = {0};
     kvb_status status = KVB_OK;
     if (access(lines, F_OK) != 0)
-        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, c->goal->lines,
-                                  lines, err);
+        status =
+            tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, LINES, lines, err);
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
-    if (first == 0) add_features(&w, c, "--metric");
+    if (first == 0) add_features(&w, "--metric");
     add_words(&w, c, first > 0 ? "--add" : "--metric snapkv:kvpress --resume " CURVES);
     if (c->plan) add_words(&w, c, "--plan");
     free(lines);
@@ -234,12 +222,11 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
 static kvb_status learn_ranking(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors");
-    add_words(&w, c, c->goal->learn);
-    add_features(&w, c, "--feature");
+    add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors --all-features --target mean");
+    add_features(&w, "--feature");
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
-    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " --window $W " CURVES);
+    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " " CURVES);
     return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
 }
 
@@ -257,9 +244,9 @@ static kvb_status solve_table(tune_command *c, const char *name, const char *wha
 static kvb_status solve_tables(tune_command *c, kvb_error *err)
 {
     static const char *const tables[][3] = {
-        {"importance", "budgets that lose the least importance", "--metric " LEARNED " --loss importance --window $W"},
+        {"importance", "budgets that lose the least importance", "--metric " LEARNED " --loss importance " WINDOW},
         {"output", "budgets that change the output least", "--metric " LEARNED " --loss output"},
-        {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper"}};
+        {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1"}};
     kvb_status status = KVB_OK;
     for (int i = 0; i < 3 && status == KVB_OK; i++)
         status = solve_table(c, tables[i][0], tables[i][1], tables[i][2], err);
@@ -434,8 +421,8 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
-    json_put(about, "program %s model %s model_sha256 %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
-             c->model_sha256, c->goal->name, (double)c->n_tokens, c->seconds > 0);
+    json_put(about, "program %s model %s model_sha256 %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
+             c->model_sha256, (double)c->n_tokens, c->seconds > 0);
     for (size_t i = 0; i < c->texts.count; i++) {
         cJSON *one = cJSON_CreateObject();
         json_put(one, "name %s part %u sha256 %s", c->texts.items[i].path, (unsigned)c->texts.items[i].part,
@@ -538,8 +525,6 @@ static int check(tune_command *c, char **operands, int n_operands)
                                    operands[i]);
     if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
-    for (size_t i = 0; i < sizeof GOALS / sizeof *GOALS; i++)
-        if (strcmp(c->goal_name, GOALS[i].name) == 0) c->goal = &GOALS[i];
     if (c->n_tokens < 64 || c->n_tokens > 1 << 20)
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
     c->seconds = c->time ? parse_time(c->time) : 0;
@@ -564,16 +549,13 @@ static int tell_outputs(const tune_command *c)
 
 static int tune_main(const cli_command *self, int argc, char **argv)
 {
-    tune_command c = {.self = self, .goal_name = "text", .n_tokens = 2048};
+    tune_command c = {.self = self, .n_tokens = 2048};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
          "the table NAME.safetensors and its report NAME.html; NAME.tune/ gets the files of all steps"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
          "time limit, such as 10min, which decides how many texts are read and how many budgets tried\n(default: a "
          "fixed amount of work, which gives the same table on every run)"},
-        {"for", 0, CLI_CHOICE, &c.goal_name, "text|lookup",
-         "text (default): change what follows least; lookup: keep single tokens that a question may\nask for, at about "
-         "twice the KL"},
         {"refit", 0, CLI_FLAG, &c.refit, NULL,
          "choose and judge the table for caches whose kept keys and values are refitted after the\nprefill "
          "(docs/refit.md)"},
@@ -629,7 +611,6 @@ const cli_command cmd_tune = {
         "\n"
         "Examples:\n"
         "  kvbudget tune model.gguf -o tuned\n"
-        "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n"
-        "  kvbudget tune model.gguf -o facts --for lookup\n",
+        "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n",
     .run = tune_main,
 };

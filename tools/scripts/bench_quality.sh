@@ -29,7 +29,7 @@ for t in json.load(open(sys.argv[1]))["texts"]:
     tables=("tuned=$OUT/$name.safetensors")
     for metric in keydiff ea:kvpress snapkv:kvpress; do
         table=$OUT/$name-${metric%%:*}-paper.safetensors
-        [ -s "$table" ] || "$KVB" solve "$OUT/$name.tune/run.h5" --metric "$metric" --paper -o "$table" --quiet >&2
+        [ -s "$table" ] || "$KVB" solve "$OUT/$name.tune/run.h5" --metric "$metric" --paper -q 1 -o "$table" --quiet >&2
         tables+=("paper=$table")
     done
     measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
