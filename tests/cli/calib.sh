@@ -27,13 +27,13 @@ import json, sys
 ids = [int(i) for i in open(sys.argv[1]).read().split()]
 made = json.loads(open(sys.argv[2]).readline())
 pieces = [asked + said for asked, said in zip(made["question_ids"], made["answer_ids"])]
-print(made["sample_id"], made["context_ids"] == ids[:300], pieces[3] == ids[300:310], pieces[4] == ids[300:319])
+print(made["sample_id"], made["context_ids"] == ids[:300], pieces[0] == ids[300:310], pieces[1] == ids[300:319])
 END
 says 'a continuation begins where its context ends' '^story True True True$' verdict
 expect 0 'profile takes it' profile tiny.gguf a.jsonl -o a.h5 --quiet -m keydiff
 expect 0 'what was asked and answered' export a.h5 --format lukv-steps -o steps
-"$KVB_BUILD/tests/tokens" tiny.gguf steps/context_story/suffix_ids_0.npy --decode >asked
-"$KVB_BUILD/tests/tokens" tiny.gguf steps/context_story/answer_ids_0.npy --decode >>asked
+"$KVB_BUILD/tests/tokens" tiny.gguf steps/context_story/suffix_ids_2.npy --decode >asked
+"$KVB_BUILD/tests/tokens" tiny.gguf steps/context_story/answer_ids_2.npy --decode >>asked
 says 'the answers are what was made' 'begins with "line 2 of the story.* tells what st' asked
 expect 0 'as many contexts as fit' calib tiny.gguf story.txt -o many.jsonl -t 200 --contexts 0 --continue 1 -n 8
 line_of 'each has its name' many.jsonl 2 'j["sample_id"] == "story-2" and len(j["context_ids"]) == 200'

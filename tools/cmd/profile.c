@@ -264,19 +264,33 @@ static int check_base(const profile_command *p)
 
 // ---- Before it runs: the texts, the model, and who gets which memory ----
 
+static uint64_t questions_of(const profile_command *p, const calib_context *c)
+{
+    return p->max_questions && p->max_questions < c->n_questions ? p->max_questions : c->n_questions;
+}
+
+// Queries of each question that curves are measured on, where the command line does not say: so many that a context has
+// 32 in all, since time goes with queries, and what they know with texts and questions.
+static uint32_t usual_curve_queries(const profile_command *p)
+{
+    uint64_t most = 8;
+    for (size_t f = 0; f < p->n_files; f++)
+        for (size_t i = 0; i < p->files[f].count; i++)
+            if (questions_of(p, &p->files[f].contexts[i]) > most) most = questions_of(p, &p->files[f].contexts[i]);
+    for (size_t i = 0; p->base && i < record_context_count(p->base); i++)
+        if (record_context(p->base, i)->n_questions > most) most = record_context(p->base, i)->n_questions;
+    return most < 32 ? 32 / (uint32_t)most : 1;
+}
+
 // HDF5 keeps what describes a group or a dataset, about 5 KiB, in a cache that grows to 32 MiB, and 4 more (measured
 // with 10 to 1,000 contexts).
 static uint64_t writing_memory(const profile_command *p)
 {
     const uint64_t most = 36u << 20;
     uint64_t objects = 0;
-    for (size_t f = 0; f < p->n_files; f++) {
-        for (size_t i = 0; i < p->files[f].count; i++) {
-            uint64_t questions = p->files[f].contexts[i].n_questions;
-            if (p->max_questions && p->max_questions < questions) questions = p->max_questions;
-            objects += 4 + p->options.n_metrics + 3 * questions;
-        }
-    }
+    for (size_t f = 0; f < p->n_files; f++)
+        for (size_t i = 0; i < p->files[f].count; i++)
+            objects += 4 + p->options.n_metrics + 3 * questions_of(p, &p->files[f].contexts[i]);
     for (size_t i = 0; p->base && i < record_context_count(p->base); i++)
         objects += 4 + p->options.n_metrics + 3 * record_context(p->base, i)->n_questions;
     return objects < most / 5120 ? objects * 5120 : most;
@@ -386,6 +400,7 @@ static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb
         const model_config *c = &p->m->config;
         status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
     }
+    if (p->curves && !p->curve_queries) p->options.loss_queries = usual_curve_queries(p);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, &p->text, p->files, p->n_files, &p->options, err);
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_fit_batch(&p->job, p->m, &p->options, err);
@@ -723,7 +738,8 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"curves", 0, CLI_FLAG, &p->curves, NULL,
          "also record what evicting tokens does to the model's output, for solve --loss output"},
         {"curve-queries", 0, CLI_POSITIVE, &p->curve_queries, "N",
-         "with --curves, queries of every question that this is measured on (4)"},
+         "with --curves, queries of every question that this is measured on (4; with more than 8\nquestions, 32 a "
+         "context)"},
         {"gain-rows", 0, CLI_POSITIVE, &p->gain_rows, "N",
          "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (8)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, for the metrics named here"},
@@ -812,7 +828,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,
-                         .curve_queries = 4,
+
                          .gain_rows = 8,
                          .sink = UINT64_MAX,
                          .window = UINT64_MAX,
