@@ -343,7 +343,7 @@ static kvb_status write_context(profile_run *r, const profile_context *c, kvb_er
 
 static double piece_work(const profile_run *r, const profile_context *c, const profile_piece *p)
 {
-    double work = profile_work(r->m, c, NULL);
+    double work = profile_work(r->m, c, NULL) + profile_work_again(r->m, c);
     for (uint32_t q = p->first; q < p->first + p->count; q++) work += profile_work(r->m, c, &c->questions[q]);
     return work;
 }

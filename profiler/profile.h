@@ -59,6 +59,7 @@ typedef struct profile_context {
     uint32_t n_tokens, n_questions, n_given; // n_given: questions with answers
     bool recorded;                           // the record that grows already has it,
     uint32_t n_recorded;                     // and the first n_recorded of its questions
+    uint32_t n_again;                        // rows of those, if the curves of new metrics need them decoded again
     profile_question *questions;
 } profile_context;
 
@@ -122,6 +123,8 @@ double profile_flops(const model *m, const profile_job *job); // of matrix produ
 // The work of a context's prefill (q NULL) or of one of its questions, as the equivalent number of operations of a
 // large product; for progress and plans.
 double profile_work(const model *m, const profile_context *c, const profile_question *q);
+// The same of the recorded questions that are decoded again.
+double profile_work_again(const model *m, const profile_context *c);
 
 typedef struct profile_times {
     double prefill, scorers, decode, writing; // seconds

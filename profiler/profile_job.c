@@ -396,17 +396,18 @@ static char *list_files(const calib_file *files, size_t n)
     return list;
 }
 
-// Makes room in the batch for the recorded questions that are decoded again for the losses of new metrics.
+// The recorded questions that are decoded again for the losses of new metrics: room in the batch, and their work.
 static void count_recorded(profile_job *job, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
-        const profile_context *c = &job->contexts[i];
+        profile_context *c = &job->contexts[i];
         const record_context_info *held = c->recorded ? record_context(o->grows, record_find(o->grows, c->id)) : NULL;
         if (!held) continue;
         if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
         for (uint32_t q = 0; q < held->n_questions; q++) {
             uint32_t tail = held->questions[q].n_suffix + held->questions[q].n_answer;
             if (tail > job->max_tail) job->max_tail = tail;
+            c->n_again += tail;
         }
     }
 }

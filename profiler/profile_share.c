@@ -42,7 +42,7 @@ double profile_flops(const model *m, const profile_job *job)
     double flops = 0;
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
-        flops += prefill_flops(&m->config, c);
+        flops += prefill_flops(&m->config, c) + profile_work_again(m, c) / 2;
         for (uint32_t q = c->n_recorded; q < c->n_questions; q++)
             flops += question_flops(&m->config, c, &c->questions[q]);
     }
@@ -56,6 +56,12 @@ double profile_work(const model *m, const profile_context *c, const profile_ques
 {
     if (q) return 2 * question_flops(&m->config, c, q);
     return 2 * prefill_flops(&m->config, c) - c->n_tokens * linear_flops(&m->config);
+}
+
+double profile_work_again(const model *m, const profile_context *c)
+{
+    const profile_question all = {.tail = c->n_again, .n_suffix = c->n_again + 1}; // no row's logits are needed
+    return profile_work(m, c, &all);
 }
 
 // ---- What is done ----

@@ -61,6 +61,7 @@ kvb_status profile_estimate_time(profile_times *out, const model *m, const profi
     for (size_t i = 0; status == KVB_OK && i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
         out->prefill += profile_work(m, c, NULL) / rate;
+        out->decode += profile_work_again(m, c) / rate;
         for (uint32_t q = c->n_recorded; q < c->n_questions; q++)
             out->decode += profile_work(m, c, &c->questions[q]) / rate;
     }
