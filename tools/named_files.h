@@ -16,7 +16,8 @@ typedef enum file_kind {
     FILE_METADATA,    // that .json
     FILE_CSV,
     FILE_LINES,         // JSON, an object a line
-    FILE_JSON,          // one object
+    FILE_LENGTHS,       // JSON of export --format per-layer
+    FILE_SHARES,        // JSON of export --format shares
     FILE_PICTURE,       // SVG
     FILE_PAGE,          // HTML
     FILE_RESULTS,       // results as JSON

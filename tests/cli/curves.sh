@@ -15,8 +15,7 @@ fails 'a file that is not there' 'none.safetensors' import none.safetensors -o n
 misused 'two files' 'one file or folder' import hand.safetensors hand.safetensors -o none.h5
 if ls none* >/dev/null 2>&1; then not_ok 'nothing was left behind'; else ok 'nothing was left behind'; fi
 
-tiny_inputs
-"$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 -m keydiff --quiet 2>profile.err
+tiny_record
 expect 0 'export of a record' export run.h5 --format lukv-steps -o steps
 check 'its curves' curves_of_record long keydiff 4 1 copied.safetensors
 expect 0 'import of its curves' import copied.safetensors -o copied.h5 --model-heads 4 --head-dim 16

@@ -105,6 +105,7 @@ expect 0 'kept positions' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0.5 -a n
 cp kept.jsonl first.jsonl
 expect 0 'and again' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0.5 -a none --dump-kept kept.jsonl -o kept -q
 same 'the same list, whatever the log has' first.jsonl kept.jsonl
+exists 'what was measured stays for the next run' kept.cells
 holds 'are whole, ascending and protected' "$PYTHON" - <<'PYTHON_END'
 import json
 (run,) = [json.loads(x) for x in open("kept.jsonl")]

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Every format of `kvbudget export` for other programs, read back without any code of ours and held against `budgets`.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-tiny_inputs
-"$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 -m keydiff -m snapkv:window=8 --quiet 2>profile.err
+tiny_record --metric snapkv:window=8
 expect 0 'a table' solve run.h5 -m keydiff -o t.safetensors --quiet
 expect 0 'its budgets' budgets t.safetensors -r 0.7 -t 500 --json
 cp out budgets.json

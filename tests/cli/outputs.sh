@@ -27,4 +27,13 @@ fails 'notes are no CSV' 'exists and is not CSV' solve run.h5 --metric keydiff -
 expect 0 'with --force they are replaced' solve run.h5 --metric keydiff --csv notes --force --quiet
 expect 0 'a CSV is replaced' solve run.h5 --metric keydiff --csv notes --quiet
 says 'and is one' '^metric,' notes
+echo '{"mine": 1}' >mine.json
+for format in per-layer shares; do
+    OUT=(export table.safetensors -f $format -r 0.5 -t 100 -o)
+    for _ in 1 2; do expect 0 "$format, and again" "${OUT[@]}" $format.json; done
+    fails "$format onto other JSON" 'mine.json: exists and is not' "${OUT[@]}" mine.json
+done
+cp text0.txt page.html
+fails 'a text where tune puts its report' 'is to be read and to be written' tune tiny.gguf page.html -o page
+fails 'and one that it does not read' 'page.html: exists and is not an HTML page' tune tiny.gguf -o page
 end

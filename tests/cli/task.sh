@@ -62,6 +62,10 @@ expect 0 'nine allocators' task tiny.gguf -k niah_single_1 -t 900 -c 1 -m keydif
 says 'are more than a picture shows, and it says so' 'only the first eight allocators' nine.svg
 fails 'what no task knows' 'compare with it in kvbudget eval' task tiny.gguf -k vt -t 600 -a oracle
 fails 'no text to hide a needle in' 'give one with --haystack' task tiny.gguf -k niah_single_2 -t 900
+printf 'caf\351' >latin.txt
+fails 'a haystack of another encoding' 'latin.txt: byte 3 is 0xe9' task tiny.gguf -k niah_single_2 -t 900 \
+    --haystack latin.txt
+misused 'a length that nobody waits for' '--tokens: expected at most 16777216' task tiny.gguf -k vt -t 4294967295
 fails 'no length' 'give --tokens' task tiny.gguf -k vt
 says 'and no samples' '^vt: failed' err
 fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -k vt -t 20 --output x.jsonl

@@ -48,7 +48,7 @@ for format in npy varlen per-layer duo; do
     expect 0 "export $format" export table.safetensors --format "$format" "${options[@]}" -o "out.$format"
 done
 expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o out.steps
-cat >exports.py <<'PYTHON_END'
+holds 'every export leaves the layers with a window whole' "$PYTHON" - <<'PYTHON_END'
 import json, struct, sys
 
 
@@ -84,5 +84,4 @@ good = {
 }
 sys.exit(", ".join(name for name, fine in good.items() if not fine) or 0)
 PYTHON_END
-holds 'every export leaves the layers with a window whole' "$PYTHON" exports.py
 end

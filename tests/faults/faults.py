@@ -66,6 +66,11 @@ CASES = [
     case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),
     case("export duo", "export IN/keydiff.safetensors -f duo -r 0.5 -t 99 -o duo"),
+    case("export per-layer", "export IN/keydiff.safetensors -f per-layer -r 0.5 -t 99 -o l.json"),
+    case("export shares", "export IN/keydiff.safetensors -f shares -r 0.5 -t 99 -o s.json"),
+    case("import curves", "import IN/hand.safetensors -o c.h5 --force", before="other.h5:c.h5"),
+    case("tables --add", "tables --add IN/keydiff.safetensors --name Org/T --results IN/worth.json",
+         before="old.safetensors:t.safetensors"),
     case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --continue 1 -n 4 --quiet",
          before="old.jsonl:c.jsonl"),
     case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old_rank.safetensors:rank.safetensors"),
@@ -130,6 +135,8 @@ class Bench:
         self.plain("export keydiff.safetensors --format npy -o keydiff.npy")
         self.plain("export old.safetensors --format npy -o old.npy")
         self.plain("export run.h5 --format lukv-steps -o steps")
+        check = pathlib.Path(__file__).parents[1] / "cli/check.py"
+        subprocess.run([sys.executable, check, "curves_by_hand"], cwd=self.inputs, check=True)
         # The parts of a run that was killed when all were there, before the record was assembled.
         folder = self.work / "killed"
         folder.mkdir()
@@ -146,7 +153,7 @@ class Bench:
 
     def run(self, args, folder, stdout, at=0, mode="", log=None):
         env = dict(os.environ, LD_PRELOAD=self.shim, FAULT_DIR=str(folder), OMP_NUM_THREADS="1",
-                   OMP_WAIT_POLICY="passive")
+                   OMP_WAIT_POLICY="passive", KVBUDGET_TABLES=".")
         if at:
             env.update(FAULT_AT=str(at), FAULT_MODE=mode)
         if log:

@@ -90,8 +90,8 @@ static const struct {
     file_kind kind;       // FILE_ANY: a folder, which must be new
 } formats[] = {
     {"npy", ".npy", export_npy, NULL, FILE_TABLE_ARRAY}, {"lukv-steps", NULL, export_steps, NULL, FILE_ANY},
-    {"varlen", NULL, NULL, export_varlen, FILE_ANY},     {"per-layer", NULL, NULL, export_per_layer, FILE_JSON},
-    {"duo", NULL, NULL, export_duo, FILE_ANY},           {"shares", NULL, NULL, export_shares, FILE_JSON},
+    {"varlen", NULL, NULL, export_varlen, FILE_ANY},     {"per-layer", NULL, NULL, export_per_layer, FILE_LENGTHS},
+    {"duo", NULL, NULL, export_duo, FILE_ANY},           {"shares", NULL, NULL, export_shares, FILE_SHARES},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 #define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo|shares"
