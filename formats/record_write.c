@@ -311,9 +311,10 @@ static kvb_status compare_roots(const record_shape *held_shape, const cJSON *hel
 {
     root_difference d;
     if (!record_root_differs(&d, held_shape, held, &w->shape, w->attributes)) return KVB_OK;
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s: begun with %s = %s, now %s; give the same model and options or another name", name, d.name,
-                    d.held, d.given);
+    return kvb_fail(
+        err, KVB_MISMATCH,
+        "%s: begun with %s = %s, now %s; give the same model and options, --force to start again, or another name",
+        name, d.name, d.held, d.given);
 }
 
 static kvb_status write_head(const record_writer *w, const char *path, kvb_error *err)

@@ -166,6 +166,7 @@ damage table.safetensors safetensors
 # Numbers that cannot be: the option and its bounds are named, not another option.
 misused 'a context that is too long' "--tokens: expected a whole number from 1 to 4294967295, found '4294967296'" \
     solve run.h5 --metric keydiff --bytes 1MB --tokens 4294967296
+expect 0 'no number of questions is all of them' solve run.h5 --metric keydiff -q 0 --quiet
 misused 'a context of nothing' "--tokens: expected a whole number from 1 to 4294967295, found '0'" \
     budgets table.safetensors -r 0.5 -t 0
 CODE=0

@@ -63,6 +63,8 @@ FAULT_DIR=$PWD FAULT_AT=40 FAULT_MODE=kill LD_PRELOAD=$SHIM "$KVB" profile tiny.
 exists 'it was stopped' base.h5.parts/head.h5
 fails 'another one says what to do' 'holds an addition that was stopped, with .*--add --force' profile tiny.gguf --add \
     -o base.h5 -m tova --quiet
+fails 'so does another profile' 'begun with metrics.*--force' profile tiny.gguf calib.jsonl -o base.h5 --quiet \
+    --new-tokens 3 --ignore-eos -m keydiff --resume
 same 'the record is as it was' base.h5 whole.h5
 expect 0 'which helps' profile tiny.gguf --add -o base.h5 -m tova --quiet --force
 expect 0 'the same without the other' profile tiny.gguf --add -o whole.h5 -m tova --quiet
