@@ -15,6 +15,7 @@ for k in range(12):
         print(text(k), file=open("data/{}/t{}.txt".format("plain" if k < 8 else "eval", k), "w"))
 print(text(20, 400), file=open("own.txt", "w"))
 print(text(21, 4), file=open("short.txt", "w"))
+print("\n".join(f"line {i} of text 22 says {i} of text 22" for i in range(100)), file=open("lines.txt", "w"))
 open("latin.txt", "wb").write(b"caf\xe9")'
 export KVBUDGET_DATA=$PWD/data
 TUNE=(tune tiny.gguf --tokens 100)
@@ -69,7 +70,8 @@ expect 0 'with a time' "${TUNE[@]}" -o timed --time 1s
 says 'it has a step more' 'tune 10 of 10: the report' err
 interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h
 says 'texts are read in two parts' 'tune 2 of 10: and as many more' err
-says 'lines are asked for' '"question_ids"' timed.tune/first.jsonl
+expect 0 'for lookups' tune tiny.gguf lines.txt --tokens 200 -o facts --for lookup --quiet
+says 'four lines are asked for' '"question_ids": ?\[(\[[0-9,]+\],?){5}\]' facts.tune/first.jsonl
 expect 0 'a plan' "${TUNE[@]}" -o planned --plan
 says 'says what a pass takes' 'time +about' out
 absent 'and makes no table' planned.safetensors
@@ -86,6 +88,7 @@ for wrong in '' '-o x/'; do
     # shellcheck disable=SC2086
     misused "without a name: '$wrong'" 'expected a model and -o NAME' tune tiny.gguf $wrong
 done
+misused 'an unknown use' 'expected text.lookup' tune tiny.gguf -o x --for speed
 misused 'a time that is none' 'expected seconds' tune tiny.gguf -o x --time soon
 "$KVB_BUILD/tests/tiny_model" --seed 2 tiny.gguf >out
 fails 'another model under the same name' 'of another model' "${TUNE[@]}" -o one

@@ -28,8 +28,8 @@
 // tables are judged: so many tokens, each of them a query of the curves.
 #define CONTINUED 128
 enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10 };
-// Of each context so many lines are asked for. Text that goes on hardly needs single tokens, and questions do: with
-// these the tables keep them, and what goes on loses nothing (docs/objective.md).
+// With --for lookup, each context is asked for so many of its lines: questions need single tokens that text which goes
+// on hardly does.
 enum { LINES = 4 };
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
@@ -51,7 +51,7 @@ typedef struct word_list {
 
 typedef struct tune_command {
     const cli_command *self;
-    const char *model, *output, *time;
+    const char *model, *output, *time, *use;
     uint64_t n_tokens, threads;
     bool refit, plan, quiet;
     double seconds; // of --time; 0: none
@@ -173,6 +173,11 @@ static void add_texts(word_list *w, const tune_command *c, tune_part part, const
 
 // ---- Profile and ranking ----
 
+static bool asks_lines(const tune_command *c)
+{
+    return strcmp(c->use, "lookup") == 0;
+}
+
 static kvb_status profile_texts(tune_command *c, const char *mark, const char *what, size_t first, size_t last,
                                 kvb_error *err)
 {
@@ -180,8 +185,8 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     word_list w = {0};
     kvb_status status = KVB_OK;
     if (access(lines, F_OK) != 0)
-        status =
-            tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, LINES, lines, err);
+        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED,
+                                  asks_lines(c) ? LINES : 0, lines, err);
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
     if (first == 0) add_features(&w, "--metric");
@@ -421,8 +426,8 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
-    json_put(about, "program %s model %s model_sha256 %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
-             c->model_sha256, (double)c->n_tokens, c->seconds > 0);
+    json_put(about, "program %s model %s model_sha256 %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
+             c->model_sha256, c->use, (double)c->n_tokens, c->seconds > 0);
     for (size_t i = 0; i < c->texts.count; i++) {
         cJSON *one = cJSON_CreateObject();
         json_put(one, "name %s part %u sha256 %s", c->texts.items[i].path, (unsigned)c->texts.items[i].part,
@@ -549,13 +554,17 @@ static int tell_outputs(const tune_command *c)
 
 static int tune_main(const cli_command *self, int argc, char **argv)
 {
-    tune_command c = {.self = self, .n_tokens = 2048};
+    tune_command c = {.self = self, .use = "text", .n_tokens = 2048};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
          "the table NAME.safetensors and its report NAME.html; NAME.tune/ gets the files of all steps"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
          "time limit, such as 10min, which decides how many texts are read and how many budgets tried\n(default: a "
          "fixed amount of work, which gives the same table on every run)"},
+        {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
+         "text (default): change what follows least; lookup: keep single tokens that a question may\nask for, too; "
+         "what "
+         "follows may change more"},
         {"refit", 0, CLI_FLAG, &c.refit, NULL,
          "choose and judge the table for caches whose kept keys and values are refitted after the\nprefill "
          "(docs/refit.md)"},
@@ -611,6 +620,7 @@ const cli_command cmd_tune = {
         "\n"
         "Examples:\n"
         "  kvbudget tune model.gguf -o tuned\n"
-        "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n",
+        "  kvbudget tune model.gguf logs/*.txt -o tuned --time 1h\n"
+        "  kvbudget tune model.gguf -o facts --for lookup\n",
     .run = tune_main,
 };
