@@ -29,7 +29,7 @@ expect 0 'a CSV is replaced' solve run.h5 --metric keydiff --csv notes --quiet
 says 'and is one' '^metric,' notes
 echo '{"mine": 1}' >mine.json
 for format in per-layer shares; do
-    OUT=(export table.safetensors -f $format -r 0.5 -t 100 -o)
+    OUT=(export table.safetensors -f "$format" -r 0.5 -t 100 -o)
     for _ in 1 2; do expect 0 "$format, and again" "${OUT[@]}" $format.json; done
     fails "$format onto other JSON" 'mine.json: exists and is not' "${OUT[@]}" mine.json
 done

@@ -1,6 +1,7 @@
 // A folder of a test's own, and whole files in it.
 #pragma once
 #include "unit.h"
+#include <cjson/cJSON.h>
 #include <ftw.h>
 #include <stdarg.h>
 #include <time.h>
@@ -57,6 +58,17 @@ static inline unsigned char *help_slurp(const char *path, size_t *size)
     fclose(f);
     data[*size] = 0;
     return data;
+}
+
+// The JSON of a whole file, which the caller deletes.
+static inline cJSON *help_json(const char *path)
+{
+    size_t size;
+    char *text = (char *)help_slurp(path, &size);
+    cJSON *o = cJSON_ParseWithLength(text, size);
+    ck_assert_msg(o != NULL, "%s: %s", path, text);
+    free(text);
+    return o;
 }
 
 static inline void help_same_file(const char *a, const char *b)

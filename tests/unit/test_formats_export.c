@@ -24,16 +24,6 @@ static void teardown(void)
     help_teardown();
 }
 
-static cJSON *read_json(const char *path)
-{
-    size_t size;
-    char *text = (char *)help_slurp(path, &size);
-    cJSON *o = cJSON_ParseWithLength(text, size);
-    ck_assert_msg(o != NULL, "%s: %s", path, text);
-    free(text);
-    return o;
-}
-
 static double number(const cJSON *o, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, name);
@@ -53,7 +43,7 @@ UNIT_TEST(duo)
     char *tsv = (char *)help_slurp(help_path("duo/full_attention_heads.tsv"), &size);
     ck_assert_str_eq(tsv, "1\t0.2\n0.5\t0.31\n0.06\t0.07\n");
     free(tsv);
-    cJSON *config = read_json(help_path("duo/config.json"));
+    cJSON *config = help_json(help_path("duo/config.json"));
     // Four heads keep under half, 16 on the mean: 4 sinks and the latest 12.
     ck_assert_double_eq(number(config, "sink_size"), 4);
     ck_assert_double_eq(number(config, "recent_size"), 12);
@@ -68,7 +58,7 @@ UNIT_TEST(duo_without_streaming_heads)
     const uint32_t all[6] = {100, 100, 100, 100, 100, 100};
     b.keep = all;
     help_ok(export_duo(&b, help_path("duo"), err));
-    cJSON *config = read_json(help_path("duo/config.json"));
+    cJSON *config = help_json(help_path("duo/config.json"));
     ck_assert_double_eq(number(config, "recent_size"), 1); // the table's window
     ck_assert_double_eq(number(config, "head_compression_ratio"), 0);
     ck_assert_double_eq(number(config, "effective_ratio"), 0);
@@ -78,7 +68,7 @@ UNIT_TEST(duo_without_streaming_heads)
 static void expect_layers(const double tokens[3], double effective_ratio)
 {
     help_ok(export_per_layer(&b, help_path("layers.json"), err));
-    cJSON *o = read_json(help_path("layers.json"));
+    cJSON *o = help_json(help_path("layers.json"));
     for (int l = 0; l < 3; l++) {
         double ratio = element(o, "compression_ratios", l);
         ck_assert_double_eq(element(o, "tokens", l), tokens[l]);
@@ -115,7 +105,7 @@ UNIT_TEST(pages_keep_the_total)
         help_ok(kvb_budgets(deep, 0.9, tokens, &options, keep, 90, err));
         const budget_export deep_b = {deep, "t", 0.9, tokens, 16, keep};
         help_ok(export_per_layer(&deep_b, help_path("deep.json"), err));
-        cJSON *o = read_json(help_path("deep.json"));
+        cJSON *o = help_json(help_path("deep.json"));
         ck_assert_double_eq_tol(number(o, "effective_ratio"), 0.9, 16 / (30.0 * tokens));
         cJSON_Delete(o);
     }
@@ -137,7 +127,7 @@ UNIT_TEST(shares)
     kvb_table *windows = case_open(&c);
     b.table = windows;
     help_ok(export_shares(&b, help_path("shares.json"), err));
-    cJSON *o = read_json(help_path("shares.json"));
+    cJSON *o = help_json(help_path("shares.json"));
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, wanted[i].name);
         ck_assert_msg(item ? floor(item->valuedouble * 133) == wanted[i].keep : wanted[i].keep < 0, "%s",
@@ -171,7 +161,7 @@ UNIT_TEST(varlen)
     expect_array("page_indptr.npy", (const int32_t[]){0, 3, 4, 0, 1, 2, 0, 1, 2}, 9);
     expect_array("block_table.npy",
                  (const int32_t[]){0, 1, 2, 3, -1, -1, /**/ 0, -1, -1, 1, -1, -1, /**/ 0, -1, -1, 1, -1, -1}, 18);
-    cJSON *about = read_json(help_path("arrays/kvbudget.json"));
+    cJSON *about = help_json(help_path("arrays/kvbudget.json"));
     ck_assert_double_eq(number(about, "block"), 48);
     cJSON_Delete(about);
 }

@@ -1,10 +1,8 @@
 // The Jinja reader: what it makes of a message is what Jinja2 makes of it, in every construct that it reads
 // (tests/golden/jinja.json); what it does not read, and what Jinja2 refuses, fails with its line; hostile templates
 // end.
-#include "formats/file_read.h"
+#include "folder_help.h"
 #include "profiler/text/jinja.h"
-#include "unit.h"
-#include <cjson/cJSON.h>
 #include <time.h>
 
 static const jinja_input input = {" Who was\n\nit? \xC3\xA9 ", "<s>", "</s>"}; // as make_jinja.py has it
@@ -26,11 +24,8 @@ static bool is_not_read(const char *template)
 UNIT_TEST(test_golden)
 {
     kvb_error err;
-    file_view view;
     size_t n = 0, unread = 0;
-    ck_assert_msg(file_map(&view, "tests/golden/jinja.json", &err) == KVB_OK, "%s", err.message);
-    cJSON *cases = cJSON_ParseWithLength((const char *)view.data, view.size), *one;
-    ck_assert_ptr_nonnull(cases);
+    cJSON *cases = help_json("tests/golden/jinja.json"), *one;
     cJSON_ArrayForEach(one, cases)
     {
         const char *template = cJSON_GetStringValue(cJSON_GetObjectItem(one, "template"));
@@ -51,7 +46,6 @@ UNIT_TEST(test_golden)
     ck_assert_uint_gt(n, 180);
     ck_assert_uint_lt(unread, 14);
     cJSON_Delete(cases);
-    file_unmap(&view);
 }
 
 UNIT_TEST(test_messages)

@@ -1,7 +1,7 @@
 // The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), and on
 // vocabularies that do not fit together. The default model's part of the golden data is tested by
 // tests/cli/real_tokens.sh.
-#include "formats/file_read.h"
+#include "folder_help.h"
 #include "tests/gguf_build.h"
 #include "tests/tiny_vocab.h"
 #include "tokenizer_help.h"
@@ -33,11 +33,7 @@ static size_t encode(const tokenizer *t, const char *text, size_t size, bool spe
 
 UNIT_TEST(test_golden)
 {
-    file_view view;
-    ck_assert_msg(file_map(&view, "tests/golden/tokens.json", &err) == KVB_OK, "%s", err.message);
-    cJSON *all = cJSON_ParseWithLength((const char *)view.data, view.size);
-    file_unmap(&view);
-    ck_assert_ptr_nonnull(all);
+    cJSON *all = help_json("tests/golden/tokens.json");
     int checked = 0;
     const char *const pres[] = {"smollm", "llama-bpe", "qwen2", "gpt-2"};
     for (int p = 0; p < 4; p++) {

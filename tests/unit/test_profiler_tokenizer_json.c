@@ -1,7 +1,6 @@
 // Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
 // (tests/golden/tokenizers.json), what their files say besides, and what is refused.
 #include "folder_help.h"
-#include "formats/file_read.h"
 #include "tokenizer_help.h"
 #include <time.h>
 
@@ -23,11 +22,7 @@ static tokenizer *make(const char *tokens, const char *config, const char *gener
 
 UNIT_TEST(test_golden)
 {
-    file_view view;
-    ck_assert_msg(file_map(&view, "tests/golden/tokenizers.json", &err) == KVB_OK, "%s", err.message);
-    cJSON *all = cJSON_ParseWithLength((const char *)view.data, view.size);
-    file_unmap(&view);
-    ck_assert_ptr_nonnull(all);
+    cJSON *all = help_json("tests/golden/tokenizers.json");
     const cJSON *kind, *c;
     int kinds = 0, cases = 0;
     cJSON_ArrayForEach(kind, all)

@@ -51,6 +51,20 @@ static const char *make(const char *name, const float a[2], const float b[2], fl
 
 static const float STEEP[2] = {8, 1}, OPPOSITE[2] = {1, 8};
 
+// A table that is solved for a record, and its end.
+static void solve_case(study_table *t, selection *s, const study_options *o, const char *path)
+{
+    case_select(s, path);
+    help_ok(study_table_open(t, s, "keydiff", o, false, err));
+    help_ok(study_table_solve(t, NULL, err));
+}
+
+static void close_case(study_table *t, selection *s)
+{
+    study_table_free(t);
+    selection_close(s);
+}
+
 UNIT_TEST(test_gains_are_geometric_means)
 {
     selection s;
@@ -69,8 +83,7 @@ UNIT_TEST(test_gains_are_geometric_means)
     study_table_free(&t);
     o.loss = LOSS_OUTPUT;
     help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH, "has no curves of output errors");
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
 }
 
 UNIT_TEST(test_curves_are_lines_between_the_levels)
@@ -121,10 +134,8 @@ UNIT_TEST(test_budgets_follow_the_output)
     study_table t;
     study_options o = case_options("mean_loss");
     o.loss = LOSS_OUTPUT;
-    case_select(&s, make("solve.h5", STEEP, STEEP, 0));
-    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
+    solve_case(&t, &s, &o, make("solve.h5", STEEP, STEEP, 0));
     ck_assert_int_eq(t.pairs.loss, LOSS_OUTPUT);
-    help_ok(study_table_solve(&t, NULL, err));
     double g = cbrt(2.0 * 4 * 6);
     ck_near(t.prune_ratio[2 * 24], 0); // 25 %: 20 of 80 tokens, all from head 1
     ck_near(t.prune_ratio[2 * 24 + 1], 0.5);
@@ -138,8 +149,7 @@ UNIT_TEST(test_budgets_follow_the_output)
     ck_assert(v.compared);
     ck_assert_int_eq(v.best[24], RIVAL_NONE);
     ck_assert(v.loss[RIVAL_NONE][24] < v.loss[RIVAL_UNIFORM][24]);
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
 }
 
 // Each text's budgets are the worst for the other: uniform ones lose less on left-out texts, and are taken.
@@ -150,9 +160,7 @@ UNIT_TEST(test_rivals_are_taken)
     versus v;
     study_options o = case_options("mean_loss");
     o.loss = LOSS_OUTPUT;
-    case_select(&s, make("rivals.h5", STEEP, OPPOSITE, 0));
-    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
+    solve_case(&t, &s, &o, make("rivals.h5", STEEP, OPPOSITE, 0));
     help_ok(versus_choose(&v, &t, NULL, err));
     ck_assert(v.best[24] != RIVAL_NONE && v.loss[v.best[24]][24] < v.loss[RIVAL_NONE][24]);
     ck_near(t.prune_ratio[2 * 24], 0.25);
@@ -164,8 +172,7 @@ UNIT_TEST(test_rivals_are_taken)
     unit_strings(cJSON_GetObjectItem(about, "loss")->valuestring, "output",
                  cJSON_GetObjectItem(about, "gains")->valuestring, "all");
     cJSON_Delete(about);
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
 }
 
 // A curve that rises between its ends: the hull passes below the bump, and the optimum stays above the bound.
@@ -175,15 +182,12 @@ UNIT_TEST(test_a_curve_may_rise)
     study_table t;
     study_options o = case_options("mean_loss");
     o.exact = true;
-    case_select(&s, make("rise.h5", STEEP, STEEP, 2));
-    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
-    help_ok(study_table_solve(&t, NULL, err));
+    solve_case(&t, &s, &o, make("rise.h5", STEEP, STEEP, 2));
     for (int r = 0; r < ROWS; r++) {
         ck_assert(t.bound[r] <= t.optimum[r] + 1e-9 && t.optimum[r] <= t.greedy[r] + 1e-9);
         ck_assert(t.table_loss[r] <= t.greedy[r] + 1e-9);
     }
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
 }
 
 // Head 0 loses eight times as much by the same format: the first bits go to it, and the checker agrees.
@@ -229,15 +233,13 @@ UNIT_TEST(test_formats_follow_the_output)
     }
     loss_curves_free(&c);
     formats_problem_free(&p);
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
     packed = false;
     case_select(&s, make("bare.h5", STEEP, STEEP, 0));
     packed = true;
     help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH,
                "does not say of any of these questions what");
-    study_table_free(&t);
-    selection_close(&s);
+    close_case(&t, &s);
 }
 
 UNIT_MAIN_EACH("study loss", help_setup, help_teardown)

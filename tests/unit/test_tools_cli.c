@@ -90,6 +90,13 @@ UNIT_TEST(ratios_are_shares_or_per_cent)
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
 }
 
+UNIT_TEST(protected_tokens_stay_a_count)
+{
+    const uint64_t most = UINT32_MAX / 4, none = UINT64_MAX;
+    ck_assert_int_eq(cli_check_protected(&COMMAND, most, none), EXIT_DONE);
+    ck_assert_int_eq(cli_check_protected(&COMMAND, none, most + 1), EXIT_USAGE);
+}
+
 // A folder that is named is the only one that is looked at.
 UNIT_TEST(test_program_folder)
 {

@@ -2,7 +2,7 @@
 #pragma once
 #include "profiler/text/tokenizer.h"
 #include "unit.h"
-#include <cJSON.h>
+#include <cjson/cJSON.h>
 
 // malloc'd bytes of hexadecimal digits; returns how many.
 static inline size_t from_hex(const char *hex, char **out)
