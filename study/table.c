@@ -445,10 +445,15 @@ static uint8_t *spread_formats(const study_table *t, uint32_t rows, uint32_t hea
 
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
+    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
+    if (!ranking && strncmp(t->pairs.metric, "learned:", 8) == 0)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%s: a table for %s holds the ranking's weights, which a record does not have; name the "
+                        "ranking's file: --metric learned=RANK.safetensors",
+                        path, t->pairs.metric);
     uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
     double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, rows, heads),
            *std = layer_map_spread(&t->layers, t->std, rows, heads);
-    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
     const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
     uint8_t *formats = spread_formats(t, rows, heads);
     const table_content content = {.n_rows = rows,

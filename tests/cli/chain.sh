@@ -3,8 +3,7 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 L=2 G=2
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff \
-    --metric ea:kvpress
-    --metric snapkv:lukv --metric ea:lukv)
+    --metric ea:kvpress --metric snapkv:lukv --metric ea:lukv)
 
 tiny_inputs
 exists 'the tiny model is written' tiny.gguf
@@ -77,6 +76,10 @@ json 'are of all layers' out "([x['layer'] for x in j['predicted_loss_at_80_perc
     all(x['gain'] > 0 and x['keydiff'] > 0 for x in j['predicted_loss_at_80_percent']))"
 expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
 says 'it says what is predicted' 'predicts a KL of' nats.html
+kvb inspect nats.safetensors --json
+kvb recommend tiny.gguf nats.safetensors calib.jsonl -t 64 -n 4 --confidence 0.2 --json \
+    --max-kl "$("$PYTHON" -c 'import json; print(json.load(open("out"))["rows"][0]["table_loss"])')" # of 50 %
+json 'recommend tries ratios up to where the limit is predicted' out '0.5 == [r["ratio"] for r in j["rows"]][-1]'
 expect 0 'solve without curves' solve run.h5 --metric keydiff
 says 'says what is minimised and what there is beyond' 'importance[; ].*profile --curves' err
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors

@@ -34,6 +34,7 @@ for family in gemma3 gpt-oss; do
     expect 0 "$family: the certificate holds" validate --certificate table.safetensors run.h5
     expect 0 "$family: profile by it" profile "$model" calib.jsonl -o scores.h5 --force --quiet --new-tokens 6 \
         --ignore-eos -m learned=rank.safetensors
+    fails "$family: a table without its ranking" 'name the ranking' solve scores.h5 -m learned -o bare.safetensors
     expect 0 "$family: eval" eval "$model" table.safetensors text.txt --tokens 160 --next 12 -r 0.5 --json
     json "$family: it was evicted" out "all(row['kl'] > 0 for row in j['rows'])"
     expect 0 "$family: budgets" budgets table.safetensors --ratio 50% --tokens 100 --json

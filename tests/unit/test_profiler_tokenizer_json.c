@@ -14,9 +14,7 @@ static json_text text_of(const char *text)
 static tokenizer *make(const char *tokens, const char *config, const char *generation)
 {
     tokenizer *t;
-    ck_assert_msg(tokenizer_from_json(&t, "folder", text_of(tokens), text_of(config), text_of(generation), &err) ==
-                      KVB_OK,
-                  "%s", err.message);
+    help_ok(tokenizer_from_json(&t, "folder", text_of(tokens), text_of(config), text_of(generation), err));
     return t;
 }
 

@@ -10,6 +10,7 @@
 #include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct recommend_command {
     eval_command e;
@@ -158,6 +159,29 @@ static int check_recommend_options(recommend_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
+// A table that was solved for the output predicts its KL, which is a third to all of what is measured: so the answer
+// lies between the ratios where a tenth of the limit and where the limit is predicted. There every ratio is tried, or
+// every second..., 16 at most, and three below, in case that the prediction fails. They are known before any text is
+// measured, so the promise stays as it is.
+static void take_ratios_near_limit(const recommend_command *c, methods *with)
+{
+    const kvb_table *table = with->columns[0].how->table;
+    const char *loss = kvb_table_metadata(table, "loss"), *unknown = kvb_table_metadata(table, "unknown");
+    const double limit = c->limits[PROMISE_KL];
+    double near[99], step;
+    size_t n = 0, kept = 0;
+    kvb_row row;
+    if (!loss || strcmp(loss, "output") != 0 || (unknown && strstr(unknown, "table_loss")) || isnan(limit)) return;
+    for (uint32_t r = 0; r < kvb_table_info(table)->n_rows && kvb_table_row(table, r, &row, NULL) == KVB_OK; r++)
+        if (row.table_loss >= limit / 10 && row.table_loss <= limit) near[n++] = row.ratio;
+    if (n == 0) return;
+    const size_t every = (n + 15) / 16;
+    step = rint(100 * near[0] / 4) / 100;
+    for (int i = 1; i < 4 && step > 0 && i * step < near[0]; i++) with->ratios[kept++] = i * step;
+    for (size_t i = (n - 1) % every; i < n; i += every) with->ratios[kept++] = near[i];
+    with->n_ratios = kept;
+}
+
 static const char FIVES[] = "5%,10%,15%,20%,25%,30%,35%,40%,45%,50%,55%,60%,65%,70%,75%,80%,85%,90%,95%";
 
 static int run_recommend(const cli_command *self, int argc, char **argv)
@@ -178,7 +202,8 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {"confidence", 0, CLI_REAL, &c.confidence, "P",
          "probability, over the draw of the texts, that the promise holds (0.95)"},
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
-        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
+        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...",
+         "ratios to try (those near the limit if the table predicts its KL, else 5%, 10%, ... 95%)"},
         {"length", 0, CLI_COUNT, &c.length, "N", "print the memory saved at N tokens (default: --tokens)"},
         REFIT_OPTION(c.e.with),
         EVAL_INPUT_OPTIONS(c.e.in),
@@ -189,9 +214,11 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
+    const bool no_ratios = c.e.with.ratio_names.count == 0;
     if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
     if (code == EXIT_DONE) code = check_recommend_options(&c);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first), FIVES);
+    if (code == EXIT_DONE && no_ratios) take_ratios_near_limit(&c, &c.e.with);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         if (recommend(&c, &err) != KVB_OK) code = cli_failed(self, &err);
