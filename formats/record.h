@@ -144,7 +144,8 @@ void record_close(record *r); // NULL is allowed
 
 const char *record_path(const record *r); // as given to record_open; belongs to the record
 record_shape record_get_shape(const record *r);
-const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
+const cJSON *record_attributes(const record *r);            // what was given to record_begin; belongs to the record
+const char *record_text(const record *r, const char *name); // a text attribute, or "" if there is none
 size_t record_context_count(const record *r);
 // Computes the SHA-256 of the open file, as sha256sum shows it, even if its name leads to another file by now. Fails
 // with KVB_IO if the file was changed since it was opened, so the hash belongs to everything that was read before.

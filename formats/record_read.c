@@ -182,6 +182,12 @@ const cJSON *record_attributes(const record *r)
     return r->attributes;
 }
 
+const char *record_text(const record *r, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err)
 {
     kvb_status status = sha256_descriptor_hex(r->file.descriptor, r->path, out, err);

@@ -1,7 +1,6 @@
 #include "study/layer_map.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/selection.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,12 +1,10 @@
 #include "study/learned_scores.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
-#include "runtime/fail.h"
 #include "study/layer_map.h"
 #include <endian.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error *err)
 {
@@ -17,40 +15,6 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
     if (status == KVB_OK) sha256_hex(ids, T * sizeof *ids, out);
     free(ids);
     return status;
-}
-
-// Is the ranking of the record's model? It has weights for all of its layers, the record scores of those that count.
-static kvb_status check_model(const selection *s, const kvb_ranking *r, kvb_error *err)
-{
-    layer_map layers;
-    const kvb_ranking_info *info = &r->info;
-    const char *model = record_text(s->r, "model_sha256");
-    kvb_status status = layer_map_read(&layers, s->r, err);
-    bool fits = info->n_layers == layers.n_layers && info->n_kv_heads == record_get_shape(s->r).n_kv_heads;
-    layer_map_free(&layers);
-    if (status != KVB_OK) return status;
-    if (fits && (!*model || !*info->model_sha256 || strcasecmp(model, info->model_sha256) == 0)) return KVB_OK;
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s: the ranking %s, of %u layers x %u KV heads, is of another model; fit one on this record "
-                    "(kvbudget learn)",
-                    s->path, info->name, info->n_layers, info->n_kv_heads);
-}
-
-kvb_status learned_scores_check(const selection *s, const kvb_ranking *r, kvb_error *err)
-{
-    const kvb_ranking_info *info = &r->info;
-    kvb_status status = check_model(s, r, err);
-    if (status != KVB_OK) return status;
-    for (size_t k = 0; k < s->n_contexts; k++) {
-        const record_context_info *c = selection_context(s, k);
-        for (uint32_t f = 0; f < info->n_features && !record_has_metric(c, info->name); f++)
-            if (!record_has_metric(c, info->metrics[f]))
-                return kvb_fail(err, KVB_MISMATCH,
-                                "%s: context %s has no scores of %s, which the ranking %s takes; profile with --metric "
-                                "%s",
-                                s->path, c->id, info->metrics[f], info->name, info->metrics[f]);
-    }
-    return KVB_OK;
 }
 
 // features [F][L,G,T], L the layers of the record.

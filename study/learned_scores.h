@@ -11,7 +11,3 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
 // fitted without it. For any other text, if the record holds the ranking's own scores, these are used. Errors: those of
 // reading; KVB_NUMERIC.
 kvb_status learned_scores_read(const selection *s, size_t k, const kvb_ranking *r, float *out, kvb_error *err);
-
-// Fails with KVB_MISMATCH unless the record is of the ranking's model and has the ranking's metrics in every selected
-// context.
-kvb_status learned_scores_check(const selection *s, const kvb_ranking *r, kvb_error *err);

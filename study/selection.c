@@ -1,7 +1,8 @@
 #include "study/selection.h"
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/learned_scores.h"
+#include "runtime/rank.h"
+#include "study/layer_map.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,9 +73,43 @@ static kvb_status append_metric(selection *s, const char *metric, const kvb_rank
     return KVB_OK;
 }
 
+// Is the ranking of the record's model? It has weights for all of its layers, the record scores of those that count.
+static kvb_status check_ranking_model(const selection *s, const kvb_ranking *r, kvb_error *err)
+{
+    layer_map layers;
+    const kvb_ranking_info *info = &r->info;
+    const char *model = record_text(s->r, "model_sha256");
+    kvb_status status = layer_map_read(&layers, s->r, err);
+    bool fits = info->n_layers == layers.n_layers && info->n_kv_heads == record_get_shape(s->r).n_kv_heads;
+    layer_map_free(&layers);
+    if (status != KVB_OK) return status;
+    if (fits && (!*model || !*info->model_sha256 || strcasecmp(model, info->model_sha256) == 0)) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: the ranking %s, of %u layers x %u KV heads, is of another model; fit one on this record "
+                    "(kvbudget learn)",
+                    s->path, info->name, info->n_layers, info->n_kv_heads);
+}
+
+kvb_status selection_check_ranking(const selection *s, const kvb_ranking *r, kvb_error *err)
+{
+    const kvb_ranking_info *info = &r->info;
+    kvb_status status = check_ranking_model(s, r, err);
+    if (status != KVB_OK) return status;
+    for (size_t k = 0; k < s->n_contexts; k++) {
+        const record_context_info *c = selection_context(s, k);
+        for (uint32_t f = 0; f < info->n_features && !record_has_metric(c, info->name); f++)
+            if (!record_has_metric(c, info->metrics[f]))
+                return kvb_fail(err, KVB_MISMATCH,
+                                "%s: context %s has no scores of %s, which the ranking %s takes; profile with --metric "
+                                "%s",
+                                s->path, c->id, info->metrics[f], info->name, info->metrics[f]);
+    }
+    return KVB_OK;
+}
+
 static kvb_status add_ranking(selection *s, const kvb_ranking *ranking, kvb_error *err)
 {
-    kvb_status status = learned_scores_check(s, ranking, err);
+    kvb_status status = selection_check_ranking(s, ranking, err);
     return status == KVB_OK ? append_metric(s, ranking->info.name, ranking, err) : status;
 }
 
@@ -167,12 +202,6 @@ uint32_t selection_count(const selection *s, size_t k)
     uint32_t n = 0;
     for (uint32_t q = 0; q < c->n_questions; q++) n += selection_has(s, &c->questions[q], q);
     return n;
-}
-
-const char *record_text(const record *r, const char *name)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
-    return cJSON_IsString(item) ? item->valuestring : "";
 }
 
 kvb_status selection_require_model(const selection *s, const char *sha256, const char *other, kvb_error *err)

@@ -33,7 +33,7 @@ typedef struct selection {
 // Opens the record at `path`, which must not change, and selects what is asked for. Errors: those of record_open();
 // KVB_MISMATCH if it is a shard, or a context lacks a metric's scores; KVB_ARGUMENT for an unknown context or metric,
 // or a context given twice; KVB_FORMAT if the record is empty; for learned=FILE those of kvb_ranking_open() and
-// learned_scores_check(). The caller closes it, also after a failure.
+// selection_check_ranking(). The caller closes it, also after a failure.
 kvb_status selection_open(selection *s, const char *path, const selection_request *wanted, kvb_error *err);
 void selection_close(selection *s);
 
@@ -45,8 +45,9 @@ const record_context_info *selection_context(const selection *s, size_t k);
 bool selection_has(const selection *s, const record_question_info *q, uint32_t index);
 uint32_t selection_count(const selection *s, size_t k); // questions of the k-th context that are used
 
-// Returns a text attribute of the record, or "" if it has none.
-const char *record_text(const record *r, const char *name);
+// Fails with KVB_MISMATCH unless the record is of the ranking's model and has the ranking's metrics in every selected
+// context.
+kvb_status selection_check_ranking(const selection *s, const kvb_ranking *r, kvb_error *err);
 // Fails with KVB_MISMATCH if the file `other`, whose weights have the hash sha256, belongs to another model than the
 // record. An empty hash on either side, "", is accepted.
 kvb_status selection_require_model(const selection *s, const char *sha256, const char *other, kvb_error *err);

@@ -14,7 +14,8 @@ static json_text text_of(const char *text)
 static tokenizer *make(const char *tokens, const char *config, const char *generation)
 {
     tokenizer *t;
-    help_ok(tokenizer_from_json(&t, "folder", text_of(tokens), text_of(config), text_of(generation), err));
+    kvb_status status = tokenizer_from_json(&t, "folder", text_of(tokens), text_of(config), text_of(generation), &err);
+    ck_assert_msg(status == KVB_OK, "%s", err.message);
     return t;
 }
 

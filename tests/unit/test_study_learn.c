@@ -201,7 +201,7 @@ UNIT_TEST(layers_that_are_not_budgeted)
     help_remove(help_path("learn.h5"));
     bounded = "0,2";
     open_all(TEXTS);
-    help_fails(learned_scores_check(&from, whole, err), KVB_MISMATCH, "of 1 layers x 2 KV heads, is of another model");
+    help_fails(selection_check_ranking(&from, whole, err), KVB_MISMATCH, "1 layers x 2 KV heads, is of another");
     help_ok(learn_fit(l, &from, &o, NULL, err));
     help_ok(learn_write(l, help_path("three.safetensors"), name, err));
     help_ok(kvb_ranking_open(&r, help_path("three.safetensors"), err));
@@ -212,7 +212,7 @@ UNIT_TEST(layers_that_are_not_budgeted)
         for (size_t i = 0; i < layer; i++) ck_assert(weights[i] == 0 && weights[2 * layer + i] == 0);
         ck_assert(memcmp(weights + layer, l->weights + fold * layer, layer * sizeof *weights) == 0);
     }
-    help_ok(learned_scores_check(&from, r, err));
+    help_ok(selection_check_ranking(&from, r, err));
     help_ok(learned_scores_read(&from, 1, r, with, err));
     ck_assert(memcmp(with, without, sizeof with) == 0);
     kvb_ranking_close(r);
@@ -318,7 +318,7 @@ UNIT_TEST(rankings_of_other_records)
                "no scores of knorm");
     selection_close(&s);
     r->info.n_layers = 7;
-    help_fails(learned_scores_check(&from, r, err), KVB_MISMATCH, "another model");
+    help_fails(selection_check_ranking(&from, r, err), KVB_MISMATCH, "another model");
     r->info.n_layers = 1;
     kvb_ranking_close(r);
 }

@@ -92,9 +92,8 @@ UNIT_TEST(ratios_are_shares_or_per_cent)
 
 UNIT_TEST(protected_tokens_stay_a_count)
 {
-    const uint64_t most = UINT32_MAX / 4, none = UINT64_MAX;
-    ck_assert_int_eq(cli_check_protected(&COMMAND, most, none), EXIT_DONE);
-    ck_assert_int_eq(cli_check_protected(&COMMAND, none, most + 1), EXIT_USAGE);
+    ck_assert_int_eq(cli_check_protected(&COMMAND, UINT32_MAX / 4, UINT64_MAX), EXIT_DONE);
+    ck_assert_int_eq(cli_check_protected(&COMMAND, UINT64_MAX, UINT32_MAX / 4 + 1), EXIT_USAGE);
 }
 
 // A folder that is named is the only one that is looked at.
