@@ -10,16 +10,16 @@ tiny_texts 4 40
 "$PYTHON" "$KVB_ROOT/tests/cli/outputs.py" "$KVB" || FAILED=$((FAILED + $?))
 
 # What only some commands can do.
+mkdir model && echo '{}' >model/config.json && ln -s run.h5 keydiff.safetensors && ln run.h5 hard.h5
 fails 'a file inside the model folder' 'is inside model, which is read' profile model -o model/config.json calib.jsonl \
-    --force < <(mkdir model; echo '{}' >model/config.json)
+    --force
 fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gguf calib.jsonl \
     --metric learned=rank.safetensors -o rank.safetensors --force
 fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
     -o both --dump-kept both.csv
-fails 'one of the files for each metric' 'is to be read and to be written' solve run.h5 --metric keydiff \
-    -o '{metric}.safetensors' --force < <(ln -s run.h5 keydiff.safetensors)
+fails 'one of the files for each metric' 'is to be read' solve run.h5 -m keydiff -o '{metric}.safetensors' --force
 fails 'a record that is merged' 'is to be read' merge run.h5 run.h5 --force
-fails 'a second name of the record' 'is to be read' solve hard.h5 --metric keydiff -o run.h5 < <(ln run.h5 hard.h5)
+fails 'a second name of the record' 'is to be read' solve hard.h5 --metric keydiff -o run.h5
 fails 'a name that is empty' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ''
 fails 'a folder where names are formed' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ./
 echo 'my notes, of today' >notes
