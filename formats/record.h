@@ -39,16 +39,6 @@ typedef enum record_start {
     RECORD_ADD_JOIN
 } record_start;
 
-typedef struct record_question {
-    // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
-    const float *oracle;
-    const int32_t *suffix_ids; // tokens of question + answer prefix, as they follow the context
-    uint32_t n_suffix;
-    const int32_t *answer_ids; // generated or given answer tokens
-    uint32_t n_answer;
-    uint32_t n_queries; // decode queries that went into the oracle
-} record_question;
-
 // What evicting tokens does to the model's output (docs/objective.md), for one question. A curve has
 // RECORD_CURVE_LEVELS errors per head: the mean square of how far the head's output moves when it keeps the best
 // record_curve_tokens(level) tokens of a metric. Gains are RECORD_GAIN_KINDS pairs per layer: the KL of the model's
@@ -65,6 +55,17 @@ typedef struct record_losses {
     const float *gains;    // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
     const float *packings; // [L, G, RECORD_PACKINGS], finite and >= 0; NULL: none
 } record_losses;
+
+typedef struct record_question {
+    // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
+    const float *oracle;
+    const int32_t *suffix_ids; // tokens of question + answer prefix, as they follow the context
+    uint32_t n_suffix;
+    const int32_t *answer_ids; // generated or given answer tokens
+    uint32_t n_answer;
+    uint32_t n_queries;          // decode queries that went into the oracle
+    const record_losses *losses; // NULL: none, or record_put_losses() stored them before
+} record_question;
 
 // Returns how many of n_tokens tokens a level keeps, at least the `protect` that every level keeps.
 uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect);
@@ -102,8 +103,7 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
 kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
                                kvb_error *err);
 
-// Stores a question's losses. Call it before the question itself is stored, so that a stored question always has them.
-// With RECORD_ADD, they are added to the losses that the finished record has of the question.
+// Stores losses apart from their question. With RECORD_ADD, they are added to those that the finished record has of it.
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err);
 

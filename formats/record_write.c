@@ -612,6 +612,23 @@ static kvb_status find_n_tokens(uint32_t *out, const record_writer *w, const cha
     return status;
 }
 
+static kvb_status check_losses(const record_writer *w, const char *id, uint32_t question, const record_losses *l,
+                               kvb_error *err)
+{
+    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
+    kvb_status status = check_metrics(w, id, question, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
+    if (status == KVB_OK && l->gains)
+        status = check_metrics(w, id, question, PIECE_GAINS, 0, &order, &l->gains, 1, err);
+    if (status == KVB_OK && l->packings)
+        status = check_metrics(w, id, question, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
+    return status;
+}
+
+static uint64_t losses_bytes(const record_writer *w, const record_losses *l)
+{
+    return l ? (l->n + 2) * piece_bytes(&w->shape, PIECE_CURVES, 0) : 0;
+}
+
 static kvb_status check_question(const record_writer *w, const char *id, uint32_t question, const record_question *q,
                                  uint32_t n_tokens, kvb_error *err)
 {
@@ -622,7 +639,8 @@ static kvb_status check_question(const record_writer *w, const char *id, uint32_
     kvb_status status = q->oracle ? piece_check(&w->shape, PIECE_ORACLE, n_tokens, q->oracle, where, err) : KVB_OK;
     free(where);
     if (status == KVB_OK) status = check_ids(w->path, id, "suffix token", q->suffix_ids, q->n_suffix, err);
-    return status == KVB_OK ? check_ids(w->path, id, "answer token", q->answer_ids, q->n_answer, err) : status;
+    if (status == KVB_OK) status = check_ids(w->path, id, "answer token", q->answer_ids, q->n_answer, err);
+    return status == KVB_OK && q->losses ? check_losses(w, id, question, q->losses, err) : status;
 }
 
 // The group of a question in a part of it.
@@ -635,6 +653,17 @@ static kvb_status make_question(hid_t *questions, hid_t *group, const part_file 
     return status == KVB_OK ? h5_make_group(group, &p->h5, *questions, name, err) : status;
 }
 
+static kvb_status write_losses(const record_writer *w, const h5_file *f, hid_t group, const record_losses *l,
+                               kvb_error *err)
+{
+    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
+    kvb_status status = write_metrics(w, f, group, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
+    if (status == KVB_OK && l->gains) status = write_metrics(w, f, group, PIECE_GAINS, 0, &order, &l->gains, 1, err);
+    if (status == KVB_OK && l->packings)
+        status = write_metrics(w, f, group, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
+    return status;
+}
+
 static kvb_status write_question(const record_writer *w, const part_file *p, uint32_t question,
                                  const record_question *q, uint32_t n_tokens, kvb_error *err)
 {
@@ -645,6 +674,7 @@ static kvb_status write_question(const record_writer *w, const part_file *p, uin
     if (status == KVB_OK) status = h5_write_ids(&p->h5, group, "answer_ids", q->answer_ids, q->n_answer, err);
     if (status == KVB_OK && q->oracle)
         status = piece_write(&p->h5, &w->shape, group, "oracle", PIECE_ORACLE, n_tokens, q->oracle, err);
+    if (status == KVB_OK && q->losses) status = write_losses(w, &p->h5, group, q->losses, err);
     status = h5_end(&p->h5, group, status, err);
     return h5_end(&p->h5, questions, status, err);
 }
@@ -660,9 +690,9 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) status = check_question(w, id, question, q, n_tokens, err);
     if (status == KVB_OK) {
         part_file p;
-        uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
+        uint64_t others = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t) + losses_bytes(w, q->losses);
         status = part_begin(&p, part_path(w->folder, id, PART_QUESTION, question), id,
-                            (q->oracle ? piece_bytes(&w->shape, PIECE_ORACLE, n_tokens) : 0) + ids, err);
+                            (q->oracle ? piece_bytes(&w->shape, PIECE_ORACLE, n_tokens) : 0) + others, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
         status = part_end(&p, status, err);
     }
@@ -670,37 +700,20 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     return status;
 }
 
-static kvb_status write_losses(const record_writer *w, const part_file *p, uint32_t question, const record_losses *l,
-                               kvb_error *err)
-{
-    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
-    hid_t questions, group;
-    kvb_status status = make_question(&questions, &group, p, question, err);
-    if (status == KVB_OK) status = write_metrics(w, &p->h5, group, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
-    if (status == KVB_OK && l->gains)
-        status = write_metrics(w, &p->h5, group, PIECE_GAINS, 0, &order, &l->gains, 1, err);
-    if (status == KVB_OK && l->packings)
-        status = write_metrics(w, &p->h5, group, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
-    status = h5_end(&p->h5, group, status, err);
-    return h5_end(&p->h5, questions, status, err);
-}
-
 kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
                              kvb_error *err)
 {
-    const char *order = RECORD_GAIN_ORDER, *kind = RECORD_PACKING_KIND;
     kvb_status status = check_id(w, id, err);
-    if (status == KVB_OK) status = check_metrics(w, id, question, PIECE_CURVES, 0, l->metrics, l->curves, l->n, err);
-    if (status == KVB_OK && l->gains)
-        status = check_metrics(w, id, question, PIECE_GAINS, 0, &order, &l->gains, 1, err);
-    if (status == KVB_OK && l->packings)
-        status = check_metrics(w, id, question, PIECE_PACKINGS, 0, &kind, &l->packings, 1, err);
+    if (status == KVB_OK) status = check_losses(w, id, question, l, err);
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     part_file p;
-    status = part_begin(&p, part_path(w->folder, id, PART_LOSSES, question), id,
-                        (l->n + 2) * piece_bytes(&w->shape, PIECE_CURVES, 0), err);
-    if (status == KVB_OK) status = write_losses(w, &p, question, l, err);
+    hid_t questions = -1, group = -1;
+    status = part_begin(&p, part_path(w->folder, id, PART_LOSSES, question), id, losses_bytes(w, l), err);
+    if (status == KVB_OK) status = make_question(&questions, &group, &p, question, err);
+    if (status == KVB_OK) status = write_losses(w, &p.h5, group, l, err);
+    status = h5_end(&p.h5, group, status, err);
+    status = h5_end(&p.h5, questions, status, err);
     status = part_end(&p, status, err);
     h5_loud(before);
     return status;

@@ -217,6 +217,21 @@ static kvb_status decode_batch(profile_run *r, const profile_context *c, questio
     return KVB_OK;
 }
 
+static decoded_question decoded(const question_run *a)
+{
+    return (decoded_question){a->number, a->q->suffix, a->answer, a->q->n_suffix, a->n_answer, a->n_queries};
+}
+
+static kvb_status judge_losses(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n,
+                               kvb_error *err)
+{
+    decoded_question *q = need(n, sizeof *q, "questions");
+    for (uint32_t i = 0; i < n; i++) q[i] = decoded(&batch[i]);
+    kvb_status status = profile_losses_judge(&r->losses, c, q, n, r->scores, err);
+    free(q);
+    return status;
+}
+
 static kvb_status write_question(profile_run *r, const profile_context *c, const question_run *a, uint32_t slot,
                                  kvb_error *err)
 {
@@ -239,22 +254,21 @@ static kvb_status write_question(profile_run *r, const profile_context *c, const
                 return kvb_fail(err, KVB_NUMERIC, "sample %s, question %u: importance %zu is not finite", c->id,
                                 a->number + 1, j);
     }
-    record_question q = {
-        a->n_queries ? r->importance : NULL, a->q->suffix, a->q->n_suffix, a->answer, a->n_answer, a->n_queries};
+    record_losses losses;
+    const decoded_question one = decoded(a);
+    kvb_status status = profile_losses_take(&losses, &r->losses, c, &one, slot, err);
+    if (status != KVB_OK) return status;
+    record_question q = {.oracle = a->n_queries ? r->importance : NULL,
+                         .suffix_ids = a->q->suffix,
+                         .n_suffix = a->q->n_suffix,
+                         .answer_ids = a->answer,
+                         .n_answer = a->n_answer,
+                         .n_queries = a->n_queries,
+                         .losses = losses.n ? &losses : NULL};
+    double start = meter_now();
     r->times->queries += a->n_queries;
-    return record_put_question(r->record, c->id, a->number, &q, err);
-}
-
-static kvb_status put_losses(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n,
-                             kvb_error *err)
-{
-    if (!profile_losses_wanted(&r->losses)) return KVB_OK;
-    decoded_question *q = need(n, sizeof *q, "questions");
-    for (uint32_t i = 0; i < n; i++)
-        q[i] = (decoded_question){batch[i].number,      batch[i].q->suffix, batch[i].answer,
-                                  batch[i].q->n_suffix, batch[i].n_answer,  batch[i].n_queries};
-    kvb_status status = profile_losses_put(&r->losses, c, q, n, r->scores, r->record, err);
-    free(q);
+    status = record_put_question(r->record, c->id, a->number, &q, err);
+    r->times->writing += meter_now() - start;
     return status;
 }
 
@@ -281,7 +295,13 @@ static kvb_status run_recorded(profile_run *r, const profile_context *c, kvb_err
     for (uint32_t first = 0, n; first < held.n && status == KVB_OK; first += n) {
         n = held.n - first < r->job->max_questions ? held.n - first : r->job->max_questions;
         status = decode_batch(r, c, batch + first, n, err);
-        if (status == KVB_OK) status = put_losses(r, c, batch + first, n, err);
+        if (status == KVB_OK) status = judge_losses(r, c, batch + first, n, err);
+        for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+            record_losses losses;
+            status = profile_losses_take(&losses, &r->losses, c, &held.each[first + i], i, err);
+            if (status == KVB_OK && losses.n)
+                status = record_put_losses(r->record, c->id, batch[first + i].number, &losses, err);
+        }
     }
     r->times->decode += meter_now() - start;
     free_all(batch, questions);
@@ -310,14 +330,12 @@ static kvb_status run_batch(profile_run *r, const profile_context *c, uint32_t f
     double start = meter_now(), done = r->done;
     kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
     r->times->decode += meter_now() - start;
-    if (status == KVB_OK) status = put_losses(r, c, batch, missing, err);
-    start = meter_now();
+    if (status == KVB_OK) status = judge_losses(r, c, batch, missing, err);
     for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
         done += profile_work(r->m, c, batch[i].q); // an early end counts as done
         status = write_question(r, c, &batch[i], i, err);
     }
     r->done = done;
-    r->times->writing += meter_now() - start;
     free(batch);
     return status;
 }

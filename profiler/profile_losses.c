@@ -21,6 +21,7 @@ void profile_losses_open(profile_losses *l, const model *m, const profile_job *j
     l->fold_scores = need(n, sizeof *l->fold_scores, "rankings");
     l->rankings = need(n, sizeof *l->rankings, "rankings");
     l->names = need(n, sizeof *l->names, "rankings");
+    l->curves = need(n, sizeof *l->curves, "curves");
     l->errors = need(batch * n * budgeted_heads(m) * OUTPUT_LEVELS, sizeof(float), "output errors");
     l->packings = need(budgeted_heads(m) * RECORD_PACKINGS, sizeof(float), "errors of formats");
     l->gains = need(layers * GAIN_KINDS * 2, sizeof(float), "gains");
@@ -35,6 +36,7 @@ void profile_losses_close(profile_losses *l)
     free(l->fold_scores);
     free(l->rankings);
     free(l->names);
+    free(l->curves);
     free(l->errors);
     free(l->gains);
     free(l->packings);
@@ -129,30 +131,33 @@ static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_cont
     return status;
 }
 
-kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
-                              float *const *scores, record_writer *writer, kvb_error *err)
+kvb_status profile_losses_judge(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
+                                float *const *scores, kvb_error *err)
 {
-    size_t n_rankings = 0, floats = budgeted_heads(l->m) * OUTPUT_LEVELS;
+    l->n_rankings = 0;
     if (!l->f || n == 0) return KVB_OK;
-    kvb_status status = list_rankings(&n_rankings, l, c, q[0].number < c->n_recorded, scores, err);
-    if (status != KVB_OK || n_rankings == 0) return status;
+    kvb_status status = list_rankings(&l->n_rankings, l, c, q[0].number < c->n_recorded, scores, err);
+    if (status != KVB_OK || l->n_rankings == 0) return status;
     double start = meter_now();
-    uint32_t packed = 0;
-    while (packed < n && !lacks(l, c, &q[packed], record_has_packings)) packed++;
-    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, packed,
-                                   packed < n ? l->packings : NULL, err);
+    for (l->packed = 0; l->packed < n && !lacks(l, c, &q[l->packed], record_has_packings);) l->packed++;
+    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)l->n_rankings, l->errors, l->packed,
+                                   l->packed < n ? l->packings : NULL, err);
     l->times->curves += meter_now() - start;
-    const float **curves = need(n_rankings, sizeof *curves, "curves");
-    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        bool gains = false;
-        if (q[i].n_queries == 0) continue;
-        for (size_t r = 0; r < n_rankings; r++) curves[r] = l->errors + (i * n_rankings + r) * floats;
-        if (l->o->gain_rows && lacks(l, c, &q[i], record_has_gains)) status = find_gains(&gains, l, &q[i], i, err);
-        record_losses losses = {l->names, curves, n_rankings, gains ? l->gains : NULL,
-                                i == packed ? l->packings : NULL};
-        if (status == KVB_OK) status = record_put_losses(writer, c->id, q[i].number, &losses, err);
-    }
-    free(curves);
+    return status;
+}
+
+kvb_status profile_losses_take(record_losses *out, profile_losses *l, const profile_context *c,
+                               const decoded_question *q, uint32_t slot, kvb_error *err)
+{
+    size_t floats = budgeted_heads(l->m) * OUTPUT_LEVELS;
+    bool gains = false;
+    kvb_status status = KVB_OK;
+    *out = (record_losses){0};
+    if (!l->f || l->n_rankings == 0 || q->n_queries == 0) return KVB_OK;
+    for (size_t r = 0; r < l->n_rankings; r++) l->curves[r] = l->errors + (slot * l->n_rankings + r) * floats;
+    if (l->o->gain_rows && lacks(l, c, q, record_has_gains)) status = find_gains(&gains, l, q, slot, err);
+    *out = (record_losses){l->names, l->curves, l->n_rankings, gains ? l->gains : NULL,
+                           slot == l->packed ? l->packings : NULL};
     return status;
 }
 

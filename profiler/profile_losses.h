@@ -21,6 +21,9 @@ typedef struct profile_losses {
                          // context, and for metrics that the finished record has; NULL: not needed
     loss_ranking *rankings; // [n_metrics] of the metrics recorded in this run,
     const char **names;     // and their names
+    size_t n_rankings;      // of the questions that were judged last; 0: they have no losses
+    const float **curves;   // of the question that was taken last
+    uint32_t packed;        // the slot whose errors of formats are in `packings`
     float *errors, *gains, *packings;
     uint32_t *rows; // [batch * tail] rows whose queries are kept
     uint32_t n_rows;
@@ -46,9 +49,13 @@ void profile_losses_enter(profile_losses *l, const profile_context *c);
 // Computes one layer's scores of metric i, if losses use other scores than the recorded ones.
 kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err);
 
-// Records the curves of n questions in the slots 0 .. n-1, and the gains if the first question is among them.
-kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
-                              float *const *scores, record_writer *writer, kvb_error *err);
+// Computes the curves of n decoded questions in the slots 0 .. n-1.
+kvb_status profile_losses_judge(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
+                                float *const *scores, kvb_error *err);
+// Of these, one question's losses, gains too if it is the context's first one: *out, with n = 0 if it has none, lends
+// memory until the next call.
+kvb_status profile_losses_take(record_losses *out, profile_losses *l, const profile_context *c,
+                               const decoded_question *q, uint32_t slot, kvb_error *err);
 
 // Questions of a context in the finished record, which the run decodes again for the curves of new metrics. The caller
 // frees them with profile_recorded_free.

@@ -73,38 +73,83 @@ VECTOR_CLONES static void find_codes(unsigned char *codes, const float *x, uint3
     }
 }
 
+// The codes of a byte are neighbours, the first one in its lowest bits. `bits` is a constant wherever these are called,
+// so that they unroll.
+static inline void join_codes(unsigned char *to, const unsigned char *codes, size_t bytes, unsigned bits)
+{
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned all = 0;
+        for (unsigned k = 0; k < 8 / bits; k++) all |= (unsigned)codes[i * (8 / bits) + k] << k * bits;
+        to[i] = (unsigned char)all;
+    }
+}
+
+static inline void split_codes(unsigned char *codes, const unsigned char *from, size_t bytes, unsigned bits)
+{
+    for (size_t i = 0; i < bytes; i++)
+        for (unsigned k = 0; k < 8 / bits; k++) codes[i * (8 / bits) + k] = from[i] >> k * bits & ((1u << bits) - 1);
+}
+
+typedef int32_t mask __attribute__((vector_size(32)));
+
+// The least and the greatest of a group. Returns NaN if a number is not finite, else 0.
+VECTOR_CLONES static float find_range(float *low, float *high, const float x[KVB_PACK_GROUP])
+{
+    enum { LANES = sizeof(vector) / sizeof(float) };
+    vector lows, highs, now, sums = {0};
+    float sum = 0;
+    memcpy(&lows, x, sizeof lows);
+    highs = lows;
+    for (uint32_t i = 0; i < KVB_PACK_GROUP; i += LANES) {
+        memcpy(&now, x + i, sizeof now);
+        mask less = now<lows, more = now> highs;
+        lows = (vector)(((mask)now & less) | ((mask)lows & ~less));
+        highs = (vector)(((mask)now & more) | ((mask)highs & ~more));
+        sums += now * 0;
+    }
+    *low = *high = x[0];
+    for (uint32_t i = 0; i < LANES; i++) {
+        *low = lows[i] < *low ? lows[i] : *low;
+        *high = highs[i] > *high ? highs[i] : *high;
+        sum += sums[i];
+    }
+    return sum;
+}
+
 // The least number is rounded down and the step up, so that no number is outside the range. False where one is not
 // finite, or too large for bfloat16.
 static int pack_group(unsigned char *to, kvb_packing p, const float *from, size_t step, uint32_t n)
 {
     unsigned bits = PACKINGS[p].bits, most = (1u << bits) - 1;
-    float x[KVB_PACK_GROUP], low = from[0], high = from[0], sum = 0;
+    size_t bytes = group_bytes(p, n) - GROUP_HEAD;
+    float x[KVB_PACK_GROUP], low, high;
     unsigned char codes[KVB_PACK_GROUP] = {0};
-    for (uint32_t i = 0; i < n; i++) {
-        x[i] = from[i * step];
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-        sum += x[i] * 0; // NaN, if a number is not finite
-    }
+    for (uint32_t i = 0; i < KVB_PACK_GROUP; i++) x[i] = from[i < n ? i * step : 0];
+    float sum = find_range(&low, &high, x);
     narrow(to, low, low < 0 ? 0xffff : 0);
     low = widen(to);
     narrow(to + 2, high / (float)most - low / (float)most, 0xffff);
     float size = widen(to + 2);
-    memset(to + GROUP_HEAD, 0, group_bytes(p, n) - GROUP_HEAD);
+    to += GROUP_HEAD;
+    memset(to, 0, bytes);
     if (sum != 0 || !isfinite(low) || !isfinite(size)) return 0;
     if (size > 0) find_codes(codes, x, n, low, size, most);
-    for (uint32_t i = 0; i < n; i++) to[GROUP_HEAD + i * bits / 8] |= (unsigned char)(codes[i] << i * bits % 8);
+    if (bits == 8) memcpy(to, codes, bytes);
+    else if (bits == 4) join_codes(to, codes, bytes, 4);
+    else join_codes(to, codes, bytes, 2);
     return 1;
 }
 
 static void unpack_group(float *x, size_t step, uint32_t n, kvb_packing p, const unsigned char *from)
 {
-    unsigned bits = PACKINGS[p].bits, most = (1u << bits) - 1;
+    size_t bytes = group_bytes(p, n) - GROUP_HEAD;
+    unsigned char codes[KVB_PACK_GROUP];
     float low = widen(from), size = widen(from + 2);
-    for (uint32_t i = 0; i < n; i++) {
-        unsigned at = i * bits;
-        x[i * step] = low + size * (float)(from[GROUP_HEAD + at / 8] >> at % 8 & most);
-    }
+    from += GROUP_HEAD;
+    if (PACKINGS[p].bits == 8) memcpy(codes, from, bytes);
+    else if (PACKINGS[p].bits == 4) split_codes(codes, from, bytes, 4);
+    else split_codes(codes, from, bytes, 2);
+    for (uint32_t i = 0; i < n; i++) x[i * step] = low + size * (float)codes[i];
 }
 
 // ---- All groups of a head: for keys 32 tokens and in these the channels, for values the tokens and in these 32

@@ -109,28 +109,37 @@ static output_order order_of(const forward *f, const loss_ranking *r, uint32_t l
     return order;
 }
 
-// The order in which the gains' layers are cut: keys that point away from the mean of all directions come first.
+// The keys' scores by which the gains' layers are cut: less the cosine to the sum of all directions, so that keys which
+// point elsewhere come first. `mean` [d] is scratch.
+SIMD_CLONES static void score_keys(float *scores, double *mean, const float *keys, uint32_t T, uint32_t d)
+{
+    for (uint32_t t = 0; t < T; t++) {
+        const float *k = keys + (size_t)t * d;
+        double square = 0;
+#pragma omp simd reduction(+ : square)
+        for (uint32_t i = 0; i < d; i++) square += (double)k[i] * (double)k[i];
+        double share = 1 / fmax(sqrt(square), 1e-12);
+        for (uint32_t i = 0; i < d; i++) mean[i] += (double)k[i] * share;
+        scores[t] = (float)share;
+    }
+    for (uint32_t t = 0; t < T; t++) {
+        const float *k = keys + (size_t)t * d;
+        double cosine = 0;
+#pragma omp simd reduction(+ : cosine)
+        for (uint32_t i = 0; i < d; i++) cosine += (double)k[i] * mean[i];
+        scores[t] *= (float)-cosine;
+    }
+}
+
 static output_order order_by_keys(const output_head *h)
 {
     enum { SINK = 4, WINDOW = 1 };
-    uint32_t d = h->head_dim, T = h->n_tokens;
-    output_order order = {.position = need(T, sizeof *order.position, "ranked tokens")};
-    float *scores = need(T, sizeof *scores, "scores");
-    double *norm = need(T, sizeof *norm, "norms"), *mean = need(d, sizeof *mean, "directions");
-    for (uint32_t t = 0; t < T; t++) {
-        const float *k = h->k + (size_t)t * d;
-        for (uint32_t i = 0; i < d; i++) norm[t] += (double)k[i] * (double)k[i];
-        norm[t] = fmax(sqrt(norm[t]), 1e-12);
-        for (uint32_t i = 0; i < d; i++) mean[i] += (double)k[i] / norm[t];
-    }
-    for (uint32_t t = 0; t < T; t++) {
-        double cosine = 0;
-        for (uint32_t i = 0; i < d; i++) cosine += (double)h->k[(size_t)t * d + i] * mean[i];
-        scores[t] = (float)(-cosine / norm[t]);
-    }
-    output_order_make(&order, scores, T, SINK, WINDOW);
+    output_order order = {.position = need(h->n_tokens, sizeof *order.position, "ranked tokens")};
+    float *scores = need(h->n_tokens, sizeof *scores, "scores");
+    double *mean = need(h->head_dim, sizeof *mean, "directions");
+    score_keys(scores, mean, h->k, h->n_tokens, h->head_dim);
+    output_order_make(&order, scores, h->n_tokens, SINK, WINDOW);
     free(scores);
-    free(norm);
     free(mean);
     return order;
 }
@@ -438,8 +447,12 @@ SIMD_CLONES static double divergence(const float *p, const float *q, uint32_t n)
 {
     float top_p = p[0], top_q = q[0];
     double sum_p = 0, sum_q = 0, kl = 0;
-    for (uint32_t i = 1; i < n; i++) top_p = p[i] > top_p ? p[i] : top_p;
-    for (uint32_t i = 1; i < n; i++) top_q = q[i] > top_q ? q[i] : top_q;
+#pragma omp simd reduction(max : top_p, top_q)
+    for (uint32_t i = 0; i < n; i++) {
+        top_p = p[i] > top_p ? p[i] : top_p;
+        top_q = q[i] > top_q ? q[i] : top_q;
+    }
+#pragma omp simd reduction(+ : sum_p, sum_q, kl)
     for (uint32_t i = 0; i < n; i++) {
         double e = (double)softmax_exp(p[i] - top_p);
         sum_p += e;

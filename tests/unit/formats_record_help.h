@@ -71,8 +71,8 @@ static inline kvb_status small_put_question(record_writer *w, size_t c, size_t q
     float oracle[SMALL_MAX];
     const int32_t suffix[4] = {1, 2, 3, (int32_t)c}, answer[2] = {7, (int32_t)q};
     for (size_t i = 0; i < count; i++) oracle[i] = small_oracle(c, q, i);
-    record_question one = {oracle, suffix, 4, answer, 2, 63};
-    if (q == 1) one = (record_question){NULL, suffix, 4, NULL, 0, 0};
+    record_question one = {oracle, suffix, 4, answer, 2, 63, NULL};
+    if (q == 1) one = (record_question){NULL, suffix, 4, NULL, 0, 0, NULL};
     return record_put_question(w, small_ids[c], small_number(q), &one, err);
 }
 

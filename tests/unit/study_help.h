@@ -39,7 +39,7 @@ static inline void case_put_question(record_writer *w, const case_context *c, ui
     for (uint32_t i = 0; i < CASE_HEADS * c->n_tokens; i++) oracle[i] = one->head[i / c->n_tokens];
     for (uint32_t i = 0; i < c->n_tokens && one->first; i++) oracle[i] = one->first[i];
     const int32_t ids[1] = {1};
-    record_question put = {one->n_queries ? oracle : NULL, ids, 1, ids, one->n_queries ? 1 : 0, one->n_queries};
+    record_question put = {one->n_queries ? oracle : NULL, ids, 1, ids, one->n_queries ? 1 : 0, one->n_queries, NULL};
     help_ok(record_put_question(w, c->id, q, &put, err));
 }
 

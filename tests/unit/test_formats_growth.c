@@ -98,7 +98,7 @@ static void put_question(record_writer *w, size_t c, uint32_t q)
     float oracle[COUNT];
     const int32_t ids[4] = {1, 2, 3, (int32_t)q};
     for (size_t i = 0; i < COUNT; i++) oracle[i] = small_oracle(c, q, i);
-    record_question one = {oracle, ids, 4, ids, 2, 63};
+    record_question one = {oracle, ids, 4, ids, 2, 63, NULL};
     help_ok(record_put_question(w, context_names[c], q, &one, err));
 }
 

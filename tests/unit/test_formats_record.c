@@ -241,7 +241,7 @@ UNIT_TEST(arguments)
     help_fails(record_put_context(w, "a", (int32_t[1]){-2}, 1, NULL, NULL, 0, err), KVB_ARGUMENT, "-2");
     zero[7 * SMALL_G + 8] = __builtin_nanf("");
     help_fails(record_put_context(w, "a", ids, 7, same, arrays, 1, err), KVB_NUMERIC, "layer 1, KV head 1, token 1");
-    record_question q = {zero, ids, 2, ids, 2, 3};
+    record_question q = {zero, ids, 2, ids, 2, 3, NULL};
     help_fails(record_put_question(w, "a", 0, &q, err), KVB_ARGUMENT, "before its questions");
     help_ok(record_put_context(w, "a", ids, 7, NULL, NULL, 0, err));
     help_fails(record_put_question(w, "a", 0, &q, err), KVB_NUMERIC, "layer 1, KV head 1, token 1");

@@ -46,7 +46,7 @@ static void make_record(const char *path, uint32_t texts)
         for (uint32_t i = 0; together && i < NUMBERS; i++)
             oracle[i] = expf(2 * (scores[0][i % TOKENS] + scores[0][TOKENS + i % TOKENS]));
         help_ok(record_put_context(w, ids[k], tokens, TOKENS, METRICS, all, 3, err));
-        const record_question put = {oracle, one, 1, one, 1, 5};
+        const record_question put = {oracle, one, 1, one, 1, 5, NULL};
         help_ok(record_put_question(w, ids[k], 0, &put, err));
     }
     help_ok(record_finish(w, ids, texts, err));
