@@ -128,6 +128,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer tokens logits)
 ##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
 ##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
+##: make check-engines  a table in OpenVINO's runtime, beside transformers (needs check-python's environment)
 ##: make check-docs   run the command blocks of README and docs as they are written; LONG=1: also those of minutes
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)

@@ -2,7 +2,7 @@
 
 WHEEL_BUILD := $(BUILD)-wheel
 
-.PHONY: wheel wheel-library check-wheel check-python
+.PHONY: wheel wheel-library check-wheel check-python check-engines
 
 # A wheel brings the libraries that its binaries need; MPI and CUDA belong to a machine. Debian's shared HDF5 reads
 # from S3 through curl, which wants LDAP, Kerberos and twenty more: the static one does without when the two objects of
@@ -40,3 +40,7 @@ check-wheel: wheel wheel-library
 
 check-python: all
 	@PYTHON='$(PYTHON)' tools/scripts/check-python.sh $(BUILD)
+
+# Not part of CI: OpenVINO takes a minute to convert the model.
+check-engines: all
+	@tests/peer/engines.sh $(BUILD)
