@@ -215,10 +215,17 @@ double profile_losses_flops(const model *m, const profile_job *job, const profil
 
 double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o)
 {
-    double questions = 0, layers = model_budgeted(&m->config, m->config.n_layers);
+    double curves = 0, first = 0, layers = model_budgeted(&m->config, m->config.n_layers);
+    size_t added = 0;
     if (!o->loss_queries) return 0;
-    for (size_t i = 0; i < job->n_contexts; i++)
-        questions += job->contexts[i].n_questions - job->contexts[i].n_recorded;
-    return sizeof(float) * (questions * budgeted_heads(m) * o->n_metrics * OUTPUT_LEVELS +
-                            job->n_contexts * (budgeted_heads(m) * RECORD_PACKINGS + layers * GAIN_KINDS * 2));
+    for (size_t i = 0; i < o->n_metrics; i++) added += !(job->growth.recorded >> i & 1);
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        curves += (double)(c->n_questions - c->n_recorded) * (double)o->n_metrics;
+        if (c->recorded && added)
+            curves += (double)record_context(o->grows, record_find(o->grows, c->id))->n_questions * (double)added;
+        first += !c->recorded;
+    }
+    return sizeof(float) * (curves * budgeted_heads(m) * OUTPUT_LEVELS +
+                            first * (budgeted_heads(m) * RECORD_PACKINGS + layers * GAIN_KINDS * 2));
 }

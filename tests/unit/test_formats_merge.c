@@ -29,7 +29,7 @@ static void put(record_writer *w, const shard *s, size_t c)
         for (size_t i = 0; i < COUNT; i++) oracle[i] = small_oracle(c, q, i);
         oracle[0] += c == 0 ? s->spoil_oracle : 0;
         record_question one = {oracle, ids, 4, ids, 2, 63, NULL};
-        if (q == 1) one = (record_question){NULL, ids, 4, NULL, 0, 0}; // skipped
+        if (q == 1) one = (record_question){NULL, ids, 4, NULL, 0, 0, NULL}; // skipped
         help_ok(record_put_question(w, whole[c].id, q, &one, err));
     }
 }
