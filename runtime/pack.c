@@ -102,7 +102,8 @@ VECTOR_CLONES static float find_range(float *low, float *high, const float x[KVB
     highs = lows;
     for (uint32_t i = 0; i < KVB_PACK_GROUP; i += LANES) {
         memcpy(&now, x + i, sizeof now);
-        mask less = now<lows, more = now> highs;
+        mask less = now < lows;
+        mask more = now > highs;
         lows = (vector)(((mask)now & less) | ((mask)lows & ~less));
         highs = (vector)(((mask)now & more) | ((mask)highs & ~more));
         sums += now * 0;
@@ -131,7 +132,6 @@ static int pack_group(unsigned char *to, kvb_packing p, const float *from, size_
     narrow(to + 2, high / (float)most - low / (float)most, 0xffff);
     float size = widen(to + 2);
     to += GROUP_HEAD;
-    memset(to, 0, bytes);
     if (sum != 0 || !isfinite(low) || !isfinite(size)) return 0;
     if (size > 0) find_codes(codes, x, n, low, size, most);
     if (bits == 8) memcpy(to, codes, bytes);

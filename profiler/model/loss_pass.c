@@ -110,7 +110,7 @@ static output_order order_of(const forward *f, const loss_ranking *r, uint32_t l
 }
 
 // The keys' scores by which the gains' layers are cut: less the cosine to the sum of all directions, so that keys which
-// point elsewhere come first. `mean` [d] is scratch.
+// point elsewhere come first. `mean` [d] is scratch that holds zeros.
 SIMD_CLONES static void score_keys(float *scores, double *mean, const float *keys, uint32_t T, uint32_t d)
 {
     for (uint32_t t = 0; t < T; t++) {

@@ -8,7 +8,7 @@ BUILD=$(realpath "$1")
 CACHE=${KVBUDGET_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvbudget}
 python=${KVBUDGET_PYTHON:-$(printf '%s\n' "$CACHE"/python-*/bin/python | tail -n 1)}
 if ! "$python" -c 'import kvpress, torch' 2>/dev/null; then
-    echo "SKIPPED: there is no environment with torch, transformers and gguf; make check-python makes one"
+    echo "SKIPPED: there is no environment with torch and transformers; make check-python makes one"
     echo "0 passed, 0 failed"
     exit
 fi
