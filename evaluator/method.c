@@ -71,6 +71,13 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
     kvb_status status =
         allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, NULL, 0, 0, keep, err);
     if (status == KVB_OK) status = policy_run_open(out, p, m, keep, ratio, n_tokens, extra, err);
+    if (status == KVB_OK && p->interval > 1 &&
+        column->how->table) // `1 - ratio` of the context stays, however long the text gets
+        status = policy_run_grow(*out, column->how->table, (uint32_t)((1 - ratio) * n_tokens), err);
+    if (status != KVB_OK) {
+        policy_run_close(*out);
+        *out = NULL;
+    }
     free(keep);
     return status;
 }

@@ -80,7 +80,7 @@ static void morph_attended(policy_head *h, kv_span span, const float *weights)
 static kvb_status morph_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
     if (span.count <= h->capacity) return KVB_OK;
-    *n_keep = policy_best(morph_fuse(h, span.count), span.count, h->capacity, 0, morph_recent(h), keep);
+    *n_keep = policy_best(morph_fuse(h, span.count), span.count, h->capacity, h->sink, morph_recent(h), keep);
     for (uint32_t i = 0; i < h->counts[1]; i++) compact_row(morph_row(h, i), keep, *n_keep);
     return KVB_OK;
 }
@@ -100,7 +100,9 @@ static const policy_kind policy_morphkv = {
     .spec = {.name = "morphkv",
              .parameters = {SPEC(struct policy_morphkv_settings, window, 32, 1, 4096, "R, recent tokens and queries"),
                             SPEC_CHOICE(struct policy_morphkv_settings, fusion, FUSION_SUM, 1, "sum|max",
-                                        "how the rows of the window are joined")}},
+                                        "how the rows of the window are joined"),
+                            SPEC(struct policy_morphkv_settings, interval, 1, 1, 1 << 20,
+                                 "evict whenever so many tokens are new")}},
     .summary = "a constant cache: the last R tokens, and the older ones that the last R queries looked at most",
     .needs = VIEW_Q | VIEW_K,
     .floats = morph_floats,
@@ -622,6 +624,7 @@ kvb_status policy_parse(policy *out, const char *text, kvb_error *err)
     kvb_status status = spec_read(&POLICIES, text, 0, strlen(text), &row, &out->set, err);
     if (status != KVB_OK) return status;
     out->kind = policy_kinds[row];
+    out->interval = out->kind == &policy_morphkv ? out->set.morphkv.interval : 1;
     if (out->kind->metric) status = metric_parse(&out->scores, out->kind->metric, err);
     return status == KVB_OK ? spec_write_all(out->spec, sizeof out->spec, &POLICIES, &out->kind->spec, &out->set, err)
                             : status;

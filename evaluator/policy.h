@@ -15,6 +15,7 @@ typedef union policy_settings {
     struct policy_morphkv_settings {
         uint32_t window;
         uint32_t fusion; // a row_fusion (scorer_parts.h)
+        uint32_t interval;
     } morphkv;
     struct policy_h2o_settings {
         double recent;
@@ -47,6 +48,7 @@ typedef struct policy {
     policy_settings set;
     metric scores; // the metric that ranks tokens, after the prefill or at every step; kind NULL if the policy has its
                    // own rule
+    uint32_t interval; // new tokens from one eviction to the next
 } policy;
 
 extern const policy_kind *const policy_kinds[];
@@ -69,6 +71,7 @@ typedef struct policy_head {
     uint32_t capacity;      // entries that it keeps, or fetches per step
     uint32_t n_context;     // T
     uint32_t room;          // entries that the cache may ever hold
+    uint32_t sink;          // first entries that always stay, where a table says so
     double split;           // pruned share of all traffic that was asked for (RocketKV)
     uint32_t counts[4];     // the policy's own counters; see each file
     uint64_t looked, steps; // entries attended to, summed over steps

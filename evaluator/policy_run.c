@@ -21,6 +21,10 @@ struct policy_run {
     float *scores;           // [G, T] of the policy's metric
     kept_set kept;           // positions; filled layer by layer
     size_t n_kept;
+    const kvb_table *table; // NULL: capacities stay as they are
+    kvb_growth growth;      // when a cache is cut; with a table also to how many rows
+    uint32_t cut_at;        // tokens that had been seen then
+    uint32_t *budgets;      // [n_heads] scratch
 };
 
 static void copy_state(const policy_run *r, policy_state *to, const policy_state *from)
@@ -89,6 +93,8 @@ kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, co
     r->memory_at = need(n_heads + 1, sizeof *r->memory_at, "heads");
     r->keep = need(room, sizeof *r->keep, "entries");
     r->scores = need((size_t)m->config.n_kv_heads * n_tokens, sizeof *r->scores, "scores");
+    r->budgets = need(n_heads, sizeof *r->budgets, "heads");
+    r->growth.interval = p->interval;
     r->kept = kept_set_open((uint32_t)n_heads, n_heads * n_tokens);
     kvb_status status = open_heads(r, capacity, ratio, err);
     if (status == KVB_OK) *out = r;
@@ -102,7 +108,29 @@ void policy_run_close(policy_run *r)
     kept_set_free(&r->kept);
     free_state(&r->now);
     free_state(&r->after);
-    free_all(r->memory_at, r->keep, r->scores, r);
+    free_all(r->memory_at, r->keep, r->scores, r->budgets, r);
+}
+
+// What the table grants for so many tokens becomes the heads' capacity.
+static kvb_status grant(policy_run *r, uint32_t n_tokens, kvb_error *err)
+{
+    kvb_status status =
+        kvb_growth_budgets(r->table, &r->growth, n_tokens, r->cut_at, r->budgets, r->n_heads, NULL, err);
+    for (size_t i = 0; i < r->n_heads && status == KVB_OK; i++) {
+        r->now.heads[i].capacity = r->budgets[i];
+        r->now.heads[i].sink = r->growth.sink;
+    }
+    return status;
+}
+
+kvb_status policy_run_grow(policy_run *r, const kvb_table *table, uint32_t target, kvb_error *err)
+{
+    kvb_growth growth = {.target_size = target, .interval = r->p->interval};
+    kvb_status status = kvb_growth_check(table, &growth, err);
+    if (status != KVB_OK) return status;
+    r->table = table;
+    r->growth = growth;
+    return grant(r, r->n_tokens, err);
 }
 
 // ---- Prefill ----
@@ -154,6 +182,7 @@ void policy_run_restart(policy_run *r)
         r->after.heads[i].steps = r->now.heads[i].steps;
     }
     copy_state(r, &r->now, &r->after);
+    r->cut_at = r->n_tokens;
 }
 
 const kept_set *policy_run_kept(const policy_run *r)
@@ -196,8 +225,11 @@ static void add_weights(void *context, const decode_view *view, uint32_t kv_head
 static kvb_status evict_layer(void *context, const decode_view *view, kvb_error *err)
 {
     policy_run *r = context;
-    uint32_t G = r->m->config.n_kv_heads;
+    uint32_t G = r->m->config.n_kv_heads, n_tokens = view->cache->next_position + view->n_rows;
     kvb_status status = KVB_OK;
+    if (!kvb_growth_due(&r->growth, n_tokens, r->cut_at, 0)) return KVB_OK;
+    if (r->table && view->layer == 0) status = grant(r, n_tokens, err);
+    if (view->layer + 1 == r->m->config.n_layers) r->cut_at = n_tokens;
     for (uint32_t g = 0; g < G && status == KVB_OK; g++) {
         policy_head *h = head_of(r, view, g);
         kv_span span = kv_cache_span(view->cache, view->layer, g);

@@ -16,6 +16,9 @@ typedef struct policy_run policy_run;
 // failure.
 kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
                            uint32_t n_tokens, uint32_t extra, kvb_error *err);
+// Lets `table` say at every eviction how many tokens each head keeps, by the rule of growing caches (kvb_growth) with
+// the policy's interval: `target` on average. Call it before the prefill. The table must outlive the run.
+kvb_status policy_run_grow(policy_run *run, const kvb_table *table, uint32_t target, kvb_error *err);
 void policy_run_close(policy_run *run);
 
 // The runs that watch a prefill.

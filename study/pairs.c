@@ -16,6 +16,7 @@ static void count_context(pair_set *p, size_t k)
         p->n_skipped += queries == 0 && q < p->from->max_questions;
         if (!selection_has(p->from, &c->questions[q], q)) continue;
         p->n_pairs++;
+        p->n_continued += c->questions[q].n_suffix <= 1; // the token that the answer is predicted from
         if (queries < p->fewest_queries) p->fewest_queries = queries;
         if (queries > p->most_queries) p->most_queries = queries;
     }

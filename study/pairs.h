@@ -11,6 +11,7 @@ typedef struct pair_set {
     record_metric about;          // with the options' sink and window where these are given
     cache_shape longest;          // shape of the longest context in use
     uint32_t n_pairs, n_contexts; // in use
+    uint32_t n_continued;         // pairs whose answer goes on where the context ends: no question stands between
     uint32_t n_skipped;           // questions without recorded queries
     study_loss loss;              // LOSS_IMPORTANCE or LOSS_OUTPUT
     uint32_t recorded_sink, recorded_window;

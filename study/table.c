@@ -370,8 +370,8 @@ static void add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
 {
     char queries[32], *tokens = token_list(p->from);
     snprintf(queries, sizeof queries, "%u,%u", p->fewest_queries, p->most_queries);
-    json_put(m, "calibration_tokens %s n_contexts %u n_questions %u n_queries %s record_sha256 %s", tokens,
-             p->n_contexts, p->n_pairs, queries, record_sha256);
+    json_put(m, "calibration_tokens %s n_contexts %u n_questions %u n_continued %u n_queries %s record_sha256 %s",
+             tokens, p->n_contexts, p->n_pairs, p->n_continued, queries, record_sha256);
     free(tokens);
 }
 

@@ -29,26 +29,9 @@ _LATER = {
 }
 
 __all__ = [
-    "Budgets",
-    "BudgetPress",
-    "Cache",
-    "KVBudgetError",
-    "MismatchError",
-    "ModelShape",
-    "Ranking",
-    "Report",
-    "Row",
-    "Run",
-    "Table",
-    "TableInfo",
-    "cache_bytes",
-    "compress",
-    "cu_seqlens",
-    "record",
-    "reselect",
-    "select",
-    "version",
-]
+    "Budgets", "BudgetPress", "Cache", "KVBudgetError", "MismatchError", "ModelShape", "Ranking", "Report", "Row",
+    "Run", "Table", "TableInfo", "cache_bytes", "compress", "cu_seqlens", "record", "reselect", "select", "version",
+]  # fmt: skip
 
 
 def version() -> str:

@@ -51,13 +51,9 @@ def new_tokens_mask(layer: RaggedLayer, n: int, mask: Tensor | None) -> Tensor |
 
 
 def by_segment(
-    layer: RaggedLayer,
-    query: Tensor,
-    visible: Tensor | None,
-    scaling: float | None,
-    softcap: float | None = None,
+    layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None, softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """[B, Hq, n, d] to [B, n, Hq, dv]: one product per segment, the query heads of a group being its rows."""
     batch, n_heads, n, d = query.shape
     group = n_heads // layer.n_heads
@@ -125,13 +121,9 @@ def _takes_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> 
 
 
 def ragged_attention(
-    layer: RaggedLayer,
-    query: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None = None,
+    layer: RaggedLayer, query: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer, which already holds the n new tokens."""
     visible = new_tokens_mask(layer, query.shape[2], mask)
     layer.hidden = None if mask is None or visible is None else ~visible[:, -1]
@@ -160,15 +152,9 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
 
     @eager
     def forward(
-        module: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+        scaling: float | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
             layer = getattr(key, "kvb_layer", None)
             if layer is None:

@@ -63,6 +63,11 @@ class Controller:
         self.interval: int | None = rule.interval or None
         if self.interval and metric.once:
             raise KVBudgetError(f"{'interval' if ratio is not None else 'target_size'}: {metric.name} {metric.once}")
+        if self.interval and table.metadata("n_continued") == "0":
+            warnings.warn(
+                "this table was solved for questions about a text that is cut once; for caches that are cut while the "
+                "model writes, see docs/decoding.md", stacklevel=3,
+            )  # fmt: skip
         one_of("kernel", kernel, ("auto", "segments", "varlen"))
         if table.has_formats and kernel == "varlen":
             raise KVBudgetError("kernel varlen: reads plain rows, which this table packs; leave it out", "UNSUPPORTED")

@@ -121,16 +121,9 @@ class _Recorder:
         self.norms[layer.index] = _value_norms(values, self.roots[layer.index])
 
     def _observe(
-        self,
-        layer: AttentionLayer,
-        attend: Callable[..., Any],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        scaling: float | None,
-        more: dict[str, Any],
-    ) -> Any:
+        self, layer: AttentionLayer, attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor,
+        mask: Tensor | None, scaling: float | None, more: dict[str, Any],
+    ) -> Any:  # fmt: skip
         """Attention of the rows that count, on the context's tokens, a few rows at a time."""
         n_kv, total, n = key.shape[1], key.shape[2], query.shape[2]
         group = query.shape[1] // n_kv
@@ -174,15 +167,9 @@ def _value_norms(values: Tensor, roots: Tensor) -> Tensor:
 
 
 def _attributes(
-    model: Any,
-    tokenizer: Any,
-    chosen: Sequence[metrics.Metric],
-    o: Options,
-    calib_sha256: str,
-    given: int,
-    model_id: str | None,
-    model_sha256: str | None,
-) -> dict[str, Any]:
+    model: Any, tokenizer: Any, chosen: Sequence[metrics.Metric], o: Options, calib_sha256: str, given: int,
+    model_id: str | None, model_sha256: str | None,
+) -> dict[str, Any]:  # fmt: skip
     """What the record says about itself, in the words of `kvbudget profile`."""
     described = {
         m.name: dict(m.parameters) | {"protect_sink": m.protect_sink, "protect_window": m.protect_window}
@@ -282,19 +269,11 @@ def _record_context(
 
 
 def record(
-    model: Any,
-    tokenizer: Any,
-    calib: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    metrics: Sequence[Any] = ("keydiff", "snapkv:kvpress", "ea:kvpress"),
-    *,
-    output: str | os.PathLike[str],
-    resume: bool = False,
-    force: bool = False,
-    model_id: str | None = None,
-    model_sha256: str | None = None,
-    progress: Callable[[str], None] | None = None,
-    **options: Any,
-) -> Path:
+    model: Any, tokenizer: Any, calib: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    metrics: Sequence[Any] = ("keydiff", "snapkv:kvpress", "ea:kvpress"), *, output: str | os.PathLike[str],
+    resume: bool = False, force: bool = False, model_id: str | None = None, model_sha256: str | None = None,
+    progress: Callable[[str], None] | None = None, **options: Any,
+) -> Path:  # fmt: skip
     """Records a model for `kvbudget solve`, as `kvbudget profile` does, and returns the record's path.
 
     model, tokenizer  of transformers, on any device; the tokenizer may be None where the lines hold token ids

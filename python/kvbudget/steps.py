@@ -109,14 +109,9 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def assemble(
-    folder: Path,
-    output: Path,
-    todo: Sequence[Work],
-    attributes: dict[str, Any],
-    names: Sequence[str],
-    shape: ModelShape,
-    force: bool,
-) -> None:
+    folder: Path, output: Path, todo: Sequence[Work], attributes: dict[str, Any], names: Sequence[str],
+    shape: ModelShape, force: bool,
+) -> None:  # fmt: skip
     """The side file, and the record by `kvbudget import`."""
     contexts = [
         {

@@ -176,16 +176,10 @@ class Table:
         return Row(**numbers, saturated=bool(row.saturated), prune_ratio=prune_ratio, std=std)
 
     def check(
-        self,
-        config: Any = None,
-        *,
-        metric: str | None = None,
-        protection: tuple[int, int] | None = None,
-        model_sha256: str | None = None,
-        hf_id: str | None = None,
-        hf_revision: str | None = None,
+        self, config: Any = None, *, metric: str | None = None, protection: tuple[int, int] | None = None,
+        model_sha256: str | None = None, hf_id: str | None = None, hf_revision: str | None = None,
         weight_files: Sequence[str | os.PathLike[str]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Raises :class:`MismatchError`, which names both sides, unless the table is for this model and scorer.
 
         config        a transformers config, a dictionary of its entries, or a :class:`ModelShape`
@@ -235,15 +229,9 @@ class Table:
         return features, (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
 
     def keep(
-        self,
-        ratio: float,
-        tokens: int,
-        *,
-        rounding: Rounding = "layer_lr",
-        lookup: Lookup = "nearest",
-        strict: bool = False,
-        block: int = 1,
-    ) -> NDArray[np.uint32]:
+        self, ratio: float, tokens: int, *, rounding: Rounding = "layer_lr", lookup: Lookup = "nearest",
+        strict: bool = False, block: int = 1,
+    ) -> NDArray[np.uint32]:  # fmt: skip
         """[L, G]: how many of ``tokens`` tokens each head keeps when the share ``ratio`` of the whole cache goes.
 
         The defaults give kvpress's integers. Where the table has formats, the ratio is the share of a bf16 cache's bytes
@@ -264,15 +252,9 @@ class Table:
         return np.array([lib.library().kvb_packing_name(i).decode() for i in range(4)])[found]
 
     def budgets(
-        self,
-        ratio: float,
-        tokens: int,
-        *,
-        rounding: Rounding = "layer_lr",
-        lookup: Lookup = "nearest",
-        strict: bool = False,
-        block: int = 1,
-    ) -> Budgets:
+        self, ratio: float, tokens: int, *, rounding: Rounding = "layer_lr", lookup: Lookup = "nearest",
+        strict: bool = False, block: int = 1,
+    ) -> Budgets:  # fmt: skip
         """The same with everything that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
         keep = self.keep(ratio, tokens, rounding=rounding, lookup=lookup, strict=strict, block=block)
         options, s = _options(rounding, lookup, strict, block), lib.Summary()

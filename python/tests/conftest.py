@@ -15,20 +15,10 @@ ROWS = 99
 
 
 def write_table(
-    path: Path,
-    n_layers: int,
-    n_heads: int,
-    n_kv_heads: int,
-    head_dim: int,
-    metric: str = "keydiff",
-    parameters: dict[str, Any] | None = None,
-    sink: int = 2,
-    window: int = 1,
-    seed: int = 0,
-    spread: float = 1,
-    formats: Sequence[int] = (),
-    **more: str,
-) -> Path:
+    path: Path, n_layers: int, n_heads: int, n_kv_heads: int, head_dim: int, metric: str = "keydiff",
+    parameters: dict[str, Any] | None = None, sink: int = 2, window: int = 1, seed: int = 0, spread: float = 1,
+    formats: Sequence[int] = (), **more: str,
+) -> Path:  # fmt: skip
     """A table of random prune ratios whose mean is the row's ratio, in the format of formats/README.md; with spread=0
     all heads are alike. With ``formats`` one of them is drawn for every head's keys, and for its values: version 2."""
     rng = np.random.default_rng(seed)

@@ -12,39 +12,30 @@ SIZES: dict[str, Any] = dict(
 ALTERNATE = ["sliding_attention", "full_attention"] * 2
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
 MHA = dict(num_key_value_heads=4)
+#: families whose tiny model needs no other entries
+PLAIN = (
+    "llama=Llama qwen2=Qwen2 qwen3=Qwen3 gemma=Gemma cohere=Cohere olmo2=Olmo2 stablelm=StableLm granite=Granite "
+    "glm=Glm glm4=Glm4 nemotron=Nemotron smollm3=SmolLM3 helium=Helium ernie4.5=Ernie4_5 seed-oss=SeedOss "
+    "arcee=Arcee"
+)
 #: family: (config class, entries that differ, attention that the model has)
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "llama": ("Llama", {}, "sdpa"),
+    **{name: (kind, {}, "sdpa") for name, _, kind in (word.partition("=") for word in PLAIN.split())},
     "mistral": ("Mistral", dict(sliding_window=None), "sdpa"),
     "mixtral": ("Mixtral", dict(sliding_window=None, num_local_experts=4), "sdpa"),
-    "qwen2": ("Qwen2", {}, "sdpa"),
     "qwen2 7:1": ("Qwen2", dict(num_attention_heads=7, num_key_value_heads=1, hidden_size=112), "sdpa"),
     "qwen2 moe": ("Qwen2Moe", EXPERTS, "sdpa"),
-    "qwen3": ("Qwen3", {}, "sdpa"),
     "qwen3 moe": ("Qwen3Moe", EXPERTS, "sdpa"),
     "phi": ("Phi", MHA, "sdpa"),
     "phi3": ("Phi3", dict(sliding_window=None), "sdpa"),
-    "gemma": ("Gemma", {}, "sdpa"),
     "gemma2": ("Gemma2", dict(sliding_window=8, layer_types=ALTERNATE, attn_logit_softcapping=5.0), "eager"),
     "gemma3": ("Gemma3Text", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
-    "cohere": ("Cohere", {}, "sdpa"),
     "cohere2": ("Cohere2", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
     "olmo": ("Olmo", MHA, "sdpa"),
-    "olmo2": ("Olmo2", {}, "sdpa"),
     "olmo3": ("Olmo3", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
-    "stablelm": ("StableLm", {}, "sdpa"),
     "starcoder2": ("Starcoder2", dict(sliding_window=None), "sdpa"),
     "gpt-neox": ("GPTNeoX", MHA, "sdpa"),
-    "granite": ("Granite", {}, "sdpa"),
-    "glm": ("Glm", {}, "sdpa"),
-    "glm4": ("Glm4", {}, "sdpa"),
-    "nemotron": ("Nemotron", {}, "sdpa"),
-    "smollm3": ("SmolLM3", {}, "sdpa"),
-    "helium": ("Helium", {}, "sdpa"),
-    "ernie4.5": ("Ernie4_5", {}, "sdpa"),
     "gpt-oss": ("GptOss", dict(sliding_window=8, layer_types=ALTERNATE, num_local_experts=4), "eager"),
-    "seed-oss": ("SeedOss", {}, "sdpa"),
-    "arcee": ("Arcee", {}, "sdpa"),
     "lfm2": ("Lfm2", dict(layer_types=["conv", "full_attention"] * 2), "sdpa"),
     "exaone4": ("Exaone4", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
     "gpt2": ("GPT2", MHA | dict(n_embd=64, n_layer=4, n_head=4), "sdpa"),

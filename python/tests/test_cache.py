@@ -1,16 +1,20 @@
 """A cache that cuts itself: the tokens of compress, rows that never pass budget and buffer, and what it refuses."""
 
 import copy
+import json
+import subprocess
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from families import FAMILIES, build, tokenizer
 from test_calls import HOW, in_parallel, places, say
 from test_eviction import METRICS, T, as_it_was, model, offloaded, prompt, table  # noqa: F401  (fixtures)
+from test_recorder import PROGRAM, lines
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
@@ -126,6 +130,28 @@ def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, in
     assert max(most) == buffer
     assert cache.report().tokens == (last,) and cache.report().bytes_now == kvbudget.cache_bytes(cache)
     assert cache.report().requested_ratio == pytest.approx(1 - target / (last - buffer + interval))
+
+
+def test_the_evaluator_cuts_alike(tmp_path: Path) -> None:
+    """`kvbudget eval` loses by a policy with an interval what this cache loses; the table is for prompts and says so."""
+    model, ids = build("llama"), prompt(2, 50).view(1, 100)
+    lines(tmp_path)  # calib.jsonl
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "text.npy", ids[0].numpy().astype(np.int32))
+    for words in ("profile model calib.jsonl -m morphkv:window=8 -o r.h5", "solve r.h5 -m morphkv:window=8 -o t.safetensors",
+                  "eval model t.safetensors text.npy -m none -p morphkv:window=8:interval=8 -a none -r 0.5,0.7 -t 60 "
+                  "-n 40 -o kl"):  # fmt: skip
+        subprocess.run([PROGRAM, *words.split(), "--quiet"], check=True, cwd=tmp_path)
+    for row in json.loads((tmp_path / "kl.json").read_text())["rows"]:
+        with pytest.warns(UserWarning, match="docs/decoding.md"):
+            cache = kvbudget.Cache(tmp_path / "t.safetensors", target_size=round(60 - 60 * row["ratio"]), interval=8,
+                                   config=model.config)  # fmt: skip
+        wanted, whole = 0.0, DynamicCache()
+        with torch.no_grad():
+            for part in (ids[:, :60], *ids[:, 60:].split(1, 1)):
+                full, own = (model(part, past_key_values=c).logits[0, -1].log_softmax(-1) for c in (whole, cache))
+                wanted += float((full.exp() * (full - own)).sum()) / 40
+        assert row["kl"] == pytest.approx(wanted, rel=1e-3) and wanted > 0
 
 
 def test_the_target_holds_at_every_length(make_table: Any) -> None:

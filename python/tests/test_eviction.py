@@ -63,9 +63,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "beams": dict(do_sample=False, num_beams=3),
     "prompt lookup": dict(do_sample=False, prompt_lookup_num_tokens=3),
     "chunks": dict(do_sample=False, prefill_chunk_size=7),
-    "chunks of a config": dict(
-        generation_config=transformers.GenerationConfig(prefill_chunk_size=39, max_new_tokens=24, pad_token_id=0)
-    ),
+    "chunks of a config": dict(generation_config=transformers.GenerationConfig(
+        prefill_chunk_size=39, max_new_tokens=24, pad_token_id=0)),  # fmt: skip
 }
 
 

@@ -25,12 +25,8 @@ def hiding(base: str) -> Any:
         hidden = module.__dict__.get("hidden")
         if hidden is not None and key.shape[2] > hidden.shape[2]:
             n, total = query.shape[2], key.shape[2]
-            seen = (
-                torch.ones(n, total, dtype=torch.bool)
-                .tril(total - n)
-                .expand(query.shape[0], query.shape[1], -1, -1)
-                .clone()
-            )
+            seen = torch.ones(n, total, dtype=torch.bool).tril(total - n)
+            seen = seen.expand(query.shape[0], query.shape[1], -1, -1).clone()
             if mask is not None:
                 visible = mask if mask.dtype == torch.bool else mask == 0
                 seen &= visible[..., :total]

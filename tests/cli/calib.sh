@@ -51,6 +51,9 @@ expect 0 'profile samples what is missing' profile tiny.gguf bare.jsonl -o bare.
 kvb inspect bare.h5 --json
 json 'sampled and given answers in one record' out \
     '[q["n_queries"] for q in j["contexts"][0]["questions"]] == [3, 3, 4] and j["attributes"]["given_answers"] == 2'
+expect 0 'a table of questions and of what goes on' solve bare.h5 -m keydiff -o both.safetensors --quiet
+kvb inspect both.safetensors
+says 'and how many of which' 'n_continued: "2"' out
 expect 0 'contexts alone' calib tiny.gguf calib.jsonl -o short.jsonl -t 100
 line_of 'cut, with their questions' short.jsonl 1 'len(j["context_ids"]) == 100 and len(j["question_ids"]) == 3'
 

@@ -183,14 +183,9 @@ class Run:
         try:
             with open(self.work / "log", "wb") as log:
                 subprocess.run(
-                    shell,
-                    cwd=self.tree,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    check=False,
+                    shell, cwd=self.tree, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
                     timeout=LONG_TIMEOUT if self.long else TIMEOUT,
-                )
+                )  # fmt: skip
         except subprocess.TimeoutExpired:
             self.lines.append(f"    {self.page.name} took too long")
         self.seconds = time.monotonic() - start

@@ -153,6 +153,9 @@ void print_table(const study_table *t)
         print_loss_row(t, r);
     }
     print_what_is_proved(o);
+    if (t->pairs.n_continued)
+        printf("  For caches that are cut while the model writes: %u of the %u pairs go on where the context ends.\n",
+               t->pairs.n_continued, t->pairs.n_pairs);
     if (o->exact) print_exact(t);
     print_unsure(t);
     uint32_t first = o->n_rows;
