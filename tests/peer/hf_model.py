@@ -13,12 +13,20 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
-def load(path, attention="sdpa", tokenizer=True):
-    """(model in float32 on the CPU, tokenizer or None)."""
-    if path.endswith(".gguf"):
-        folder, kw = os.path.dirname(os.path.abspath(path)), {"gguf_file": os.path.basename(path)}
-    else:
-        folder, kw = path, {}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
-                                                 **kw).eval()
-    return model, AutoTokenizer.from_pretrained(folder, **kw) if tokenizer else None
+def place(path):
+    """What from_pretrained() is given for a GGUF or a folder."""
+    if not path.endswith(".gguf"):
+        return path, {}
+    return os.path.dirname(os.path.abspath(path)), {"gguf_file": os.path.basename(path)}
+
+
+def tokenizer_of(path):
+    folder, kw = place(path)
+    return AutoTokenizer.from_pretrained(folder, **kw)
+
+
+def load(path, attention="sdpa", tokenizer=True, dtype=torch.float32):
+    """(model on the CPU, tokenizer or None)."""
+    folder, kw = place(path)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention, **kw).eval()
+    return model, tokenizer_of(path) if tokenizer else None
