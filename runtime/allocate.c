@@ -78,10 +78,10 @@ static uint32_t key_of(float score)
 typedef struct contest {
     const float *scores; // [n_heads, n_tokens]; those in begin .. end - 1 compete
     uint32_t n_heads, n_tokens, begin, end;
-    uint32_t safe; // tokens of every head that are kept in any case: its best, where they compete
+    uint32_t safe; // of every head, the best so many that compete are kept in any case
 } contest;
 
-// Competing tokens of head h whose key is at least `key`, but no fewer than the safe ones.
+// Counts the competing tokens of head h whose key is at least `key`, but no fewer than the safe ones.
 static uint32_t count_winners(const contest *c, uint32_t h, uint64_t key)
 {
     const float *score = c->scores + (size_t)h * c->n_tokens;
@@ -97,8 +97,8 @@ static uint64_t count_all_winners(const contest *c, uint64_t key)
     return sum;
 }
 
-// keep[h]: competing tokens of each head when `total` of them stay in all. The lowest key that still gets in is found
-// by bisection of the 32 bits: no memory, 33 passes.
+// Computes how many competing tokens each head keeps if `total` of them stay in all. The lowest key that still gets in
+// is found by bisection of the 32 bits: no memory, 33 passes.
 static void run_contest(const contest *c, uint64_t total, uint32_t *keep)
 {
     uint64_t in = 0, out = (uint64_t)UINT32_MAX + 1; // key `in` lets at least `total` in, key `out` fewer
@@ -132,7 +132,7 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
     uint32_t competing = mean - fixed;
     if (form == ADA_GLOBAL) heads = count_heads(s);
     for (uint32_t first = 0; first < count_heads(s); first += heads) {
-        uint32_t safe = clamp_tokens(alpha * mean, 0, mean); // int(alpha n), the protected ones among them
+        uint32_t safe = clamp_tokens(alpha * mean, 0, mean); // int(alpha n), including the protected ones
         contest c = {scores + (size_t)first * tokens, heads, tokens, begin, end, safe > fixed ? safe - fixed : 0};
         if (form == ADA_ORIGINAL) c.safe = 0;
         run_contest(&c, (uint64_t)heads * competing, keep + first);
@@ -146,8 +146,8 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
 
 // ---- Layers by weight -----------------------------------------------------------------------------------------------
 
-// Tokens a head of a layer, of those that compete: what a layer by its weight has beyond all of them goes to the layers
-// that have room, in equal parts.
+// How many competing tokens each head of a layer gets. If a layer's weight gives it more than it has, the surplus goes
+// to the layers that have room, in equal parts.
 static double layer_share(const allocate_shape *s, const double *weight, double mean, double most, uint32_t layer)
 {
     double sum = 0, own = 0, low = 0, high = most;
@@ -176,7 +176,7 @@ void allocate_layers(const allocate_shape *s, double ratio, const double *weight
         return;
     }
     for (uint32_t l = 0; l < s->n_layers; l++) {
-        double share = layer_share(s, weight, mean - fixed, end - begin, l) + 1e-6; // 1e-6: what bisection leaves
+        double share = layer_share(s, weight, mean - fixed, end - begin, l) + 1e-6; // 1e-6: the bisection's error
         uint32_t *own = keep + (size_t)l * heads;
         for (uint32_t g = 0; g < heads; g++) own[g] = clamp_tokens(share, 0, end - begin);
         if (scores) {

@@ -1,18 +1,18 @@
 // Attention of one decode step over heads that keep different numbers of rows. kvbudget.h has the contract.
-// The rows are read once, in order, a block at a time; what a query has seen so far is a maximum, a sum and the
-// output (online softmax, arXiv 1805.02867). So nothing grows with the cache, and time follows the rows. A strip of
-// rows serves all queries of the group before the next one is read.
+// The rows are read once, in order, a block at a time. All that is stored of the rows so far is a maximum, a sum and
+// the output of each query (online softmax, arXiv 1805.02867), so memory does not grow with the cache, and time is
+// proportional to the rows. A strip of rows serves all queries of the group before the next strip is read.
 #include "fail.h"
 #include "vector.h"
 #include <float.h>
 #include <string.h>
 
 enum { BLOCK = 32, STRIP = 8, TILE = 4, LANES = 8 };
-#define INLINE static inline __attribute__((always_inline)) // into the copy for each processor
+#define INLINE static inline __attribute__((always_inline)) // into each VECTOR_CLONES copy
 
 // ---- Strips of rows ----
 
-// Rows that lie side by side from a head's row `at` on, at most a strip; *row is the first one's number in k and v.
+// How many rows lie side by side from a head's row `at` on, at most a strip; *row is the first one's number in k and v.
 static uint32_t rows_together(const kvb_attend_cache *c, uint32_t head, uint32_t at, uint32_t most, size_t *row)
 {
     size_t begin = (size_t)c->begin[head];
@@ -22,7 +22,7 @@ static uint32_t rows_together(const kvb_attend_cache *c, uint32_t head, uint32_t
     return left < STRIP ? left : STRIP;
 }
 
-// Pages lie anywhere, which a processor cannot guess: asks for rows that come next, into the second cache.
+// Pages can lie anywhere, so the processor cannot guess what comes next: prefetches the rows into the second cache.
 static void ask_for_rows(const kvb_attend_cache *c, const void *rows, uint32_t head, uint32_t at)
 {
     size_t row, size = (c->format == KVB_ROWS_F32 ? 4 : 2) * (size_t)c->head_dim;
@@ -36,7 +36,7 @@ VECTOR_CLONES static void widen_bf16(uint32_t *to, const uint16_t *from, size_t 
     for (size_t i = 0; i < n; i++) to[i] = (uint32_t)from[i] << 16;
 }
 
-// Shifted into place, the exponent is too small by 112; a product mends that, of subnormal numbers too.
+// After the shift the exponent is too small by 112. Multiplying by 2^112 mends that, for subnormal numbers too.
 VECTOR_CLONES static void widen_f16(uint32_t *to, const uint16_t *from, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -54,7 +54,7 @@ typedef union strip_memory {
     float x[STRIP * KVB_ATTEND_HEAD_DIM_MAX];
 } strip_memory;
 
-// n rows as floats: in place, or widened.
+// Returns n rows as floats: in place if they are floats, else widened into `to`.
 static const float *rows_widened(const kvb_attend_cache *c, const void *rows, size_t row, uint32_t n, strip_memory *to)
 {
     size_t at = row * c->head_dim, count = (size_t)n * c->head_dim;
@@ -63,13 +63,13 @@ static const float *rows_widened(const kvb_attend_cache *c, const void *rows, si
     return to->x;
 }
 
-// Row i of n. Those behind the last are that row again, and what comes of them is left out.
+// Row i of n. Beyond the end it is the last row again; what is computed from it is dropped or gets the weight 0.
 INLINE const float *tile_row(const float *rows, uint32_t i, uint32_t n, uint32_t d)
 {
     return rows + (size_t)(i < n ? i : n - 1) * d;
 }
 
-// Rows at .. at + TILE - 1 times one or two queries.
+// Scores of rows at .. at + TILE - 1 for one or two queries.
 INLINE void score_tile(float *scores, const float *q, int queries, const float *k, uint32_t at, uint32_t n, uint32_t d,
                        float scale)
 {
@@ -103,7 +103,7 @@ VECTOR_CLONES static void score_strip(float *scores, const float *q, uint32_t gr
             else score_tile(scores + r * BLOCK, q + (size_t)r * d, 1, k, at, n, d, scale);
 }
 
-// o += weights of TILE rows times the rows, of one or two queries.
+// Adds TILE rows, each times its weight, to the output o of one or two queries.
 INLINE void mix_tile(float *o, const float *weights, int queries, const float *v, uint32_t at, uint32_t n, uint32_t d)
 {
     const float *rows[TILE];
@@ -134,8 +134,8 @@ VECTOR_CLONES static void mix_strip(float *o, const float *weights, uint32_t gro
 
 // ---- Blocks ----
 
-// One query's n scores, capped and with bias [BLOCK], become weights relative to the new maximum. Returns what the
-// output so far is to be multiplied with. Until a score counts the maximum is -INFINITY, and weights are 0. NaN stays.
+// Turns one query's n scores, after cap and bias [BLOCK], into weights relative to the new maximum. Returns the factor
+// for the output so far. While all scores are -INFINITY, so is the maximum, and weights are 0. NaN stays NaN.
 VECTOR_CLONES static float weigh_block(float *x, uint32_t n, const float *bias, float cap, float *top, float *mass)
 {
     float lanes[LANES], now = *top, sum = 0;
@@ -156,7 +156,7 @@ VECTOR_CLONES static float weigh_block(float *x, uint32_t n, const float *bias, 
     return by;
 }
 
-// Returns 0 where a product is not finite.
+// Returns 0 if a product is not finite.
 VECTOR_CLONES static int multiply_row(float *x, float by, uint32_t n)
 {
     int bad = 0;
@@ -223,7 +223,7 @@ static kvb_status check_shape(const kvb_attend_cache *c, const float *q, uint32_
     return KVB_OK;
 }
 
-// A head's rows, or its pages, lie within its place, and that within k and v.
+// Checks that a head's rows or pages fit between its `begin` and the next one, and that those lie within k and v.
 static kvb_status check_head(const kvb_attend_cache *c, uint32_t head, kvb_error *err)
 {
     int64_t begin = c->begin[head], end = c->begin[head + 1], size = c->pages ? c->page_rows : 1;

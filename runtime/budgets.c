@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-// Rows are per cents.
+// For tables whose rows are per cents.
 static void look_up_per_cent(double ratio, kvb_lookup kind, kvb_mix *at)
 {
     double percent = ratio * 100; // the very product that kvpress rounds
@@ -25,7 +25,7 @@ static void look_up_per_cent(double ratio, kvb_lookup kind, kvb_mix *at)
     }
 }
 
-// Rows are ratios of the user's choice. Of two equally near ones the lower ratio serves, which keeps more.
+// For tables whose rows are ratios of the user's choice. Of two equally near ones takes the lower, which keeps more.
 static void look_up_ratio(const kvb_table *t, double ratio, kvb_lookup kind, kvb_mix *at)
 {
     uint32_t n = t->info.n_rows, above = 0; // the first row beyond the ratio
@@ -52,7 +52,7 @@ static kvb_mix look_up(const kvb_table *t, double ratio, kvb_lookup kind)
     return at;
 }
 
-// Rows with formats of their own cannot be mixed.
+// Rows with formats of their own cannot be mixed, so there the nearest is used.
 static kvb_lookup lookup_of(const kvb_table *t, const kvb_budget_options *opt)
 {
     return opt && !t->formats ? opt->lookup : KVB_LOOKUP_NEAREST;
@@ -60,7 +60,7 @@ static kvb_lookup lookup_of(const kvb_table *t, const kvb_budget_options *opt)
 
 // ---- tables with constraints ----
 
-// The table's own pages win; the caller's are used when the table has none, or when they divide the table's.
+// Pages have the size that the table was solved for, which `block` must divide; without one, `block` is the page size.
 static kvb_status round_limited(const kvb_table *t, const kvb_mix *at, uint32_t n_tokens, uint32_t block,
                                 uint32_t least, uint32_t *keep, kvb_error *err)
 {
@@ -105,8 +105,8 @@ static kvb_status check_arguments(const char *function, const kvb_table *t, doub
     return KVB_OK;
 }
 
-// Layers that are budgeted stand side by side at the front of `keep`: moves them to their places. The others keep
-// everything.
+// The counts of layers with a budget stand side by side at the front of `keep`: moves them to their places. The other
+// layers keep all tokens.
 static void spread_layers(const kvb_info *info, uint32_t n_tokens, uint32_t *keep)
 {
     size_t heads = info->n_kv_heads;
@@ -118,7 +118,7 @@ static void spread_layers(const kvb_info *info, uint32_t n_tokens, uint32_t *kee
     }
 }
 
-// kvb_budgets() of the layers that are budgeted, side by side.
+// Does what kvb_budgets() does for the layers with a budget; their counts stand side by side.
 static kvb_status round_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
                                 uint32_t *keep, kvb_error *err)
 {

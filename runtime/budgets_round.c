@@ -17,7 +17,7 @@
 static double prune_at(const kvb_mix *at, size_t head)
 {
     double below = at->below ? at->below[head] : 0;
-    // fma by name gives one rounding everywhere, where a + w * d may be one or two
+    // a call of fma rounds once on every machine, where a + w * d may round once or twice
     return at->weight == 0 ? below : fma(at->weight, at->above[head] - below, below);
 }
 
@@ -118,9 +118,9 @@ void kvb_round_floor(const kvb_mix *at, size_t n_heads, uint32_t n_tokens, uint3
     }
 }
 
-// Raises every count to `floor`. What is missing is taken one by one from the count that is highest above the floor
-// (tie: lower index). Done at once: find the level to which the highest are worn down, then take the odd ones by
-// index.
+// Raises every count to `floor_count`. What is missing is taken one by one from the count that is highest above the
+// floor (tie: lower index). This is done in one go: find the level to which the highest are lowered, then take what is
+// still missing by index.
 void kvb_raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count)
 {
     uint64_t missing = 0, surplus = 0, taken = 0;
@@ -134,7 +134,7 @@ void kvb_raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count)
             high = count[h] - floor_count > high ? count[h] - floor_count : high;
         }
     }
-    missing = missing < surplus ? missing : surplus; // too little: all end at the floor and the total grows
+    missing = missing < surplus ? missing : surplus; // with too little, all end at the floor and the total grows
     if (missing == 0) return;
     while (low < high) { // smallest level that costs no more than `missing`
         uint32_t level = low + (high - low) / 2;

@@ -23,5 +23,5 @@ void kvb_round_global(const kvb_mix *mix, size_t n_heads, uint32_t n_tokens, uin
 // floor (tie: lower index).
 void kvb_raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count);
 
-// keep [n_heads] tokens to whole blocks, at least least_blocks of them for each head; the last one ends at n_tokens.
+// Rounds keep [n_heads] to whole blocks, at least least_blocks for each head; the last block ends at n_tokens.
 void kvb_round_blocks(uint32_t *keep, size_t n_heads, uint32_t n_tokens, uint32_t block, uint32_t least_blocks);

@@ -20,7 +20,7 @@ static size_t skip_continuation(const char *text, size_t at)
     return at;
 }
 
-// Messages begin with a path and end with what is wrong: one that is too long loses what lies between.
+// Messages begin with a path and end with what is wrong, so one that is too long loses its middle.
 static void cut_middle(kvb_error *err, const char *whole, size_t size)
 {
     static const char mark[] = " ... ";

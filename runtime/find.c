@@ -12,9 +12,9 @@ enum { PATH_SIZE = 4096, NO_FIT = 0, FITS_BY_NAME = 1, FITS_BY_HASH = 2 };
 typedef struct folder_search {
     const kvb_expectation *mine;
     const kvb_weights *weights;                 // never NULL
-    char best[PATH_SIZE], near_path[PATH_SIZE]; // the best table so far; the first that comes near
+    char best[PATH_SIZE], near_path[PATH_SIZE]; // the best table so far; the first that comes close
     char reason[320];                           // why that one does not fit
-    int fit;                                    // of the best one
+    int fit;                                    // how well the best one fits
     unsigned n_tables;
 } folder_search;
 
@@ -36,7 +36,7 @@ static bool ends_name(const char *rest)
            format[1] >= '1' && format[1] <= '8' && !strchr(small + 1, '-');
 }
 
-// Whether `name` is in a list of names with commas between. One without '/' is compared with what follows theirs.
+// Whether `name` is in a list separated by commas. A name without '/' is compared with what follows the '/' of theirs.
 static bool is_in_names(const char *names, const char *name)
 {
     while (names && *names) {
@@ -84,7 +84,7 @@ static void look_at_table(folder_search *s, const kvb_table *t, const char *path
                  names ? names : "other weights");
 }
 
-// Damaged files and others that are no tables are passed over.
+// Skips damaged files and files that are not tables.
 static kvb_status look_at_file(folder_search *s, const char *folder, const char *name, kvb_error *err)
 {
     char path[PATH_SIZE];

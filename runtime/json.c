@@ -20,7 +20,7 @@ static bool is_zero_escape(const char *at, size_t left)
     return left >= 6 && memcmp(at, "\\u0000", 6) == 0;
 }
 
-// Refuses what cJSON accepts and should not, by looking at the text itself.
+// Refuses what cJSON wrongly accepts, by looking at the text itself.
 static kvb_status check_text(const char *text, size_t size, const char *name, const char *place, kvb_error *err)
 {
     for (size_t i = 0, step; i < size; i += step) {
@@ -43,7 +43,7 @@ static int compare_keys(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// *twice: a key that an object of the tree has twice; else untouched. cJSON limits how deep a tree can be.
+// Sets *twice to a key that one object of the tree has twice, if there is one. cJSON limits how deep a tree can be.
 static kvb_status find_twice(const cJSON *tree, const char **twice)
 {
     size_t n = 0;
@@ -66,8 +66,8 @@ static kvb_status find_twice(const cJSON *tree, const char **twice)
     return KVB_OK;
 }
 
-// cJSON reads numbers with strtod(), to which a point means what the host program's locale says. Its own way around
-// that knows only points of one byte. uselocale() is this thread's alone.
+// cJSON reads numbers with strtod(), whose decimal point depends on the host program's locale. Its own workaround only
+// handles points of one byte. uselocale() affects this thread alone.
 cJSON *kvb_json_parse(const char *text, size_t size, const char **end, bool *no_memory)
 {
     int before_errno = errno;

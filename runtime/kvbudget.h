@@ -3,8 +3,8 @@
 //
 // You may copy this folder into your own tree. It needs libc, libm and cJSON, compiles as C99 or later, and this header
 // can be included from C++. No function prints anything or keeps global state. Only the functions that open a table or
-// a ranking allocate memory, and only those that close one free it; kvb_table_find() frees what it has allocated. A
-// kvb_table never changes once it is open, so any number of threads may use one table at the same time without locks.
+// a ranking leave memory allocated, which the matching close function frees. A kvb_table never changes once it is open,
+// so any number of threads may use one table at the same time without locks.
 //
 // Words used below. T, or n_tokens, is the length of the context after prefill, including the sinks (the first tokens)
 // and the window (the last ones). A prune ratio is the share of a head's T tokens that is evicted. A "keep" count is
@@ -66,8 +66,7 @@ KVB_API const char *kvb_version(void);
 // Returns the version of the budget arithmetic, the KVB_BUDGETS_VERSION that the library was built with. Two builds
 // that return the same number return the same counts from kvb_budgets() for the same table, ratio, n_tokens and
 // options. If your engine stores budgets, or splits a model over several machines, this is the number to compare.
-#define KVB_BUDGETS_VERSION \
-    3 // 2: tables with constraints, and with ratios of the user's choice; 3: with bounded layers
+#define KVB_BUDGETS_VERSION 3 // 2 added tables with constraints and tables for chosen ratios; 3 added bounded layers
 KVB_API uint32_t kvb_budgets_version(void);
 
 // ---- Tables -------------------------------------------------------------------------------------
@@ -100,8 +99,8 @@ typedef struct kvb_table_options {
 KVB_API kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_options *opt, kvb_error *err);
 
 // Like kvb_table_open(), but reads the table from `size` bytes of memory at `data`, which need no alignment. The bytes
-// are copied, so you may free them as soon as this returns. `name` is used as the file name in messages; if it is NULL,
-// "<memory>" is.
+// are copied, so you may free them as soon as this returns. `name` is used as the file name in messages; NULL stands
+// for "<memory>".
 KVB_API kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size, const char *name,
                                          const kvb_table_options *opt, kvb_error *err);
 
@@ -113,7 +112,7 @@ KVB_API void kvb_table_close(kvb_table *table);
 // The table owns the strings and arrays.
 typedef struct kvb_info {
     uint32_t n_rows;   // R. With 99 rows, row i is for the global prune ratio (i + 1) / 100. A table for chosen ratios
-                       // has 1 to 99 rows; kvb_table_row() tells their ratios
+                       // has 1 to 99 rows; kvb_table_row() gives their ratios
     uint32_t n_layers; // L
     uint32_t n_heads;  // query heads in a layer; a multiple of n_kv_heads
     uint32_t n_kv_heads; // G, the heads that have a cache
@@ -214,24 +213,24 @@ typedef struct kvb_weights {
 // NULL.
 KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
 
-// Finds the table of your model among the files *.safetensors of a folder: the ready tables that come with kvbudget
-// (share/kvbudget/tables), or your own. A table is for your model if it passes kvb_table_check() with all of `mine` but
-// model_sha256, and its weights are yours by one of these, the first before the second:
+// Finds the table for your model among the *.safetensors files of a folder: the ready tables that come with kvbudget
+// (share/kvbudget/tables), or your own. A table fits if it passes kvb_table_check() with every field of `mine` except
+// model_sha256, and if one of these shows that it was made for your weights; a hash counts for more than a name:
 //   - a hash: model_sha256 of `mine`, or all hashes of `weights`
-//   - a name: weights->hf_id is the table's hf_id or in its metadata model_names (with commas between). Letters may be
-//     large or small. A name without '/', as of a folder or a GGUF file, is compared with what follows the '/' of
-//     theirs; of the name of a GGUF file, ".gguf" and before it "-Q8_0", ".q4_k_m" or the like are left out
-// Of several tables that fit equally well, the first by strcmp() of their names is taken. Files that are not tables are
-// passed over. hf_revision is not compared.
+//   - a name: weights->hf_id is the table's hf_id or is listed in its metadata model_names (separated by commas). Case
+//     is ignored. A name without '/', such as that of a folder or a GGUF file, is compared with the part of the table's
+//     name after the '/'. The end of a GGUF file's name, such as ".gguf", "-Q8_0.gguf" or ".q4_k_m.gguf", is ignored
+// If several tables fit equally well, the one whose name comes first by strcmp() is taken. Files that are not valid
+// tables are skipped. hf_revision is not compared.
 //   path     [cap] bytes, the result: the file's path, for kvb_table_open()
 //   mine     n_layers, n_heads, n_kv_heads and head_dim are needed
 //   weights  may be NULL
 // Opens every table in the folder, and needs 20 KiB of stack. On failure `path` is left alone. Fails with
-//   KVB_MISMATCH  if there is no such table; the message says what was looked for, and which table comes near and
-//                 which names it accepts, as a fine-tuned model has the shape of its base model
+//   KVB_MISMATCH  if no table fits. The message says what was looked for and, if a table came close, what is wrong with
+//                 it or which names it accepts: a fine-tuned model has the shape of its base model
 //   KVB_IO        if the folder cannot be read
 //   KVB_CAPACITY  if the path is longer than cap - 1 bytes
-//   KVB_ARGUMENT  if a pointer is NULL, or a number of the shape 0
+//   KVB_ARGUMENT  if a pointer is NULL, a number of the shape is 0, or a path has 4,096 bytes or more
 //   KVB_MEMORY    if there is not enough memory
 KVB_API kvb_status kvb_table_find(char *path, size_t cap, const char *folder, const kvb_expectation *mine,
                                   const kvb_weights *weights, kvb_error *err);
@@ -247,9 +246,9 @@ typedef enum kvb_rounding {
     // floor((1 - r) T), as in the paper; each head loses up to one token. A product that is less than 1e-6 below a
     // whole number counts as that number, because (1 - 0.8) * 1000 is 199.99999999999997 in double precision.
     KVB_ROUND_FLOOR = 1,
-    // Largest remainders over all heads of the model, in double precision (of equal ones, the head with the lower
-    // index). The total is exactly the rounded sum of all ideal counts. A head that would get no token is given one of
-    // the largest head's.
+    // Largest remainders over all heads of the model, in double precision; of equal ones, the head with the lower index
+    // is served first. The total is exactly the rounded sum of all ideal counts. A head that would get no token takes
+    // one from the head that has the most.
     KVB_ROUND_GLOBAL_LR = 2
 } kvb_rounding;
 
@@ -275,10 +274,10 @@ typedef struct kvb_budget_options {
     int strict;
 
     // For paged caches: every count is a multiple of `block`, or T. 0 and 1 mean single tokens. The model gets total /
-    // block blocks, rounded, with halves up. Each head gets the blocks that it fills; those that are left go to the
+    // block blocks, rounded to nearest with halves up. Each head gets the blocks that it fills; the rest go to the
     // largest remainders (of equal ones, the lower index). A head has at least one block, and with `strict` as many as
-    // its floor needs, taken from other heads in the way described there. A last block that reaches beyond T counts as
-    // T tokens.
+    // its floor needs, taken from other heads as described there. If a head's last block reaches beyond T, the head
+    // keeps T tokens.
     uint32_t block;
 } kvb_budget_options;
 
@@ -391,54 +390,54 @@ KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places,
                                     const size_t *old_offsets, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
                                     uint32_t window, size_t *offsets, uint32_t *rows, size_t cap, kvb_error *err);
 
-// The rule by which a cache is cut that grows by chunks of a prefill, by turns and by answers. With an interval, no
-// head holds more rows than its budget and `buffer` between two passes, however long the text gets; the budgets
-// themselves grow with the text (ratio), or stay the same on average (target_size). Fill in the fields, 0 being the
-// default of each, and call kvb_growth_check(); one rule then serves any number of caches and threads. What you keep
-// for each cache (or each layer, where layers are cut one by one) is a single number, cut_at: how many tokens had been
-// seen when it was cut last, 0 at first. Where tokens are taken back, take the smaller of it and the tokens that are
-// left.
+// The rule for when and how far to cut a cache that keeps growing: by chunks of a prefill, by turns, by answers. With
+// an interval, no head holds more than its budget plus `buffer` rows between two passes, however long the text gets.
+// The budgets themselves grow with the text (ratio), or stay the same on average (target_size). Fill in the fields (0
+// means the default) and call kvb_growth_check(); one rule then serves any number of caches and threads. For each
+// cache, or each layer if layers are cut one by one, you store one number, cut_at: how many tokens had been seen at its
+// last cut, at first 0. If tokens are taken back, lower cut_at to the number of tokens left, if that is less.
 typedef struct kvb_growth {
-    double ratio;         // the share of all tokens so far that goes; not read if there is a target_size
-    uint32_t target_size; // rows that heads keep on average. The table's row for 1 - target_size / T shares them out
-    uint32_t interval; // cut when so many tokens are new. By default 128 with a target_size; without one it is 0: cut
-                       // where a turn ends, and add answers
-    uint32_t buffer;   // rows of a head above its budget; by default the interval. If it is more, the newest buffer -
-                       // interval tokens stay in every head, whatever their score
-    uint32_t least;    // contexts of so few tokens stay whole, for scorers that cannot rank them; at least sinks and
-                       // window
-    kvb_budget_options options; // with a target_size ratios are always interpolated. With an interval, and in later
-                                // cuts, budgets are always `strict`...
-    int loose;                  // ...unless this is not 0
-    uint32_t sink, window;      // results of kvb_growth_check(): what kvb_reselect() is to protect at every cut
+    double ratio;         // the share of all tokens so far that is evicted; ignored if target_size is set
+    uint32_t target_size; // rows that a head keeps on average, shared out by the table's row for 1 - target_size / T
+    uint32_t interval;    // cut once this many tokens are new. The default is 128 with a target_size and 0 without: cut
+                          // only where a turn ends, and append answers uncut
+    uint32_t buffer; // rows that a head may hold above its budget; by default the interval. If it is more, the newest
+                     // buffer - interval tokens stay in every head, whatever their score
+    uint32_t least;  // contexts of up to this many tokens stay whole, as some scorers cannot rank so few; raised to
+                     // sink + window if it is less
+    kvb_budget_options options; // with a target_size, `lookup` is always linear. With an interval, and at every cut
+                                // after the first, budgets are always `strict`...
+    int loose;                  // ...unless this is nonzero
+    uint32_t sink, window;      // results of kvb_growth_check(): pass both to kvb_reselect() at every cut
 } kvb_growth;
 
-// Checks a rule and fills in its defaults. Fails with KVB_ARGUMENT if a number is out of range or a pointer NULL, and
-// with KVB_UNSUPPORTED if there is a target_size and the table has formats, which share out bytes. *growth is then left
-// alone.
+// Checks a rule and fills in its defaults. Fails with KVB_ARGUMENT if a number is out of range or a pointer is NULL,
+// and with KVB_UNSUPPORTED if there is a target_size, which counts tokens, but the table has formats and so shares out
+// bytes. On failure *growth is left alone.
 KVB_API kvb_status kvb_growth_check(const kvb_table *table, kvb_growth *growth, kvb_error *err);
 
-// Returns nonzero if a cache that has seen n_tokens tokens must be cut now: if `interval` tokens are new since cut_at,
-// or, without an interval, if turn_ends is not 0. Ask after every pass, whatever number of tokens it had.
+// Returns nonzero if a cache that has seen n_tokens tokens must be cut now: if at least `interval` tokens are new since
+// cut_at or, without an interval, if turn_ends is nonzero. Call this after every pass, however many tokens it had.
 KVB_API int kvb_growth_due(const kvb_growth *growth, uint32_t n_tokens, uint32_t cut_at, int turn_ends);
 
-// Computes how many rows each head keeps at a cut, for kvb_reselect(): those of kvb_budgets(), and the newest ones that
-// stay beyond. If all tokens are to stay, every count is n_tokens, and the summary's requested_ratio is 0.
+// Computes how many rows each head keeps at a cut, for kvb_reselect(): what kvb_budgets() gives, plus the newest
+// `buffer` - `interval` rows. If all tokens are to stay, every count is n_tokens and the summary's requested_ratio is
+// 0.
 //   n_tokens  how many tokens have been seen so far, evicted ones included
-//   cut_at    0 as long as nothing is gone
-//   keep      [n_layers, n_kv_heads], the result; cap is its room
-//   out       NULL, or the summary of kvb_budgets_summarize() for the counts without the newest buffer - interval
-// Fails as kvb_budgets() does; takes as long, or twice that.
+//   cut_at    0 as long as no token has been evicted
+//   keep      [n_layers, n_kv_heads], the result; cap is the number of elements that it has room for
+//   out       NULL, or gets kvb_budgets_summarize() of the counts without the newest buffer - interval rows
+// Takes as long as kvb_budgets(), or twice as long, and fails as it does; `keep` is then undefined.
 KVB_API kvb_status kvb_growth_budgets(const kvb_table *table, const kvb_growth *growth, uint32_t n_tokens,
                                       uint32_t cut_at, uint32_t *keep, size_t cap, kvb_budget_summary *out,
                                       kvb_error *err);
 
-// Computes where n sequences begin and end that are stored one after the other, in the form that attention kernels for
+// Computes where n sequences that are stored one after the other begin and end, in the form that attention kernels for
 // sequences of different lengths take (cu_seqlens, indptr): sequence i has the rows cu[i] to cu[i + 1] - 1. A sequence
 // here is one KV head of one request, so n is the number of heads in a layer times the number of requests.
 //   lengths  [n] how many rows each sequence uses, for example from kvb_budgets()
-//   slack    how many free rows to leave behind each, for tokens to come. Kernels must then be told `lengths` too
-//            (seqused).
+//   slack    how many free rows to leave after each sequence for tokens to come. Kernels must then be given `lengths`
+//            too (seqused).
 //   block    0 or 1 to count rows. Otherwise pages of `block` rows are counted, and each sequence begins a new page.
 //   cu       [n + 1], the result
 //   cap      the number of elements that `cu` has room for; fails with KVB_CAPACITY if that is too few
@@ -449,7 +448,7 @@ KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t sl
 // ---- Learned rankings ----------------------------------------------------------------------------
 
 // A ranking that `kvbudget learn` has fitted, from a file of its own or from a table: for each KV head, a weighted sum
-// of what cheap metrics say of a token. It never changes once it is open.
+// of what several cheap metrics say about a token. It never changes once it is open.
 typedef struct kvb_ranking kvb_ranking;
 #define KVB_RANK_FEATURES_MAX 16
 
@@ -462,7 +461,7 @@ typedef struct kvb_ranking_info {
                          // z|z| of each feature; with layer_mean, the mean of z of each; recency; and a constant
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
     const int *logarithm;       // [F] nonzero if the feature is the logarithm of the score
-    uint32_t sink; // this many first tokens are left out of means and deviations; pass it to kvb_select() too
+    uint32_t sink;            // how many first tokens are left out of means and deviations; pass it to kvb_select() too
     const char *model_sha256; // of the weights that it was fitted for, or ""
     const char *about;        // how it was fitted, text of a JSON object
     const double *weights;    // [n_layers, n_kv_heads, P]
@@ -470,7 +469,7 @@ typedef struct kvb_ranking_info {
 } kvb_ranking_info;
 
 // Reads a ranking from the file that `kvbudget learn` wrote, or from a table that carries one. The second function
-// reads it from memory, which is copied. Both check that the ranking is what its name says, and fail as
+// reads it from memory, which is copied. Both check the content against the hash in the ranking's name, and fail as
 // kvb_table_open() and kvb_table_open_memory() do.
 KVB_API kvb_status kvb_ranking_open(kvb_ranking **out, const char *path, kvb_error *err);
 KVB_API kvb_status kvb_ranking_open_memory(kvb_ranking **out, const void *data, size_t size, const char *name,
@@ -495,32 +494,31 @@ KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
                             uint32_t n_tokens, float *out, kvb_error *err);
 
-// Does the same for all KV heads of a layer, and for every ranking. If the ranking has layer_mean, it adds what all
-// heads of the layer find the token to be worth:
+// Does the same for all KV heads of a layer. It takes every ranking; one with layer_mean adds what the layer's heads
+// find the token to be worth on average:
 //     out[g,j] = ... + sum over f of u_f (mean over the layer's heads of z_f[.,j])
-// For this, tensor-parallel ranks need each other's scores.
 //   features  [F] pointers to scores [n_kv_heads, n_tokens]
 //   out       [n_kv_heads, n_tokens], the result; must not overlap the features
-// Needs 16 KiB of stack. Fails as kvb_rank() does.
+// With layer_mean, tensor-parallel ranks need each other's scores. Needs 16 KiB of stack. Fails as kvb_rank() does.
 KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features,
                                   uint32_t n_tokens, float *out, kvb_error *err);
 
 // ---- Refitting ----------------------------------------------------------------------------------
 
-// Once tokens are evicted, what the kept slots hold need not be what the model wrote: their keys can attract the
-// attention that went to the evicted tokens, and their values can say what those said. This changes one KV head's kept
-// keys and values so that its output for reference queries comes near that of the full cache. The cache has the same
-// shape as before, so decoding costs nothing more (docs/refit.md).
+// After eviction, the kept slots need not hold what the model wrote: their keys can attract the attention that went to
+// the evicted tokens, and their values can stand in for the evicted ones. kvb_refit() changes the kept keys and values
+// of one KV head so that its output for reference queries comes near that of the full cache. The cache keeps its shape,
+// so decoding costs nothing more (docs/refit.md).
 typedef struct kvb_refit_head {
     uint32_t n_tokens;         // T
     uint32_t head_dim;         // d, at most 65536
     uint32_t n_kept;           // t, 1 to T
-    uint32_t n_queries;        // n; fewer than 4 leave the head bare, and 256 to 512 are usual
+    uint32_t n_queries;        // n. With fewer than 4 the head is left "bare", as it is; 256 to 512 are usual
     const float *k, *v;        // [T, d] as cached, keys after RoPE
     const uint32_t *positions; // [t] that are kept, ascending, for example from kvb_select()
-    const float *queries;      // [n, d] of all query heads of the group, already multiplied with the model's scale
-                               // (usually 1 / sqrt(d)). The caller rotates them to positions behind the context:
-                               // the context's own queries before RoPE, turned to positions T to T + 255, serve well
+    const float *queries;      // [n, d] of all query heads of the group, already multiplied by the model's scale
+                               // (usually 1 / sqrt(d)) and rotated to positions after the context. The context's own
+                               // queries, taken before RoPE and rotated to positions T to T + 255, serve well
 } kvb_refit_head;
 
 enum {
@@ -529,16 +527,16 @@ enum {
 };
 
 typedef struct kvb_refit_result {
-    int changed;   // KVB_REFIT_* bits; 0: bare
+    int changed;   // KVB_REFIT_* bits; 0: the head is bare, its kept keys and values are unchanged
     int judged;    // nonzero if the errors below were measured
-    double lambda; // of the values, in units of the mean diagonal: 0.01, 0.1, 1 or 10; 0 without KVB_REFIT_VALUES
+    double lambda; // of the fit of the values, times the mean diagonal: 0.01, 0.1, 1 or 10; 0 without KVB_REFIT_VALUES
     double error_before, error_after; // mean square of the output's error over the queries that were left out of the
                                       // fit, divided by the variance of the full outputs; after <= before
 } kvb_refit_result;
 
-// Tells how many bytes of working memory kvb_refit() needs for a head of this shape; pointers in `h` are not read. The
-// largest n_kept of a layer gives enough for all of its heads. Fails with KVB_UNSUPPORTED if they are more than a
-// size_t can count.
+// Computes how many bytes of working memory kvb_refit() needs for a head of this shape. Does not read the pointers in
+// `h`. The result for a layer's largest n_kept is enough for all of its heads. Fails with KVB_UNSUPPORTED if a size_t
+// cannot hold the number, and with KVB_ARGUMENT if the shape is out of range or a pointer is NULL.
 KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_error *err);
 
 // Refits one head. Every fourth query (i % 4 == 3) is left out; with p_ij the full attention of query i, o_i its
@@ -546,25 +544,26 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
 //     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
 //     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)
-// (the bias by Attention Matching, arXiv 2602.16284). The left-out queries judge: first whether changed keys alone
-// help, then, with or without these, lambda, which grows from the least that helps for as long as that helps more.
-// Where nothing helps, or more than half of the tokens are kept, the head stays bare.
-//   work    work_bytes bytes of working memory, with any alignment
+// (the bias by Attention Matching, arXiv 2602.16284). The left-out queries decide what is used: first whether changed
+// keys alone help, then, with or without these, which lambda. Lambdas are tried from the smallest up; after the first
+// that helps, only for as long as a larger one helps more. If nothing helps, or more than half of the tokens are kept,
+// the head stays bare.
+//   work    work_bytes bytes of working memory, with any alignment; fails with KVB_CAPACITY if that is too few
 //   k, v    [t, d], the results; must not overlap the head's arrays
 //   bias    NULL, or [t]: the result is an additive bias of the attention scores instead of shifted keys, for engines
 //           that have a mask; it is 0 where the head needs none
 //   out     what was chosen
-// Allocates nothing, starts no threads, and any number of threads may call it with working memory of their own. The
+// Allocates nothing and starts no threads; any number of threads may call it, each with its own working memory. The
 // same input gives the same bits on the same processor. Fails with KVB_NUMERIC if a number of the head is not finite;
-// k and v are then the kept keys and values, unchanged, and *out says bare. Other failures leave the results alone.
+// the results are then those of a bare head. Other failures leave the results alone.
 KVB_API kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, float *k, float *v, float *bias,
                              kvb_refit_result *out, kvb_error *err);
 
 // ---- Formats ------------------------------------------------------------------------------------
 
-// How a KV head's keys, or its values, are stored; the numbers are those in tables of version 2. The integers are
-// KIVI's (arXiv 2402.02750): KVB_PACK_GROUP numbers share a least number and a step. In keys these are neighbouring
-// tokens of one channel, in values neighbouring channels of one token.
+// How a KV head's keys, or its values, are stored; table files of version 2 use the same numbers. The integers are
+// KIVI's (arXiv 2402.02750): a group of KVB_PACK_GROUP numbers shares a least number and a step. In keys a group is
+// neighbouring tokens of one channel, in values neighbouring channels of one token.
 typedef enum kvb_packing { KVB_PACK_BF16 = 0, KVB_PACK_INT8 = 1, KVB_PACK_INT4 = 2, KVB_PACK_INT2 = 3 } kvb_packing;
 typedef enum kvb_side { KVB_KEYS = 0, KVB_VALUES = 1 } kvb_side;
 
@@ -574,27 +573,27 @@ typedef enum kvb_side { KVB_KEYS = 0, KVB_VALUES = 1 } kvb_side;
 // Returns "bf16", "int8", "int4" or "int2", and NULL for other numbers.
 KVB_API const char *kvb_packing_name(kvb_packing packing);
 
-// Tells how each head stores what it keeps in the row of the table that kvb_budgets() uses for this ratio. A table of
-// version 1 says bf16 everywhere, as does every table for a ratio of 0 or less and for layers without a budget.
+// Computes how each head stores the tokens that it keeps, from the row of the table that kvb_budgets() uses for this
+// ratio. It is bf16 everywhere for a table of version 1 or a ratio of 0 or less, and for layers without a budget.
 //   formats  [n_layers, n_kv_heads, 2], the result: the kvb_packing of the head's keys, and that of its values
 //   cap      the number of elements that `formats` has room for; fails with KVB_CAPACITY if that is too few
-// Where a table has formats, a row's ratio is the share of the bytes of a full bfloat16 cache that is saved, so the
-// counts of kvb_budgets() are more than 1 - ratio; it then takes the nearest row, whatever `lookup` says. On failure
+// If a table has formats, a row's ratio is the share of a full bfloat16 cache's bytes that is saved. kvb_budgets() then
+// keeps more than the share 1 - ratio of the tokens, and takes the nearest row, whatever `lookup` says. On failure
 // `formats` is left alone.
 KVB_API kvb_status kvb_formats(const kvb_table *table, double ratio, uint8_t *formats, size_t cap, kvb_error *err);
 // Returns nonzero if the table has formats (version 2).
 KVB_API int kvb_table_has_formats(const kvb_table *table);
 
-// Returns the bytes that n_tokens rows of keys or values take, with what groups share; 0 for an unknown packing. The
-// result fits if n_tokens * head_dim * 8 does.
+// Returns how many bytes n_tokens rows of keys or values take, including what each group shares, or 0 for an unknown
+// packing. The result cannot overflow if n_tokens * head_dim * 8 fits in a size_t.
 KVB_API size_t kvb_packed_bytes(kvb_packing packing, kvb_side side, uint32_t n_tokens, uint32_t head_dim);
 
-// Packs rows [n_tokens, head_dim] into kvb_packed_bytes() bytes, and unpacks them. An integer's error is at most half
-// its group's step. bf16 rounds to nearest. A group takes its least number and its step as bfloat16, the least number
-// rounded down and the step up, then its codes from the lowest bits of the first byte on; all little-endian. Groups of
-// keys follow each other by tokens and then channels, those of values likewise. Nothing is allocated. kvb_pack() fails
-// with KVB_NUMERIC if a number that becomes an integer is not finite; `packed` is then undefined. Both fail with
-// KVB_ARGUMENT for an unknown packing or NULL.
+// Pack rows [n_tokens, head_dim] into kvb_packed_bytes() bytes, and unpack them. bf16 rounds to nearest; an integer is
+// off by at most half its group's step. A group is stored as its least number, rounded down, and its step, rounded up,
+// both as bfloat16, and then its codes, from the lowest bits of the first byte on; all little-endian. Groups are in the
+// order of their tokens, then of their channels. Nothing is allocated. kvb_pack() fails with KVB_NUMERIC if a number
+// that becomes an integer is not finite or too large for bfloat16; `packed` is then undefined. Both fail with
+// KVB_ARGUMENT for NULL or an unknown packing.
 KVB_API kvb_status kvb_pack(kvb_packing packing, kvb_side side, const float *rows, uint32_t n_tokens, uint32_t head_dim,
                             void *packed, kvb_error *err);
 KVB_API kvb_status kvb_unpack(kvb_packing packing, kvb_side side, const void *packed, uint32_t n_tokens,
@@ -610,37 +609,38 @@ typedef enum kvb_rows_format { KVB_ROWS_F32 = 0, KVB_ROWS_BF16 = 1, KVB_ROWS_F16
 #define KVB_ATTEND_HEAD_DIM_MAX 512
 
 // A cache as kvb_attend() reads it: n_heads sequences, each one KV head of one request, with a length of its own. You
-// own all arrays, and may append between calls. Fields that are 0 or NULL are the defaults. The rows of head h are
-// those from row begin[h] of k and v on, with room up to begin[h + 1]; or, with `pages`, its rows i * page_rows to (i +
-// 1) * page_rows - 1 are page pages[begin[h] + i] of k and v. kvb_cu_seqlens() makes `begin` in both forms.
+// own all arrays, and may append between calls. Optional fields that are 0 or NULL take their defaults. Head h uses the
+// rows of k and v from row begin[h] on, with room up to begin[h + 1]. With `pages`, its rows i * page_rows to (i + 1) *
+// page_rows - 1 are instead page pages[begin[h] + i] of k and v. kvb_cu_seqlens() computes `begin` in either form.
 typedef struct kvb_attend_cache {
     uint32_t n_heads;  // KV heads of a layer, times requests; or of all layers
     uint32_t group;    // query heads of one KV head, 1 to KVB_ATTEND_GROUP_MAX
     uint32_t head_dim; // d, a multiple of 8 up to KVB_ATTEND_HEAD_DIM_MAX
     kvb_rows_format format;
     const void *k, *v;       // [n_rows, d], keys after RoPE
-    size_t n_rows;           // of k and v, whether in use or not; only checked
+    size_t n_rows;           // rows in k and v, in use or not; bounds are checked with it
     const int32_t *begin;    // [n_heads + 1], in rows or pages
     const uint32_t *lengths; // [n_heads] rows in use; 0 is allowed, and gives outputs of 0
-    uint32_t page_rows;      // rows of a page; 0: no pages
+    uint32_t page_rows;      // rows of a page; 0 without pages
     const int32_t *pages;    // [begin[n_heads]]; NULL without page_rows
-    float scale;             // of q . k; 0: 1 / sqrt(d)
-    float softcap;           // scaled scores become softcap tanh(score / softcap); 0: not (Gemma 2: 50)
-    const float *bias;  // [n_rows] of each row, added last, such as kvb_refit()'s; NULL: none. -INFINITY hides a row
-    const float *sinks; // [n_heads, group] a score that takes weight and has no value (gpt-oss); NULL: none
+    float scale;             // multiplies q . k; 0 means 1 / sqrt(d)
+    float softcap;           // if not 0, scaled scores become softcap tanh(score / softcap) (Gemma 2: 50)
+    const float *bias;       // [n_rows] added last to each row's score (kvb_refit()); NULL: none. -INFINITY hides a row
+    const float *sinks;      // [n_heads, group] a score that takes weight but has no value (gpt-oss); NULL: none
 } kvb_attend_cache;
 
-// Computes attention of one token, a decode step of one layer: softmax(scale q.k + bias) v over all rows of each head.
+// Computes the attention of one token, one decode step of one layer: softmax(scale q.k + bias) v over all rows of each
+// head.
 //   q            [n_heads, group, d]
-//   first, last  the heads `first` to last - 1 are computed and others left alone. Threads share a step by calling with
-//                ranges of their own; heads differ in length, so let them take one or a few at a time
+//   first, last  the heads `first` to last - 1 are computed and others left alone. Threads can share a step by calling
+//                this with ranges of their own; heads differ in length, so let them take one or a few at a time
 //   out          [n_heads, group, d], the result; must not overlap other arrays
 // Takes time in proportion to the rows, which are read once for the whole group. Allocates nothing, starts no threads
-// and needs 40 KiB of stack. A head's bits depend on its own rows in their order and on the processor, not on pages.
-// Sums are in float32. Fails with KVB_ARGUMENT if a shape, place or page is out of range; `out` is then left alone.
-// Fails with KVB_NUMERIC if a head's output is not finite, because query, keys, values (of hidden rows too) or bias
-// hold NaN or +infinity, or scores are beyond float32; the message names the head, and outputs from it on are
-// undefined.
+// and needs 40 KiB of stack. Sums are in float32. The bits of a head's output depend on its own rows, their order and
+// the processor, not on pages. Fails with KVB_ARGUMENT if a shape, `begin` or a page is out of range; `out` is then
+// left alone. Fails with KVB_NUMERIC if a head's output is not finite, because query, keys, values (even of hidden
+// rows) or bias contain NaN or +infinity, or scores are beyond float32. The message names the head; the outputs of that
+// head and those after it are undefined.
 KVB_API kvb_status kvb_attend(const kvb_attend_cache *cache, const float *q, uint32_t first, uint32_t last, float *out,
                               kvb_error *err);
 

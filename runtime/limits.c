@@ -180,14 +180,14 @@ typedef struct rounding {
     uint32_t *keep;
 } rounding;
 
-// Things that share a total: `weight` heads each of which gets the same between lo and hi, `ideal` being what each
-// should get.
+// One of those that share a total: `weight` heads that all get the same number of units, from lo to hi; each should get
+// `ideal`.
 typedef struct share {
     double ideal;
     uint64_t lo, hi, weight;
 } share;
 
-// Where the shares of a total come from: element i of a layer's groups, or the parts of a rank.
+// Returns share i of a total: group i of a part, or a rank's part of layer i.
 typedef share get_share(const void *from, size_t i);
 
 static uint64_t shifted(const share *s, double shift)
@@ -206,7 +206,7 @@ static uint64_t shifted_sum(get_share *get, const void *from, size_t n, double s
     return sum;
 }
 
-// A shift of all ideals that meets `total`, or the largest one below it and the next, between which the remainders lie.
+// Finds the shift of all ideals that meets `total`, or the nearest two around it, between which the remainders lie.
 static void find_shift(get_share *get, const void *from, size_t n, uint64_t total, double range, double *low,
                        double *high)
 {
@@ -226,7 +226,7 @@ static void find_shift(get_share *get, const void *from, size_t n, uint64_t tota
     // Ideals have errors of about 1e-11 units; a smaller step would tell noise apart, not remainders.
     while (*high - *low > 1e-9) {
         double middle = *low + (*high - *low) / 2;
-        if (!(middle > *low && middle < *high)) break; // large shifts have no finer ones
+        if (!(middle > *low && middle < *high)) break; // no double lies between large shifts
         sum = shifted_sum(get, from, n, middle);
         if (sum <= total) *low = middle;
         else *high = middle;
@@ -234,7 +234,7 @@ static void find_shift(get_share *get, const void *from, size_t n, uint64_t tota
     }
 }
 
-// Limits and ideal of one head in units; false when the limits exclude each other.
+// Computes one head's limits and ideal, in units. Returns false if the limits exclude each other.
 static bool head_share(const rounding *r, size_t head, share *out)
 {
     double tokens = r->ideal(r->self, head, r->n_tokens);
@@ -251,7 +251,7 @@ static size_t first_head(const rounding *r, uint32_t layer, uint32_t rank)
     return (size_t)layer * r->m->n_kv_heads + (size_t)rank * r->own;
 }
 
-// A part as a whole. Limits that exclude each other have been reported before.
+// Sums up a part. Limits of heads that exclude each other have been reported before.
 static share part_share(const rounding *r, uint32_t layer, uint32_t rank)
 {
     size_t first = first_head(r, layer, rank);
@@ -307,7 +307,7 @@ static share get_part(const void *from, size_t layer)
     return part_share(p->r, (uint32_t)layer, p->rank);
 }
 
-// The common total of parts that must all have the same one.
+// Finds the total of parts that must all have the same one.
 static kvb_status equal_total(const share *sums, uint32_t n, uint64_t *total, const rounding *r, kvb_error *err)
 {
     uint64_t lo = 0, hi = UINT64_MAX;
@@ -328,7 +328,7 @@ static kvb_status equal_total(const share *sums, uint32_t n, uint64_t *total, co
     return KVB_OK;
 }
 
-// Totals of all parts; a part's total is kept where its first head's budget will be.
+// Computes the totals of all parts. A part's total is stored where its first head's budget will be.
 static kvb_status round_parts(const rounding *r, kvb_error *err)
 {
     const kvb_limits *m = r->m;
@@ -367,7 +367,7 @@ static kvb_status round_parts(const rounding *r, kvb_error *err)
     return status;
 }
 
-// Heads of one part that get the same budget, in the order of their ideals.
+// The heads of one part in groups that get the same budget, in the order of their ideals.
 typedef struct grouping {
     share group[KVB_MAX_KV_HEADS];
     uint16_t head[KVB_MAX_KV_HEADS];  // of the part, by ideal
@@ -380,7 +380,7 @@ static share get_group(const void *from, size_t i)
     return ((const grouping *)from)->group[i];
 }
 
-// Group i and the next one as one.
+// What group i and the next one are when they are joined.
 static share joined(const grouping *g, uint32_t i)
 {
     const share *a = &g->group[i], *b = &g->group[i + 1];
@@ -401,7 +401,7 @@ static void join_groups(grouping *g, uint32_t i)
     memmove(&g->count[i + 1], &g->count[i + 2], (g->n - i - 1) * sizeof *g->count);
 }
 
-// Joins groups until there are at most `levels`; of all neighbours that fit together, those that move least.
+// Joins groups until at most `levels` are left: always the neighbours that fit together whose ideals move least.
 static bool join_to(grouping *g, uint32_t levels)
 {
     while (g->n > 1) {
@@ -412,7 +412,7 @@ static bool join_to(grouping *g, uint32_t levels)
             share s = joined(g, i);
             double far = b->ideal - a->ideal;
             double cost = far * far * (double)a->weight * (double)b->weight / (double)s.weight;
-            bool equal = far < 1e-9; // one budget in the table: together whatever the number of levels
+            bool equal = far < 1e-9; // one budget in the table: joined, whatever the number of levels
             if (s.lo <= s.hi && cost < least && (equal || g->n > levels)) {
                 least = cost;
                 best = i;
@@ -482,7 +482,7 @@ kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *s
     r.units = kvb_limits_units(m, n_tokens);
     r.floor_units = least_tokens / m->block + (least_tokens % m->block != 0);
     r.own = m->n_kv_heads / m->ranks;
-    // A part's total is kept in 32 bits.
+    // A part's total is stored in 32 bits.
     if ((uint64_t)r.own * r.units > UINT32_MAX) {
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "constraints: %u heads of a layer with %u pages each: expected fewer than 2^32 in all",
@@ -490,7 +490,7 @@ kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *s
     }
     kvb_status status = check_parts(&r, err);
     if (!status) status = round_parts(&r, err);
-    // Parts one after the other: a part's total lies where its heads' budgets go.
+    // One part after the other: a part's total is stored where its heads' budgets then go.
     grouping g;
     for (uint32_t l = 0; l < m->n_layers; l++)
         for (uint32_t p = 0; p < m->ranks && !status; p++) status = round_part(&r, &g, l, p, err);

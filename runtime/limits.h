@@ -2,8 +2,8 @@
 // rounding that respects them. Not part of the public API: kvb_budgets() and the solver of such tables use it.
 //
 // Everything is counted in units: single tokens, or pages of `block` tokens, where a head's last page may reach beyond
-// T and is counted in full, as paged caches allocate it. A share s of T is, as a lower limit, ceil(s T / block) units,
-// as an upper limit floor(s T / block); 1e-6 tokens of grace, since 0.3 * 1000 is not 300 in doubles.
+// T and is counted in full, as paged caches allocate it. A share s of T is ceil(s T / block) units as a lower limit and
+// floor(s T / block) as an upper one, with 1e-6 tokens of grace, as 0.29 * 100 is less than 29 in doubles.
 #pragma once
 #include "kvbudget.h"
 #include <stdbool.h>
@@ -47,10 +47,10 @@ typedef double kvb_ideal(const void *self, size_t head, uint32_t n_tokens);
 // Rounds to whole tokens within all limits: keep [L, G]. The total is the number of whole units in the sum of the
 // ideals (with ranks, the smallest rank's number times the number of ranks); lower limits may raise it, and upper
 // limits or levels may lower it. It is handed out to layers and then to heads by largest remainder: all ideals are
-// shifted by the same amount until the sums agree; ties to the lower index. With levels, a layer's heads with equal
+// shifted by the same amount until the sums agree; ties go to the lower index. With levels, a layer's heads with equal
 // ideals stay together; while there are more groups than levels, the two whose merging moves the ideals least are
 // merged.
 //   least_tokens  no head gets fewer, min(T, sink + window) for a strict runtime; at least 1
-// Allocates nothing. KVB_UNSUPPORTED when nothing fits at this T, with the numbers; keep is then undefined.
+// Allocates nothing. Fails with KVB_UNSUPPORTED, with the numbers, if nothing fits at this T; keep is then undefined.
 kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *self, uint32_t n_tokens,
                             uint32_t least_tokens, uint32_t *keep, kvb_error *err);

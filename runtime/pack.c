@@ -42,7 +42,7 @@ static float widen(const unsigned char *from)
     return x;
 }
 
-// Adds `up` to the bits below before they are dropped: 0 rounds towards 0, 0xffff away from it.
+// Adds `up` to the 16 bits that are dropped before they go: 0 rounds towards 0, 0xffff away from it.
 static void narrow(unsigned char *to, float x, uint32_t up)
 {
     uint32_t bits;
@@ -61,7 +61,7 @@ static void narrow_nearest(unsigned char *to, float x)
 
 // ---- One group: n numbers that are `step` apart ----
 
-// Each number's code. Adding 1.5 * 2^23 and taking it away rounds to the nearest whole number, as rintf does.
+// Computes each number's code. Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number, as rintf does.
 VECTOR_CLONES static void find_codes(unsigned char *codes, const float *x, uint32_t n, float low, float size,
                                      unsigned most)
 {
@@ -73,8 +73,8 @@ VECTOR_CLONES static void find_codes(unsigned char *codes, const float *x, uint3
     }
 }
 
-// The codes of a byte are neighbours, the first one in its lowest bits. `bits` is a constant wherever these are called,
-// so that they unroll.
+// A byte holds neighbouring codes, the first one in its lowest bits. Callers pass `bits` as a constant, so that the
+// loops unroll.
 static inline void join_codes(unsigned char *to, const unsigned char *codes, size_t bytes, unsigned bits)
 {
     for (size_t i = 0; i < bytes; i++) {
@@ -92,7 +92,7 @@ static inline void split_codes(unsigned char *codes, const unsigned char *from, 
 
 typedef int32_t mask __attribute__((vector_size(32)));
 
-// The least and the greatest of a group. Returns NaN if a number is not finite, else 0.
+// Finds the least and the greatest of a group. Returns NaN if a number is not finite, else 0.
 VECTOR_CLONES static float find_range(float *low, float *high, const float x[KVB_PACK_GROUP])
 {
     enum { LANES = sizeof(vector) / sizeof(float) };
@@ -117,8 +117,8 @@ VECTOR_CLONES static float find_range(float *low, float *high, const float x[KVB
     return sum;
 }
 
-// The least number is rounded down and the step up, so that no number is outside the range. False where one is not
-// finite, or too large for bfloat16.
+// The least number is rounded down and the step up, so that no number is outside the range. Returns 0 if a number is
+// not finite, or is too large for bfloat16.
 static int pack_group(unsigned char *to, kvb_packing p, const float *from, size_t step, uint32_t n)
 {
     unsigned bits = PACKINGS[p].bits, most = (1u << bits) - 1;
@@ -152,12 +152,12 @@ static void unpack_group(float *x, size_t step, uint32_t n, kvb_packing p, const
     for (uint32_t i = 0; i < n; i++) x[i * step] = low + size * (float)codes[i];
 }
 
-// ---- All groups of a head: for keys 32 tokens and in these the channels, for values the tokens and in these 32
-// channels ----
+// ---- All groups of a head. Keys: blocks of 32 tokens, and the channels within each. Values: tokens, and blocks of 32
+// channels within each ----
 
 typedef struct group_walk {
     uint32_t outer, n_outer, step_outer, inner, n_inner, step_inner;
-    size_t at, step; // the first number of the group, and from one to the next
+    size_t at, step; // the group's first number, and the distance from each to the next
     uint32_t n;
 } group_walk;
 

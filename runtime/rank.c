@@ -1,5 +1,5 @@
-// Scores by a learned ranking: a linear form of what cheap metrics say of a token. The profiler, the evaluator and the
-// solver use these functions too, so that budgets are made for the very order that an engine finds.
+// Scores by a learned ranking: a linear form of what cheap metrics say about a token. The profiler, the evaluator and
+// the solver use these functions too, so that budgets are made for the very order that an engine finds.
 #include "rank.h"
 #include "fail.h"
 #include "json.h"
@@ -77,7 +77,7 @@ kvb_status kvb_rank_fold(const kvb_ranking *r, uint32_t fold, size_t head, const
                             n_tokens, out, r->info.name, err);
 }
 
-// Adds what feature f says to the scores of all heads of a layer: of its own z, and of the heads' mean. weights [G, P].
+// Adds feature f's part to the scores of all heads of a layer: from a head's z, and from the mean z. weights [G, P].
 static kvb_status add_feature(const kvb_ranking *r, const double *weights, uint32_t f, const float *scores,
                               uint32_t n_tokens, float *out, kvb_error *err)
 {
@@ -175,7 +175,7 @@ static kvb_status read_features(kvb_ranking *r, const char *name, kvb_error *err
     return status;
 }
 
-// Older rankings do not have the key.
+// Reads layer_mean, which older rankings do not have, and derives the number of columns.
 static kvb_status read_form(kvb_ranking *r, const char *name, kvb_error *err)
 {
     const cJSON *mean = cJSON_GetObjectItemCaseSensitive(r->tree, "layer_mean");
@@ -192,7 +192,7 @@ static bool is_hash(const cJSON *item)
            strspn(item->valuestring, "0123456789abcdef") == 64;
 }
 
-// Which contexts each fold has left out.
+// Reads which contexts each fold has left out.
 static kvb_status read_folds(kvb_ranking *r, const char *name, kvb_error *err)
 {
     const cJSON *fold, *context;
@@ -232,7 +232,7 @@ static kvb_status read_name(kvb_ranking *r, const char *name, kvb_error *err)
 
 // ---- Weights ----
 
-// [1 + folds, L, G, P]; L and G are what the tensor says. Its bytes are in the file, so no product of them wraps.
+// Reads weights [1 + folds, L, G, P]. L and G are the tensor's; its bytes are in the file, so no product of them wraps.
 static kvb_status read_weights(kvb_ranking *r, const kvb_safetensors *file, kvb_error *err)
 {
     const kvb_tensor *x = kvb_safetensors_find(file, "rank_weights");
@@ -255,7 +255,7 @@ static kvb_status read_weights(kvb_ranking *r, const kvb_safetensors *file, kvb_
     return KVB_OK;
 }
 
-// The name is a hash of the text, as it was before the name was added to its end, and of the weights.
+// The name is a hash of the text, without the name that was added at its end afterwards, and of the weights.
 static kvb_status check_name(const kvb_ranking *r, const kvb_safetensors *file, kvb_error *err)
 {
     static const char key[] = ",\"name\":\"";

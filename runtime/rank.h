@@ -24,8 +24,8 @@ struct kvb_ranking {
 // NULL. KVB_FORMAT, KVB_NUMERIC, KVB_UNSUPPORTED, KVB_MEMORY.
 kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_error *err);
 
-// Returns the fold, 1 .. n_folds, whose weights were fitted without the context whose token ids have this SHA-256.
-// Returns 0 if no fold has it: then not even the weights of all texts have seen it.
+// Returns the fold, 1 .. n_folds, whose weights were fitted without the context whose token ids have this SHA-256, or 0
+// if no fold has it: then nothing was fitted to this context, and the weights of all texts (fold 0) are honest too.
 uint32_t kvb_ranking_fold(const kvb_ranking *r, const char *context_sha256);
 
 // kvb_rank_layer() with a fold's weights.
@@ -41,7 +41,7 @@ kvb_status kvb_rank_weights(const double *weights, uint32_t n_features, const in
 
 // Returns a feature's score, or its logarithm.
 double kvb_rank_value(float score, int logarithm);
-// Mean and 1 / deviation of a feature over tokens sink .. n_tokens - 1; both 0 where it does not vary. KVB_NUMERIC for
-// a score that is not finite: its token is *bad.
+// Computes the mean and 1 / deviation of a feature over tokens sink .. n_tokens - 1; both are 0 if it does not vary.
+// Fails with KVB_NUMERIC if a score is not finite; *bad is then its token.
 kvb_status kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, uint32_t n_tokens, double *mean,
                             double *scale, uint32_t *bad);

@@ -1,5 +1,5 @@
 // Refitting: what the kept slots of a head should hold once the others are gone. kvbudget.h has the contract and
-// docs/refit.md the derivation. All that is large is a product of matrices or a row operation, in loops that vectorise.
+// docs/refit.md the derivation. All heavy work is matrix products and row operations, in loops that vectorise.
 #include "fail.h"
 #include "vector.h"
 #include <math.h>
@@ -17,24 +17,24 @@ enum {
 };
 static const double LAMBDAS[] = {0.01, 0.1, 1, 10};
 
-// A matrix that is read by strides, so that a transpose costs nothing.
+// A matrix with strides of its own, so that a transpose costs nothing.
 typedef struct strided {
     const float *at;
     size_t row, column;
 } strided;
 
-// Memory of one call, carved from the caller's. n queries, the first n_fit of which are fitted to and the others left
-// out to judge by; t kept tokens; d; m = min(t, n_fit).
+// Working memory of one call, carved out of the caller's. Of n queries the first n_fit are fitted to, and the others
+// are left out to judge by; t tokens are kept; d = head_dim; m = min(t, n_fit).
 typedef struct refit_work {
     const kvb_refit_head *h;
     uint32_t n, n_fit, t, d, m;
-    float *queries;   // [n, d] those to fit to first
+    float *queries;   // [n, d] those that are fitted to come first
     float *outputs;   // [n, d] of the full cache
     float *weights;   // [n, t] exp of the kept tokens' scores, relative to the largest kept one of the row
-    float *whole;     // [n] what a row of `weights` is to be multiplied with to get shares of the full cache's mass
+    float *whole;     // [n] the factor that makes a row of `weights` shares of the full cache's attention
     float *turn;      // [n] q.u, or 1 for an explicit bias
-    float *shares;    // [n, t] attention over the kept tokens of the present candidate
-    float *missing;   // [n, d] full output less the present one
+    float *shares;    // [n, t] attention of the present candidate over the kept tokens
+    float *missing;   // [n, d] full output minus the present candidate's
     float *scores;    // [SCORE_ROWS, T]
     float *panel;     // [TILE_TERMS, TILE_COLUMNS]
     float *gram;      // [m, m]
@@ -44,7 +44,7 @@ typedef struct refit_work {
     float *trial;     // [t, d]
     float *direction; // [d] u
     float *bias;      // [t]
-    float *steps;     // [4, max(t, n)] of the weights' fit
+    float *steps;     // [4, max(t, n)] for fit_bias()
     double *factor;   // [max(m, d), max(m, d)]
     double *right;    // [m, d], or [d]
 } refit_work;
@@ -61,7 +61,7 @@ VECTOR_CLONES static void pack_panel(float *panel, strided b, size_t terms, size
                 panel[k * TILE_COLUMNS + j] = j < n ? b.at[k * b.row + j * b.column] : 0;
 }
 
-// sums = A panel, of TILE_ROWS rows of A: all sums stay in registers.
+// sums = A panel for TILE_ROWS rows of A; all sums stay in registers.
 VECTOR_CLONES static void multiply_tile(float sums[TILE_ROWS][TILE_COLUMNS], strided a, const float *panel,
                                         size_t terms)
 {
@@ -99,7 +99,7 @@ __attribute__((noinline)) static void multiply(float *c, size_t ldc, strided a, 
             pack_panel(panel, from, terms, columns);
             for (size_t i = 0; i < m && !(upper && i >= j + TILE_COLUMNS); i += TILE_ROWS) {
                 float sums[TILE_ROWS][TILE_COLUMNS];
-                // The last rows are taken together with some before them, so that none beyond the end is read.
+                // The last tile begins earlier and overlaps the one before it, so that no row beyond the end is read.
                 size_t first = i + TILE_ROWS <= m ? i : m < TILE_ROWS ? 0 : m - TILE_ROWS;
                 strided rows = {a.at + first * a.row + at * a.column, m < TILE_ROWS ? 0 : a.row, a.column};
                 if (m < TILE_ROWS) {
@@ -133,7 +133,7 @@ VECTOR_CLONES static float dot(const float *a, const float *b, size_t n)
     return sum;
 }
 
-// Sum of a row, which it is divided by. The sum is made in lanes of doubles.
+// Divides a row by its sum, which is computed in lanes of doubles, and returns the sum.
 VECTOR_CLONES static double share_row(float *x, size_t n)
 {
     double lanes[LANES] = {0}, sum = 0;
@@ -159,7 +159,7 @@ VECTOR_CLONES static float largest_of(const float *x, size_t n)
     return top;
 }
 
-// A product with 0 is NaN for infinities and NaN alone.
+// x * 0 is NaN if x is infinite or NaN, and 0 otherwise.
 VECTOR_CLONES static int all_finite(const float *x, size_t n)
 {
     float lanes[LANES] = {0}, sum = 0;
@@ -179,7 +179,7 @@ VECTOR_CLONES static void exp_row(float *x, float off, size_t n)
 
 // ---- Positive definite systems, in double ----
 
-// row -= sum of PIVOTS rows, each times its own number.
+// Subtracts PIVOTS rows, each times its own number, from `row`.
 VECTOR_CLONES static void take_rows(double *row, const double *rows, size_t ld, const double *by, size_t n)
 {
     for (size_t j = 0; j < n; j++) {
@@ -195,7 +195,7 @@ VECTOR_CLONES static void take_row(double *row, const double *other, double by, 
     for (size_t j = 0; j < n; j++) row[j] -= by * other[j];
 }
 
-// Cholesky of the upper triangle in place, A = U'U, PIVOTS rows at a time. 0 where A is not positive definite.
+// Cholesky of the upper triangle in place, A = U'U, PIVOTS rows at a time. Returns 0 if A is not positive definite.
 static int factorise(double *a, size_t n)
 {
     for (size_t k = 0; k < n; k += PIVOTS) {
@@ -216,7 +216,7 @@ static int factorise(double *a, size_t n)
     return 1;
 }
 
-// X = A^-1 X for X [n, d], with the factor of A. Rows are taken off PIVOTS at a time.
+// X = A^-1 X for X [n, d], with the factor of A. Rows are subtracted PIVOTS at a time.
 static void solve_factored(const double *u, size_t n, double *x, size_t d)
 {
     double by[PIVOTS];
@@ -248,7 +248,7 @@ static void order_queries(refit_work *w)
     }
 }
 
-// From a row of scores: the full cache's attention into it, and the kept tokens' weights.
+// Turns query i's row of scores into the full cache's attention, and computes the kept tokens' weights from it.
 static void split_row(refit_work *w, float *row, uint32_t i)
 {
     const uint32_t *kept = w->h->positions;
@@ -295,7 +295,7 @@ static double outputs_variance(const refit_work *w)
 
 // ---- Candidates ----
 
-// Attention over the kept tokens with the present bias (NULL: none), and what its output lacks with the kept values.
+// Computes the attention over the kept tokens with this bias (NULL: none), and what its output with their values lacks.
 static void attend_kept(refit_work *w, const float *bias)
 {
     for (uint32_t i = 0; i < w->n; i++) {
@@ -311,7 +311,7 @@ static void attend_kept(refit_work *w, const float *bias)
     for (size_t i = 0; i < (size_t)w->n * w->d; i++) w->missing[i] = w->outputs[i] - w->missing[i];
 }
 
-// Mean square of what the left-out queries still lack, when the values change by `change` (NULL: not at all).
+// Mean square of what the left-out queries still lack if the values change by `change` (NULL: not at all).
 static double left_out_error(refit_work *w, const float *change)
 {
     size_t first = w->n_fit, rows = w->n - w->n_fit, d = w->d;
@@ -361,7 +361,7 @@ static int fit_bias(refit_work *w)
     }
     memset(ones, 0, t * sizeof *ones);
     for (size_t j = 0; j < t; j++) x[j] = 1;
-    double largest = 0; // of A'A's eigenvalues, by power iteration: A has no negative number
+    double largest = 0; // eigenvalue of A'A, by power iteration: A has no negative number
     for (int k = 0; k < POWER_STEPS; k++) {
         weight_gradient(w, g, x, ones, sums);
         largest = sqrt(dot(g, g, t) / (double)dot(x, x, t));
@@ -413,8 +413,8 @@ static int fit_direction(refit_work *w)
     return 1;
 }
 
-// The equations of the values: P'P [t,t], or P P' [n_fit,n_fit] where that is smaller. Returns the mean diagonal of
-// P'P.
+// Computes the matrix of the values' equations: P'P [t,t], or P P' [n_fit,n_fit] if that is smaller. Returns the mean
+// diagonal of P'P.
 static double make_gram(refit_work *w)
 {
     strided rows = {w->shares, w->t, 1}, columns = {w->shares, 1, w->t};
@@ -452,8 +452,8 @@ static void take_better(kvb_refit_result *out, double error, int changed, double
     out->lambda = lambda;
 }
 
-// Judges the present attention, whose error with the kept values is in *out, with refitted ones. The least lambda is
-// nearly always the best, so larger ones are tried only for as long as they help.
+// Tries refitted values with the present attention, whose error with the kept values is in *out. The least lambda is
+// nearly always the best, so once one has helped, larger ones are tried only for as long as they help more.
 static void try_values(refit_work *w, kvb_refit_result *out)
 {
     double mean = make_gram(w);
@@ -472,7 +472,7 @@ static void try_values(refit_work *w, kvb_refit_result *out)
 
 // ---- The call ----
 
-// Where each array begins, or only how many bytes they are (base NULL). 0: more than a size_t can tell.
+// Places all arrays from `base` on, or just counts if it is NULL. Returns the bytes; 0 if a size_t cannot hold them.
 static size_t carve(refit_work *w, unsigned char *base)
 {
     uint64_t n = w->n, t = w->t, d = w->d, T = w->h->n_tokens, m = w->m, side = m > d ? m : d, longest = t > n ? t : n;
@@ -589,7 +589,7 @@ static void give_bare(const kvb_refit_head *h, float *k, float *v, float *bias)
     }
 }
 
-// The best candidate's parts, where they differ from the bare ones. 0: they are beyond float32.
+// Copies the best candidate's parts where they differ from the bare ones. Returns 0 if they are beyond float32.
 static int give(const refit_work *w, int changed, float *k, float *v, float *bias)
 {
     size_t d = w->d;
@@ -601,7 +601,7 @@ static int give(const refit_work *w, int changed, float *k, float *v, float *bia
     return all_finite(k, w->t * d) && all_finite(v, w->t * d);
 }
 
-// The candidates, keys first; the best is in *out and w. 0: the head's numbers are beyond float32.
+// Tries all candidates, keys first; the best is in *out and w. Returns 0 if the head's numbers are beyond float32.
 static int try_all(refit_work *w, int explicit_bias, kvb_refit_result *out)
 {
     order_queries(w);

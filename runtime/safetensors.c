@@ -58,8 +58,8 @@ static kvb_status parse_shape(const kvb_safetensors *file, const cJSON *item, kv
     return KVB_OK;
 }
 
-// Bytes that dtype and shape ask for; false when the product does not fit. Zeros first, so that [2^53, 2^53, 0] is
-// empty.
+// Computes the bytes that dtype and shape ask for; false if the product does not fit. Looks for zeros first, so that
+// [2^53, 2^53, 0] is empty.
 static bool tensor_bytes(const kvb_tensor *t, size_t element, uint64_t *out)
 {
     uint64_t bytes = element;
@@ -187,7 +187,7 @@ static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data,
 
 bool kvb_content_sha256(const void *data, size_t size, size_t *place, char hex[65])
 {
-    // In JSON text these bytes can only be a key with a text behind it: quotes inside of texts are escaped.
+    // In JSON text these bytes can only be a key followed by a string: quotes inside strings are escaped.
     static const char key[] = "\"" KVB_CONTENT_KEY "\":\"";
     static const char zeros[] = "0000000000000000000000000000000000000000000000000000000000000000";
     const size_t length = sizeof key - 1, n_digits = sizeof zeros - 1;
@@ -292,7 +292,7 @@ kvb_status kvb_file_accept(const unsigned char *data, size_t size, const char *n
                     name, limit);
 }
 
-// Reads to the end, but never more than limit + 1 bytes: the size of a pipe is not known beforehand.
+// Reads to the end, but stops once there are more than `limit` bytes: the size of a pipe is not known beforehand.
 static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsigned char **data, size_t *size,
                               kvb_error *err)
 {

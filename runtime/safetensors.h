@@ -31,8 +31,8 @@ typedef struct kvb_safetensors {
 // 8 dimensions, a header over 16 MiB) or KVB_MEMORY; *out is then empty.
 kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t size, const char *name, kvb_error *err);
 
-// The key under which a file's metadata hold the SHA-256 of the file itself, its own 64 digits counted as zeros. Files
-// without it are accepted: weights, and tables that were written before there was one.
+// The key under which a file's metadata hold the SHA-256 of the file itself, computed with those 64 digits as zeros.
+// Files without it are accepted: weights, and tables that were written before there was one.
 #define KVB_CONTENT_KEY "content_sha256"
 
 // Computes that hash of a whole file in memory, and finds where in the file the digits stand: *place, in bytes from its
@@ -42,18 +42,18 @@ bool kvb_content_sha256(const void *data, size_t size, size_t *place, char hex[6
 // Reads a little-endian double at any alignment.
 double kvb_load_f64(const unsigned char *p);
 
-// NULL when the file has no tensor of that name.
+// Returns the tensor of that name, or NULL if the file has none.
 const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *name);
 
-// The value of one entry of a parsed header's `__metadata__`, NULL when there is none. Owned by the header.
+// Returns the value of one entry of a parsed header's `__metadata__`, or NULL if there is none. The header owns it.
 const char *kvb_safetensors_metadata(const struct cJSON *header, const char *key);
 
 // Frees what parse allocated; an empty or already freed struct is allowed.
 void kvb_safetensors_free(kvb_safetensors *file);
 
-// Refuses files of other kinds, which are called by their names since operands are easily swapped (KVB_FORMAT), and
-// those of more than `limit` bytes (KVB_UNSUPPORTED). `data` may be the first bytes of a file.
+// Refuses files of other kinds (KVB_FORMAT) and those of more than `limit` bytes (KVB_UNSUPPORTED). The message names
+// the kind that was found, since operands are easily swapped. `data` may be the first bytes of a file.
 kvb_status kvb_file_accept(const unsigned char *data, size_t size, const char *name, size_t limit, kvb_error *err);
-// Reads the whole file at `path` into malloc'd memory, which the caller frees also after a failure. Fails as
-// kvb_file_accept(), or with KVB_IO or KVB_MEMORY.
+// Reads the whole file at `path` into malloc'd memory, which the caller must free even after a failure. Fails as
+// kvb_file_accept() does, or with KVB_IO or KVB_MEMORY.
 kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err);

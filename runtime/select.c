@@ -20,7 +20,7 @@ static middle find_middle(uint32_t n_tokens, uint32_t sink, uint32_t window)
     return m;
 }
 
-// Unsigned keys in the order of the floats: positive ones get the sign bit set, negative ones are turned upside down.
+// Unsigned keys in the order of the floats: positive ones get the sign bit set, negative ones have all bits inverted.
 static inline uint32_t order_key(float score)
 {
     float plus_zero = score + 0.0f; // -0 becomes +0, all others stay
@@ -29,7 +29,7 @@ static inline uint32_t order_key(float score)
     return bits ^ (0x80000000u | (0u - (bits >> 31)));
 }
 
-// Bins from the top until `*k` tokens are covered: returns the bin of the k-th and leaves in *k its rank in that bin.
+// Walks down the bins until *k tokens are covered. Returns the bin of the k-th, and leaves its rank in that bin in *k.
 static uint32_t find_bin(const uint32_t *histogram, uint32_t n_bins, uint32_t *k)
 {
     uint32_t bin = n_bins - 1;
@@ -37,8 +37,8 @@ static uint32_t find_bin(const uint32_t *histogram, uint32_t n_bins, uint32_t *k
     return bin;
 }
 
-// The k-th largest key, 1 <= k <= m.end - m.begin; *k becomes the number of tokens with that key that get in.
-// Returns the position of a NaN, or m.end when there is none.
+// Finds the k-th largest key, 1 <= k <= m.end - m.begin; *k becomes the number of tokens with that key that get in.
+// Returns the position of a NaN, or m.end if there is none.
 static uint32_t find_threshold(const float *scores, middle m, uint32_t *k, uint32_t *threshold)
 {
     uint32_t histogram[2048] = {0}, prefix;
@@ -61,7 +61,7 @@ static uint32_t find_threshold(const float *scores, middle m, uint32_t *k, uint3
     return m.end;
 }
 
-// Writes min(keep, n_tokens) positions. KVB_NUMERIC with *nan_at set when a score is NaN.
+// Writes min(keep, n_tokens) positions. Returns KVB_NUMERIC and sets *nan_at if a score is NaN.
 static kvb_status select_head(const float *scores, uint32_t n_tokens, uint32_t keep, uint32_t sink, uint32_t window,
                               uint32_t *positions, uint32_t *nan_at)
 {
@@ -136,12 +136,12 @@ kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t n_tokens
     return KVB_OK;
 }
 
-// ---- Caches that grow and are cut again, and where their rows lie behind one another ----
+// ---- Growing caches that are cut again, and where sequences of rows begin ----
 //
-// A head that was cut once holds rows whose tokens ascend. Of these the sinks are the rows of the first positions and
-// the window those of the last, so the choice among rows is kvb_select() with the numbers of both counted in rows.
+// A head that was cut before holds rows whose tokens ascend. Its sinks are the rows of the first positions and its
+// window those of the last, so choosing among rows is kvb_select() with both counted in rows.
 
-// The first of n ascending places that is `from` or more; n when there is none.
+// Finds the first of n ascending places that is at least `from`. Returns n if there is none.
 static uint32_t first_at_least(const uint32_t *places, uint32_t n, uint32_t from)
 {
     uint32_t low = 0, high = n;

@@ -29,7 +29,7 @@ static const size_t default_max_bytes = 64u << 20;
 
 // ---- metadata: every entry that this version knows, checked ----
 
-// Fetches a required entry; NULL after having made the error.
+// Fetches a required entry. If it is missing, fills in *err and returns NULL.
 static const char *metadata_text(const kvb_table *t, const char *key, kvb_error *err)
 {
     const char *text = kvb_safetensors_metadata(t->header, key);
@@ -134,7 +134,7 @@ static kvb_status check_hash(const kvb_table *t, const char *key, const char *te
     return KVB_OK;
 }
 
-// The name goes to terminals and into file names.
+// The name is shown on terminals and becomes part of file names.
 static kvb_status check_metric(const kvb_table *t, const char *metric, kvb_error *err)
 {
     for (const char *s = metric; *s; s++) {
@@ -275,7 +275,7 @@ static kvb_status read_bounded_list(kvb_table *t, const char *text, kvb_error *e
     return KVB_OK;
 }
 
-// Prune ratios of the other layers, side by side.
+// Copies the prune ratios of the layers with a budget, side by side.
 static kvb_status copy_budgeted(kvb_table *t, kvb_error *err)
 {
     size_t heads = t->info.n_kv_heads, rows = t->info.n_rows;
@@ -407,7 +407,7 @@ static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_
     return status;
 }
 
-// Per cents, or, when the metadata give the number of rows, any ascending ratios.
+// Ratios are the whole per cents or, if the metadata give the number of rows, any that ascend.
 static kvb_status check_ratios(const kvb_table *t, kvb_error *err)
 {
     for (size_t i = 0; i < t->info.n_rows; i++) {
@@ -521,7 +521,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     t->header = file.header;
     status = read_metadata(t, err);
     if (!status) status = read_tensors(t, &file, err);
-    // Only now are numbers of layers and heads known to be as large as what the file holds.
+    // Only now is it known that the file holds as many layers and heads as it says.
     if (!status) status = read_bounded(t, err);
     if (!status) status = read_constraints(t, err);
     if (!status) status = read_formats(t, &file, err);
@@ -664,7 +664,7 @@ kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expect
     if (!table || !expected) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
     const kvb_info *info = &table->info;
     kvb_status status = check_numbers(table, expected, err);
-    // An empty hash belongs to no weights, not even where the table leaves its own open.
+    // An empty hash matches no weights, not even those of a table that has no hash.
     const char *hash = expected->model_sha256;
     if (!status && hash && (!*hash || !kvb_same_hash(hash, info->model_sha256))) {
         status = kvb_fail(
@@ -712,7 +712,7 @@ static kvb_status check_files(const kvb_table *t, const kvb_weights *mine, kvb_e
                         t->name, files_key, (unsigned)mine->n_files, (unsigned)n_files,
                         container ? container : "not known");
     }
-    // Every hash as often as in the table: {a, a} are not the files {a, b}.
+    // Every hash must occur as often as in the table: {a, a} are not the files {a, b}.
     for (uint32_t i = 0; i < mine->n_files; i++) {
         const char *hash = mine->file_sha256[i];
         uint32_t here = 0, there = hash ? count_in_table(t, hash) : 0;
@@ -740,7 +740,7 @@ kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mi
     return status ? status : check_text(table, "hf_revision", mine->hf_revision, err);
 }
 
-// ---- ranking by it ----
+// ---- ranking by the table ----
 
 const kvb_ranking *kvb_table_ranking(const kvb_table *table)
 {

@@ -4,7 +4,7 @@
 #include "limits.h"
 #include "rank.h"
 
-#define KVB_TABLE_ROWS 99 // of a table with a row for every per cent, and the most that any table has
+#define KVB_TABLE_ROWS 99 // rows of a table with one for every per cent, and the most that any table has
 
 struct kvb_table {
     kvb_info info;
@@ -15,10 +15,10 @@ struct kvb_table {
     double *numbers;              // all f64 tensors, one allocation
     uint32_t *calibration_tokens; // info.calibration_tokens
     const double *budgeted;  // [R, B, G] prune ratios of the layers that are budgeted; prune_ratio itself if all are
-    double *budgeted_memory; // of it; NULL if all are
+    double *budgeted_memory; // owns `budgeted`; NULL if all are
     uint8_t *bounded;        // info.bounded
     kvb_limits limits;       // what the metadata "constraints" demand of the layers that are budgeted
-    bool limited;            // there are any
+    bool limited;            // whether there are any
     kvb_ranking *ranking;    // NULL: the metric is a plain one
     bool per_cent;           // row i is ratio (i + 1) / 100
     struct cJSON *files;     // metadata "model_files", hashes by name; NULL: there is none

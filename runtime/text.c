@@ -8,7 +8,7 @@ size_t kvb_utf8_size(const char *at, size_t left)
     if (size > left) return 0;
     for (size_t i = 1; i < size; i++)
         if ((s[i] & 0xc0) != 0x80) return 0;
-    // The second byte tells overlong forms, surrogates, and what is beyond U+10FFFF.
+    // The second byte shows overlong forms, surrogates, and what is beyond U+10FFFF.
     if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
         (s[0] == 0xf4 && s[1] > 0x8f))
         return 0;
@@ -46,7 +46,7 @@ static const struct {
     [KVB_FILE_MODEL] = {"a model (GGUF)", "GGUF", 4, 0},
     [KVB_FILE_RECORD] = {"a record (HDF5)", "\x89HDF\r\n\x1a\n", 8, 0},
     [KVB_FILE_ARRAY] = {"an array (.npy)", "\x93NUMPY", 6, 0},
-    // Behind the header's length, of which the upper half is 0.
+    // After the header's length, whose upper half is 0.
     [KVB_FILE_SAFETENSORS] = {"safetensors, as tables and weights are", "\0\0\0\0{", 5, 4},
 };
 

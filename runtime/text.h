@@ -8,7 +8,7 @@
 // missing continuation byte, an overlong form, a surrogate, beyond U+10FFFF). `left` >= 1 bytes may be read.
 size_t kvb_utf8_size(const char *at, size_t left);
 
-// Whether a character of kvb_utf8_size() bytes may be shown as it is; see kvb_clean_text(). Not so bytes that are none.
+// Whether a character of `size` = kvb_utf8_size() bytes may be shown as it is; see kvb_clean_text(). False for size 0.
 bool kvb_is_shown(const char *at, size_t size);
 
 // Replaces bytes of `text` by '?': those of control characters, which a terminal would obey; of marks that change the
@@ -17,8 +17,8 @@ void kvb_clean_text(char *text);
 
 bool kvb_ends_with(const char *text, const char *end);
 
-// Tells what kind of file this is by its first bytes. Command-line operands are easily swapped, so a reader that gets
-// the wrong kind says which kind it got.
+// The kind of a file, as its first bytes tell it. Command-line operands are easily swapped, so a reader that gets the
+// wrong kind says which kind it got.
 typedef enum kvb_file_kind {
     KVB_FILE_OTHER, // they do not tell, as with text
     KVB_FILE_MODEL,
@@ -27,7 +27,7 @@ typedef enum kvb_file_kind {
     KVB_FILE_SAFETENSORS // a table, a ranking, or weights
 } kvb_file_kind;
 kvb_file_kind kvb_kind_of_file(const void *data, size_t size);
-// In words for messages: "a model (GGUF)"; of KVB_FILE_OTHER "something else".
+// Names a kind for messages: "a model (GGUF)"; KVB_FILE_OTHER is "something else".
 const char *kvb_kind_name(kvb_file_kind kind);
 
 // Reads the decimal digits at *text into *out and moves *text past them. Returns false, and changes nothing, if there

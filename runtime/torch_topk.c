@@ -128,9 +128,9 @@ void kvb_torch_topk(kvb_topk_item *items, size_t n, size_t k)
 }
 
 // ---- sum ----
-// torch adds with four accumulators over consecutive groups of four "rows", where a row is one float for n < 8 and a
-// vector of 8 floats else. Long inputs cascade: after every `step` groups an accumulator is emptied into one of the
-// next level, so that no partial sum grows too long.
+// torch adds with four accumulators over consecutive groups of four "rows", where a row is one float if n < 8 and a
+// vector of 8 floats otherwise. Long inputs cascade: after every `step` groups an accumulator is emptied into one of
+// the next level, so that no partial sum grows too long.
 
 enum { lanes_max = 8, chains = 4, levels = 4 };
 
