@@ -29,11 +29,11 @@ typedef struct temporary {
 struct atomic_state {
     temporary self;
     int file; // -1: closed
-    // The same open file again: its lock, which tells others that the writer lives, lasts until after the rename.
+    // A second descriptor of the open file, which keeps its lock, the sign of a living writer, until after the rename.
     int lock;
     int why;      // errno of the first write that failed, 0: none
     mode_t mode;  // of the file that is replaced
-    bool replace; // there is one
+    bool replace; // whether there is one
 };
 
 // ---- What is being written ----
@@ -63,10 +63,10 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
     return kind == FTW_DP ? rmdir(path) : unlink(path);
 }
 
-// A folder with all in it, or a file.
+// Removes a file, or a folder with everything in it.
 static void remove_tree(const char *path)
 {
-    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); // what stays goes with the next run
+    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); // what is left goes with the next run
 }
 
 void atomic_files_remove(void)
@@ -82,13 +82,13 @@ static kvb_status refuse(kvb_error *err, const char *path, const char *what)
     return kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, what);
 }
 
-// What stands under the name: a regular file that may be written, or nothing.
+// Checks that an existing target is a regular file that may be written, and remembers its mode.
 static kvb_status look_at_target(struct atomic_state *s, const char *path, const struct stat *st, kvb_error *err)
 {
     if (!S_ISREG(st->st_mode))
         return kvb_fail(err, KVB_ARGUMENT, "%s: is %s, expected a file that can be replaced; choose another name", path,
                         S_ISDIR(st->st_mode) ? "a folder" : "a device, pipe or socket");
-    // The mode counts for root as well, who may write anything: somebody wanted this file to stay.
+    // Root could write anything, but the mode counts for root as well: somebody wanted this file to stay.
     if (!(st->st_mode & (S_IWUSR | S_IWGRP | S_IWOTH)) || faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) != 0)
         return kvb_fail(err, KVB_IO, "%s: is read-only and would be replaced; chmod u+w it, or choose another name",
                         path);
@@ -152,7 +152,7 @@ static ssize_t stream_write(void *cookie, const char *data, size_t size)
     if (s->why == 0 && file_write_all(s->file, data, size)) return (ssize_t)size;
     if (s->why == 0) s->why = errno;
     errno = s->why;
-    return 0; // what fopencookie takes for failure
+    return 0; // how fopencookie is told of a failure
 }
 
 static int stream_seek(void *cookie, off64_t *offset, int whence)
@@ -166,13 +166,13 @@ static int stream_seek(void *cookie, off64_t *offset, int whence)
 static FILE *open_stream(struct atomic_state *s)
 {
     FILE *stream = fopencookie(s, "wb", (cookie_io_functions_t){.write = stream_write, .seek = stream_seek});
-    if (stream) setvbuf(stream, NULL, _IOFBF, STREAM_BUFFER); // without memory for it: the smaller one stays
+    if (stream) setvbuf(stream, NULL, _IOFBF, STREAM_BUFFER); // if there is no memory, the default buffer stays
     return stream;
 }
 
 // ---- Beginning ----
 
-// Holds the new file, so that nobody takes it for one that was left behind. False when somebody did, before the lock.
+// Locks the new file, so that nobody takes it for a leftover. Returns false if somebody did before it was locked.
 static bool hold(struct atomic_state *s)
 {
     struct stat st;
@@ -182,7 +182,7 @@ static bool hold(struct atomic_state *s)
     return true;
 }
 
-// Room for a new name beside the target. It is made before `guard` is held: who runs out of memory takes that himself.
+// Allocates room for a temporary name. Not to be done under `guard`, which need() takes when it ends the program.
 static char *make_room(const char *final_path)
 {
     return need(strlen(final_path) + 1 + HEX_DIGITS + sizeof partial_suffix, 1, "bytes of a name");
@@ -262,7 +262,7 @@ kvb_status atomic_file_begin_own(atomic_file *f, const char *path, kvb_error *er
 
 // ---- Ending ----
 
-// Everything of the stream on the disk and the descriptor closed. NULL, or what could not be done, with errno.
+// Puts the whole stream on the disk and closes its descriptor. Returns NULL, or what could not be done, with errno set.
 static const char *finish_writing(atomic_file *f)
 {
     struct atomic_state *s = f->state;
@@ -335,7 +335,7 @@ bool atomic_file_is_partial(const char *name, const char *base, size_t base_leng
     return strspn(number, "0123456789abcdef") == HEX_DIGITS && strcmp(number + HEX_DIGITS, partial_suffix) == 0;
 }
 
-// Its writer would hold a lock on it, file or folder. Without locks nobody can tell: then it stays.
+// Removes a temporary file or folder unless its writer still holds a lock on it, or there are no locks to tell.
 static void remove_if_stale(const char *path)
 {
     int file = file_open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
@@ -343,7 +343,7 @@ static void remove_if_stale(const char *path)
     if (file < 0) return;
     if (fstat(file, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode)) && flock(file, LOCK_EX | LOCK_NB) == 0)
         remove_tree(path);
-    (void)file_close(file); // only its lock
+    (void)file_close(file); // gives up the lock
 }
 
 void atomic_file_remove_stale(const char *path)
@@ -363,7 +363,7 @@ void atomic_file_remove_stale(const char *path)
 
 // ---- Folders ----
 
-// The name without slashes at its end, and where a symbolic link leads.
+// Removes slashes at the end of the name, and follows symbolic links.
 static kvb_status resolve_folder(char **out, const char *dir, kvb_error *err)
 {
     struct stat st;
@@ -388,14 +388,14 @@ static kvb_status check_empty(const char *dir, kvb_error *err)
     return kvb_fail(err, KVB_ARGUMENT, "%s: is not empty; give a new folder, so that nothing old is mixed in", dir);
 }
 
-// Makes and holds the temporary folder; false with errno. A name that was taken is left to another attempt.
+// Makes and locks the temporary folder. Returns false with errno set. If a name is taken, it tries another.
 static bool make_folder(atomic_folder *f)
 {
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         if (!name_temporary(f->temp_path, f->final_path)) return false;
         if (mkdir(f->temp_path, 0777) != 0 && errno == EEXIST) continue;
         f->lock = file_open(f->temp_path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
-        if (f->lock < 0 && errno == ENOENT) continue; // somebody took it for a leftover, before the lock
+        if (f->lock < 0 && errno == ENOENT) continue; // somebody took it for a leftover before it was locked
         if (f->lock >= 0) (void)file_lock(f->lock, true);
         else rmdir(f->temp_path);
         return f->lock >= 0;
@@ -444,7 +444,7 @@ kvb_status atomic_folder_end(atomic_folder *f, kvb_status status, kvb_error *err
     if (status == KVB_OK && !file_sync_folder(f->final_path))
         status =
             kvb_fail(err, KVB_IO, "%s: written, but its folder cannot be synced: %s", f->final_path, strerror(errno));
-    (void)file_close(f->lock); // only its lock
+    (void)file_close(f->lock); // gives up the lock
     folder_forget(f);
     return status;
 }

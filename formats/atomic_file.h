@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-// One file being written. `stream` is open for writing; a library that insists on a path may write to `temp_path`
-// instead (after the stream was left untouched), since both are the same file. Paths belong to the struct.
+// One file being written. `stream` is open for writing. A library that insists on a path may write to `temp_path`
+// instead, which is the same file, if nothing is written to the stream. Paths belong to the struct.
 typedef struct atomic_file {
     FILE *stream;     // repeats interrupted and short writes; has no descriptor (fileno) of its own
     char *temp_path;  // PATH.<8 hex digits>.partial
@@ -57,8 +57,8 @@ typedef struct atomic_folder {
     struct temporary *self;
 } atomic_folder;
 
-// Begins a folder that will appear at `dir`, which must not exist or be empty. Removes what killed writers of `dir`
-// left behind. On failure *f is zero. Errors: KVB_ARGUMENT (not empty, no folder), KVB_IO.
+// Begins a folder that will appear at `dir`, which must be empty or not exist. Removes what killed writers of `dir`
+// left behind. On failure *f is zero. Errors: KVB_ARGUMENT (not empty, not a folder), KVB_IO.
 kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err);
-// Puts it in place when `status` is KVB_OK, else removes it. Returns `status`, or what went wrong here.
+// Puts the folder in place if `status` is KVB_OK, else removes it. Returns `status`, or what went wrong here.
 kvb_status atomic_folder_end(atomic_folder *f, kvb_status status, kvb_error *err);

@@ -11,7 +11,7 @@
 
 // ---- What several share ---------------------------------------------------------------------------------------------
 
-// Where the numbers come from, for people: what the formats themselves have no place for.
+// Adds where the numbers come from, for human readers: the formats themselves have no place for it.
 static void add_provenance(cJSON *to, const budget_export *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
@@ -32,7 +32,7 @@ static kvb_status write_json_in(const char *folder, const char *name, const cJSO
 
 // ---- DuoAttention ---------------------------------------------------------------------------------------------------
 
-// Heads that keep under half: how many, and the mean of what they keep.
+// Counts the heads that keep less than half of T; *mean is the mean of what they keep.
 static uint32_t streaming_heads(const budget_export *b, double *mean)
 {
     const kvb_info *info = kvb_table_info(b->table);
@@ -90,9 +90,9 @@ kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err)
 
 // ---- One length per layer -------------------------------------------------------------------------------------------
 
-// What each layer keeps when all its heads keep the same, tokens [L]: the mean of its heads, rounded to whole tokens,
-// or pages with b->block, so that the total over the layers stays. Layers without a budget keep everything. Returns the
-// share that is then pruned.
+// Computes what each layer keeps when all its heads keep the same, tokens [L]: the mean of its heads, rounded to whole
+// tokens, or pages with b->block, so that the total over the layers stays the same. Layers without a budget keep
+// everything. Returns the share that is then pruned.
 static double layer_tokens(const budget_export *b, uint32_t *tokens)
 {
     const kvb_info *info = kvb_table_info(b->table);
@@ -124,7 +124,7 @@ kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error 
           *ratios = cJSON_AddArrayToObject(o, "compression_ratios");
     for (uint32_t l = 0; l < info->n_layers; l++) {
         cJSON_AddItemToArray(tokens, cJSON_CreateNumber(kept[l]));
-        // kvpress keeps floor((1 - r) T): half a token more, so that no rounding of r can take one away.
+        // kvpress keeps floor((1 - r) T): half a token more, so that no rounding of r can take a token away.
         cJSON_AddItemToArray(ratios, json_exact(fmax(0, 1 - (kept[l] + 0.5) / b->n_tokens)));
     }
     cJSON_AddNumberToObject(o, "sink", info->sink);
@@ -149,7 +149,7 @@ kvb_status export_shares(const budget_export *b, const char *path, kvb_error *er
             uint32_t layer = h / info->n_kv_heads;
             if (info->bounded && info->bounded[layer]) continue;
             snprintf(name, sizeof name, "L%uH%u", layer, h % info->n_kv_heads);
-            // Its readers cut off digits: a trillionth more, so that no rounding takes a token away.
+            // Readers round down, so shares are a trillionth larger: then rounding errors take no token away.
             if (writing) json_add_exact(o, name, b->keep[h] / total * (1 + 1e-12));
             else total += b->keep[h];
         }
@@ -169,7 +169,7 @@ static kvb_status write_array_in(const char *folder, const char *name, uint32_t 
     return status;
 }
 
-// [L,G+1] of every layer, in rows or in pages.
+// Fills cu [L,G+1], the offsets of every layer, in rows or in pages.
 static kvb_status fill_offsets(int32_t *cu, const budget_export *b, uint32_t block, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(b->table);

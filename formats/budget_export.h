@@ -9,7 +9,7 @@ typedef struct budget_export {
     const char *table_path; // for notes inside the files
     double ratio;
     uint32_t n_tokens;    // T
-    uint32_t block;       // tokens of a page; 0 or 1: there are none
+    uint32_t block;       // tokens of a page; 0 or 1: no pages
     const uint32_t *keep; // [L,G] what kvb_budgets() gave for them
 } budget_export;
 
@@ -30,7 +30,7 @@ kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error 
 
 // Attention Matching (arXiv 2602.16284; github.com/adamzweiger/compaction, --precomputed-budget-path): JSON, every KV
 // head's share of all tokens that are kept, {"L0H0": 0.014, ...}, which add up to 1. Layers without a budget are left
-// out, as there.
+// out, as they are in that program.
 kvb_status export_shares(const budget_export *b, const char *path, kvb_error *err);
 
 // The arrays that varlen and paged attention kernels take, all int32: the folder `path` with lengths.npy [L,G],

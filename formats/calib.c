@@ -55,7 +55,7 @@ static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, con
     return KVB_OK;
 }
 
-// A value that is given as text under one key or as token ids under another, never both; value NULL: under neither.
+// A value that is given as text under one key or as token ids under another, never both; NULL if it is under neither.
 typedef struct text_or_ids {
     const cJSON *value;
     const char *key;
@@ -77,7 +77,7 @@ static kvb_status find_text_or_ids(text_or_ids *out, const cJSON *line, const ch
     return KVB_OK;
 }
 
-// One value, or an element of a list, as text or as ids.
+// Copies one value, or one element of a list, as text or as ids.
 static kvb_status take_text_or_ids(char **text, int32_t **ids, size_t *n, const text_or_ids *from, const cJSON *item,
                                    const char *where, const line_place *at)
 {
@@ -203,7 +203,7 @@ static bool is_blank(const char *text, size_t size)
     return true;
 }
 
-// cJSON ends a string at an escaped NUL without a word; so such an escape must be found in the JSON text itself.
+// cJSON silently ends a string at an escaped NUL, so such an escape must be found in the JSON text itself.
 static bool has_nul(const char *text, size_t size)
 {
     if (memchr(text, '\0', size)) return true;
@@ -343,7 +343,7 @@ kvb_status calib_load(calib_file *out, const char *path, kvb_error *err)
 
 // ---- Writing ----
 
-// A question's place in a list: text, ids, or null where there is neither.
+// Makes one element of a list of questions or answers: text, ids, or null for an answer that was not given.
 static cJSON *text_or_ids_json(const char *text, const int32_t *ids, size_t n)
 {
     return text ? cJSON_CreateString(text) : ids ? cJSON_CreateIntArray(ids, (int)n) : cJSON_CreateNull();
@@ -374,7 +374,7 @@ void calib_write_line(FILE *to, const calib_context *c)
     add_questions(line, c);
     if (c->has_answer_prefix) cJSON_AddStringToObject(line, "answer_prefix", c->answer_prefix);
     char *text = cJSON_PrintUnformatted(line);
-    fprintf(to, "%s\n", text); // whoever closes the stream finds what went wrong with it
+    fprintf(to, "%s\n", text); // errors of the stream show when it is closed
     cJSON_free(text);
     cJSON_Delete(line);
 }

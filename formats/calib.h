@@ -30,7 +30,7 @@ typedef struct calib_context {
     calib_question *questions;
     size_t n_questions;     // >= 1
     char *answer_prefix;    // follows a question that is text; default "\nAnswer:"
-    bool has_answer_prefix; // the line gives it
+    bool has_answer_prefix; // whether the line gives it
     size_t line;            // 1-based, for messages
 } calib_context;
 
@@ -49,8 +49,8 @@ kvb_status calib_parse(calib_file *out, const void *data, size_t size, const cha
 // Writes one context as a line, with the keys that the reader takes; answers are left out if no question has one. The
 // content is not checked, and write errors of `to` show up when it is closed (atomic_file_commit).
 void calib_write_line(FILE *to, const calib_context *context);
-// The sample_id of line `number` of a file that gives none: "texts/my story.jsonl", 3 -> "my_story-3"; 0 -> "my_story",
-// for a file that is one context.
+// Makes the sample_id of line `number` of a file that gives none: "texts/my story.jsonl", 3 -> "my_story-3"; 0 ->
+// "my_story", for a file that is one context.
 void calib_default_id(char out[CONTEXT_ID_MAX + 1], const char *path, size_t number);
 // Whether a tokenizer is needed: some context, question or given answer is text.
 bool calib_has_text(const calib_file *file);

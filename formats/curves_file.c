@@ -13,7 +13,7 @@
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-// A tensor's numbers, to be freed; dims [4] behind leading ones.
+// Loads a tensor's numbers, which the caller frees; dims [4] is its shape after leading ones.
 static kvb_status load_numbers(double **out, uint64_t *dims, const kvb_safetensors *file, const char *tensor,
                                const char *shape, kvb_error *err)
 {
@@ -27,7 +27,7 @@ static kvb_status load_numbers(double **out, uint64_t *dims, const kvb_safetenso
     for (uint32_t d = 0; d < 4; d++) dims[d] = d + t->n_dims < 4 ? 1 : t->shape[d + t->n_dims - 4];
     a.count = t->size / npy_type_size(a.type);
     a.data = t->data;
-    *out = need(a.count, sizeof **out, "numbers of a tensor"); // they lie in the file
+    *out = need(a.count, sizeof **out, "numbers of a tensor"); // no more than the file holds
     return npy_to_f64(&a, *out, file->name, err);
 }
 
@@ -125,7 +125,7 @@ void curves_importance(const curves_file *c, uint32_t context, float *out)
         const double *loss = c->loss + context * heads * B + i, *kept = c->kept + i % B;
         bool last = i % B + 1 == B;
         size_t n = (size_t)fmax(kept[0], c->sink + c->window), end = last ? T : (size_t)kept[1];
-        // What a head keeps behind the protected tokens begins at `sink`, with token number sink + window.
+        // The protected tokens come first, so a head keeps the token at position `sink` as number sink + window.
         for (; n < end; n++)
             out[i / B * T + n - c->window] = (float)((loss[0] - (last ? 0 : loss[1])) / ((double)end - kept[0]));
     }

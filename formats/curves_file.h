@@ -14,13 +14,13 @@ typedef struct curves_file {
     double *kept, *loss; // [B] tokens, [C,L,G,B]
 } curves_file;
 
-// `name` is for messages. KVB_FORMAT: not such a file, or G x T is 2^30 or more; KVB_NUMERIC: a loss that is not as
-// said above, with its place. Then *out is zero.
+// `name` is for messages. Fails with KVB_FORMAT if it is not such a file or G x T is 2^30 or more, and with
+// KVB_NUMERIC, naming the place, if a loss is not as said above. On failure *out is zero.
 kvb_status curves_parse(curves_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 void curves_free(curves_file *c);
 // Computes the importance [L,G,T] that reproduces a context's loss curves if earlier positions are kept first: straight
 // lines between the budgets, and down to 0 at T.
 void curves_importance(const curves_file *c, uint32_t context, float *out);
 
-// Writes the record, its contexts "0", "1", ... Of the options n_heads, head_dim, attributes and start count.
+// Writes the record; its contexts are "0", "1", ... Of the options n_heads, head_dim, attributes and start are used.
 kvb_status curves_import(const char *path, const char *record_path, const lukv_steps_options *options, kvb_error *err);

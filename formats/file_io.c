@@ -26,7 +26,7 @@ bool file_write_all(int file, const void *data, size_t size)
     while (size > 0) {
         ssize_t n = write(file, at, size);
         if (n < 0 && errno != EINTR) return false;
-        if (n == 0) { // cannot be, for a regular file; no reason to go on for ever
+        if (n == 0) { // cannot happen with a regular file, but must not go on for ever
             errno = EIO;
             return false;
         }

@@ -31,7 +31,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t page_size;
 static struct sigaction before;
 
-// Zeros from the page that is missing to the end of the mapping: the rest of the file is of no use either.
+// Puts zeros from the missing page to the end of the mapping: the rest of the file is of no use either.
 static bool fill_with_zeros(guarded *g, uintptr_t at)
 {
     uintptr_t page = at & ~(page_size - 1), end = atomic_load(&g->start) + atomic_load(&g->size);
@@ -53,7 +53,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         errno = saved;
         return;
     }
-    sigaction(SIGBUS, &before, NULL); // not ours: what was there before gets it, when the instruction is tried again
+    sigaction(SIGBUS, &before, NULL); // not ours: tried again, the instruction goes to the handler from before
     errno = saved;
 }
 
@@ -66,8 +66,8 @@ static void install(void)
     sigaction(SIGBUS, &action, &before);
 }
 
-// Guards a mapping until guard_end; the handler is installed with the first one. -1 when too many are guarded at once:
-// then reading past the end kills the program, as it does without a guard.
+// Guards a mapping until guard_end; the handler is installed with the first one. Returns -1 if too many are guarded at
+// once: then reading past the end kills the program, as it does without a guard.
 static int guard_begin(const void *data, size_t size)
 {
     int found = -1;

@@ -7,8 +7,8 @@
 typedef struct file_view {
     const unsigned char *data; // mapped; valid until file_unmap
     size_t size;               // > 0
-    int fd, guard;             // of the mapping; of no interest where data is NULL
-    struct timespec changed;   // last, when it was mapped
+    int fd, guard;             // of the mapping; unused if data is NULL
+    struct timespec changed;   // time of the last change when it was mapped
 } file_view;
 
 // Maps a regular, non-empty file. If another program truncates it while it is mapped, or the disk fails, zeros are read

@@ -62,7 +62,7 @@ kvb_status h5_fail(kvb_error *err, kvb_status status, const char *file, hid_t at
 {
     // The reason must be taken before anything else is asked of HDF5: each call clears the stack.
     char reason[128] = "", text[256], parent[256] = "", path[400];
-    bool no_memory = errno == ENOMEM; // of HDF5's or of a callback's malloc: no damage then
+    bool no_memory = errno == ENOMEM; // HDF5's or a callback's malloc failed: then nothing is damaged
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_first, reason);
     va_list args;
     va_start(args, what);
@@ -405,7 +405,7 @@ static kvb_status make_dataset(h5_set *out, const h5_file *f, hid_t parent, cons
 static kvb_status end_set(const h5_file *f, h5_set *set, kvb_status status, kvb_error *err)
 {
     if (status == KVB_OK && !set->copied) {
-        sum_layer(set, "", 0); // of an empty list
+        sum_layer(set, "", 0); // for an empty list
         end_sum(set, set->sha256);
     }
     if (status == KVB_OK) status = h5_put_text(f, set->id, "sha256", set->sha256, err);
@@ -436,7 +436,7 @@ kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char
     return status;
 }
 
-// The next layer of an array in the file, and the same in memory.
+// Where the next layer of an array lies in the file, and its shape in memory.
 typedef struct layer_space {
     hid_t file, memory;
     size_t bytes;
@@ -514,7 +514,7 @@ static bool chunks_expected(hid_t list, int rank, const hsize_t *dims)
     return true;
 }
 
-// The storage must be there for all elements: HDF5 would else make up fill values for whatever size the header claims.
+// The storage must be there for all elements: otherwise HDF5 makes up fill values for any size that a header claims.
 static const char *check_storage(const h5_file *f, hid_t set, int rank, const hsize_t *dims)
 {
     uint64_t bytes = 4;
@@ -558,7 +558,7 @@ static kvb_status open_dataset(h5_set *out, hsize_t *dims, int rank, hid_t wante
     return status;
 }
 
-// Fletcher-32 finds nothing that SHA-256 does not, and takes as long. Without memory for the list it is looked at.
+// Skips Fletcher-32, which finds nothing that SHA-256 does not and takes as long. Without memory for that, it stays on.
 static void skip_fletcher(h5_set *set)
 {
     set->transfer = H5Pcreate(H5P_DATASET_XFER);
@@ -567,7 +567,7 @@ static void skip_fletcher(h5_set *set)
     set->transfer = 0;
 }
 
-// The first thing to look at after open_dataset; closes the dataset when its storage is not as it must be.
+// To be called right after open_dataset(); closes the dataset if its storage is not as it must be.
 static kvb_status accept_storage(h5_set *set, const h5_file *f, hid_t parent, const char *name, int rank,
                                  const hsize_t *dims, kvb_error *err)
 {
@@ -637,8 +637,8 @@ static kvb_status check_chunk(const h5_file *f, hid_t set, const hsize_t *start,
                  : KVB_OK;
 }
 
-// One more layer went through. With the last one all elements must be those that were written, and the file the one
-// that was opened: HDF5 reads zeros where a file was cut short, and zeros pass Fletcher-32.
+// Counts one more layer. After the last one, all elements must be those that were written, and the file the one that
+// was opened: HDF5 reads zeros where a file was cut short, and zeros pass Fletcher-32.
 static kvb_status check_sum(const h5_file *f, h5_set *set, const void *layer, size_t size, kvb_error *err)
 {
     char found[65] = "";
@@ -690,7 +690,7 @@ typedef struct attribute_tally {
 static herr_t tally_attribute(hid_t object, const char *name, const H5A_info_t *info, void *data)
 {
     attribute_tally *t = data;
-    // The size of what this process has written itself.
+    // The size can be trusted: this process has written the attribute itself.
     unsigned char *bytes = need(info->data_size, 1, "bytes of an attribute");
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     hid_t type = attribute < 0 ? -1 : H5Aget_type(attribute);
@@ -712,7 +712,7 @@ static kvb_status tally_attributes(h5_tally *out, const h5_file *f, hid_t object
     return t.status;
 }
 
-// Every element of a dataset, against its checksum.
+// Reads every element of a dataset, and so checks its checksum.
 static kvb_status read_set(const h5_file *f, hid_t parent, const char *name, hid_t object, kvb_error *err)
 {
     hsize_t dims[3] = {0};
@@ -865,7 +865,7 @@ static kvb_status check_superblock(const unsigned char *data, size_t size, const
     return KVB_OK;
 }
 
-// HDF5's own descriptor, so that what is looked at is what HDF5 reads.
+// Identifies the file by HDF5's own descriptor, so that what is checked is what HDF5 reads.
 static kvb_status identify(h5_file *f, hid_t fapl, kvb_error *err)
 {
     void *handle = NULL;

@@ -41,7 +41,7 @@ typedef struct h5_file {
     hid_t id;               // < 0: not open
     const char *name;       // for messages; the caller's
     uint64_t size;          // bytes
-    h5_tally *tally;        // of a file that is being written; its own
+    h5_tally *tally;        // of a file that is being written, which owns it
     int descriptor;         // HDF5's, of a file opened for reading
     file_identity identity; // of what was opened
 } h5_file;
@@ -49,9 +49,9 @@ typedef struct h5_file {
 // A dataset under way: written or read layer by layer, in order, while its elements go into a checksum.
 typedef struct h5_set {
     hid_t id;                 // <= 0: not open
-    uint32_t n, done;         // layers (1 for a list of ids), and how many went through
-    struct sha256_state *sum; // NULL: nothing went through yet
-    char sha256[65];          // of all elements: what the file says, until all went through
+    uint32_t n, done;         // layers (1 for a list of ids), and how many are done
+    struct sha256_state *sum; // NULL: none is done yet
+    char sha256[65];          // of all elements: what the file says, until all are done
     hid_t transfer;           // transfer properties for reading; 0: HDF5's defaults
     bool copied;              // its checksum comes from the set that it is copied from
 } h5_set;
@@ -86,7 +86,7 @@ kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb
 // ---- Reading ----
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
-void h5_close(h5_file *f); // of a file that was only read; nothing when it is not open
+void h5_close(h5_file *f); // for a file that was only read; does nothing if it is not open
 // Fails with KVB_IO if the file on the disk is no longer the one that was opened: truncated or written to.
 kvb_status h5_unchanged(const h5_file *f, kvb_error *err);
 
@@ -96,18 +96,18 @@ kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_
 void h5_free_names(char **names);
 bool h5_has_link(hid_t group, const char *name);
 kvb_status h5_get_u32(uint32_t *out, const h5_file *f, hid_t object, const char *name, kvb_error *err);
-// All attributes of an object as a flat JSON object (the caller's).
+// Reads all attributes of an object into a flat JSON object, which the caller frees.
 kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *err);
 
-// One dimension of int32; *n receives its length, which is bounded by the file's size. An empty one must not be read.
+// Opens an int32 list; *n receives its length, which is bounded by the file's size. An empty one must not be read.
 kvb_status h5_open_ids(h5_set *out, uint32_t *n, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
 kvb_status h5_read_ids(const h5_file *f, h5_set *ids, int32_t *out, kvb_error *err);
-// A float32 dataset of exactly these dimensions.
+// Opens a float32 dataset, which must have exactly these dimensions.
 kvb_status h5_open_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
                          kvb_error *err);
 // Reads the next layer. After the last one it checks the checksum of all layers (KVB_FORMAT) and that the file is
 // unchanged (KVB_IO).
 kvb_status h5_read_layer(const h5_file *f, h5_set *array, float *out, kvb_error *err);
-void h5_close_set(h5_set *set); // of a set that was only read; nothing when it is not open
+void h5_close_set(h5_set *set); // for a set that was only read; does nothing if it is not open
 
-void h5_release(hid_t id); // closes a group, dataset or attribute that was only read; nothing when id <= 0
+void h5_release(hid_t id); // closes a group, dataset or attribute that was only read; does nothing if id <= 0

@@ -28,7 +28,7 @@ cJSON *json_exact(double x)
     char text[32];
     if (!isfinite(x)) return cJSON_CreateNull();
     snprintf(text, sizeof text, "%.17g", x);
-    if (strchr(text, ',')) return cJSON_CreateNumber(x); // a locale with another point: cJSON knows it
+    if (strchr(text, ',')) return cJSON_CreateNumber(x); // a locale with a decimal comma: cJSON handles it
     return cJSON_CreateRaw(text);
 }
 

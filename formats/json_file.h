@@ -17,8 +17,8 @@ bool json_add_exact(cJSON *object, const char *name, double x);
 // characters and no blank; %g, %u and %zu are numbers (NaN and infinity print as null), %d is true or false, %s a text.
 void json_put(cJSON *object, const char *members, ...) __attribute__((format(printf, 2, 3)));
 
-// Prints an object, which has members, on one line that ends with a newline. Its last member, "sha256", is the hash of
-// the line up to the comma before it. The caller frees it.
+// Prints an object, which must have members, on one line that ends with a newline. Its last member, "sha256", is the
+// hash of the line up to the comma before it. The caller frees it.
 char *json_sealed_line(const cJSON *object);
 // Tells whether a line, given without its newline, ends with the hash of the text before it.
 bool json_line_holds(const char *line, size_t size);

@@ -63,7 +63,7 @@ static bool numbered(const char *file, const char *prefix, uint32_t *number)
 
 typedef enum file_role { ROLE_NONE, ROLE_METRIC, ROLE_TOKENS, ROLE_ORACLE, ROLE_SUFFIX, ROLE_ANSWER } file_role;
 
-// What a file of a context's folder is, by its name; *question receives the number of the last three.
+// Tells by its name what a file in a context's folder is. For the last three roles *question receives the number.
 static file_role role_of(const char *file, uint32_t *question)
 {
     size_t n = strlen(file);
@@ -427,7 +427,7 @@ enum { PUBLISHED_QUERIES = 63 };
 
 // ---- Arrays ----
 
-// A whole array in memory, as floats or as 32-bit whole numbers. *values is the caller's, also after a failure.
+// Loads a whole array, as floats or as 32-bit integers. The caller frees *values, even after a failure.
 static kvb_status load_npy(void **values, npy_array *a, const char *path, npy_type type, kvb_error *err)
 {
     file_view view;
@@ -512,7 +512,7 @@ static kvb_status put_scores(importer *in, record_writer *w, const step_context 
     return status;
 }
 
-// From the side file, or from the answer's length (its first token comes out of the prefill), or from the options.
+// The queries: from the side file, the answer's length (its first token comes out of the prefill), or the options.
 static uint32_t count_queries(const importer *in, const step_context *c, const step_question *q, uint32_t n_answer)
 {
     const cJSON *entry = side_question(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), q->number);
@@ -593,8 +593,8 @@ static void set_attribute(cJSON *into, const char *name, cJSON *value)
     cJSON_AddItemToObject(into, name, value);
 }
 
-// Which tokens each metric protects, which the arrays do not say: the attribute `metrics` as a profile writes it, the
-// text
+// Adds which tokens each metric protects, which the arrays do not say: the attribute `metrics`, as a profile writes it,
+// is the text
 // {"snapkv:lukv": {"protect_sink": 4, "protect_window": 32}, ...}.
 static void add_protected(cJSON *into, const importer *in)
 {

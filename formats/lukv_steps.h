@@ -7,7 +7,7 @@
 #pragma once
 #include "formats/record.h"
 
-// Makes `dir`, which must not exist or be empty. One array is in memory at a time.
+// Makes `dir`, which must be empty or not exist. One array is in memory at a time.
 kvb_status lukv_steps_export(record *r, const char *dir, kvb_error *err);
 
 typedef struct lukv_steps_options {
@@ -21,7 +21,7 @@ typedef struct lukv_steps_options {
     void (*protect)(const char *metric, uint32_t *sink, uint32_t *window);
 } lukv_steps_options;
 
-// Writes the record `record_path` from a directory. Contexts in the order of kvbudget.json, else by name (numbers as
-// numbers).
+// Writes the record `record_path` from a directory. Contexts are in the order of kvbudget.json, or else by name
+// (numbers as numbers).
 kvb_status lukv_steps_import(const char *dir, const char *record_path, const lukv_steps_options *options,
                              kvb_error *err);

@@ -13,9 +13,9 @@ void need_before_stopping(void (*clean)(void));
 void *need(size_t count, size_t size, const char *what);
 // Resizes a block as realloc does; new bytes are not initialised.
 void *need_more(void *old, size_t count, size_t size, const char *what);
-// Room for one more object behind n of them: the array doubles when n is a power of two.
+// Makes room for one more object after n of them: the array doubles when n is a power of two.
 void *need_one_more(void *old, size_t n, size_t size, const char *what);
-// A copy of count objects.
+// Returns a copy of count objects.
 void *need_copy(const void *from, size_t count, size_t size, const char *what);
 // Returns p, which a library allocated; NULL means that memory ran out.
 void *needed(void *p, const char *what);

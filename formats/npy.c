@@ -31,8 +31,8 @@ size_t npy_type_size(npy_type type)
 
 // ---- Header ----
 
-// Python's dictionary as JSON: other quotes, lists for tuples of none or several (those of one have a comma), no comma
-// at the end. The caller frees.
+// Turns Python's dictionary into JSON: double quotes, lists for tuples (a tuple of one element has a comma), no comma
+// at the end. The caller frees the text.
 static char *header_as_json(size_t *length, const char *text, size_t size)
 {
     char *json = need(size + 1, 1, "characters of a header");
@@ -228,7 +228,7 @@ kvb_status npy_to_i32(const npy_array *a, int32_t *out, const char *name, kvb_er
 
 // ---- Writing ----
 
-// Formats the whole beginning of the file, a multiple of 64 bytes; returns its size, 0 when it does not fit.
+// Formats the whole beginning of the file, a multiple of 64 bytes. Returns its size, or 0 if it does not fit.
 static size_t format_header(unsigned char *out, size_t size, npy_type type, uint32_t n_dims, const uint64_t *shape)
 {
     char text[320];

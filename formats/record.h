@@ -45,7 +45,7 @@ typedef enum record_start {
 // output, and the squared movement of the layer's attention that caused it (kinds: profiler/model/loss_pass.h).
 enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
 #define RECORD_GAIN_ORDER "keydiff" // the metric by which the layers were cut; the same in all records
-// And errors of storing all keys, or all values, of a head as int8, int4 or int2, in this order: keys, then values.
+// Packings are the errors of storing all of a head's keys, or values: keys as int8, int4, int2, then values as these.
 enum { RECORD_PACKINGS = 6 };
 #define RECORD_PACKING_KIND "groups-of-32" // kvb_pack()'s
 typedef struct record_losses {
@@ -70,15 +70,14 @@ typedef struct record_question {
 // Returns how many of n_tokens tokens a level keeps, at least the `protect` that every level keeps.
 uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect);
 
-// Opens the folder of parts for the record `path`, making it when it is not there.
+// Opens the folder of parts for the record `path`, making it if it is not there.
 // attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
 // n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; put an integer beyond 2^53 into a string.
 // RECORD_NEW: fails with KVB_MISMATCH if the record or the folder of parts exists; the message says what to do.
-// RECORD_REPLACE: starts again without them; an existing record stays until record_finish replaces it. RECORD_RESUME:
-// continues where the last run stopped (also with a finished record, whose contexts and questions then
-//   count as done). If the shape or any attribute differs, it fails with KVB_MISMATCH and names the attribute and both
-//   values.
+// RECORD_REPLACE: starts again without them; an existing record stays until record_finish replaces it.
+// RECORD_RESUME: continues where the last run stopped. If the record is finished already, all that it holds is done.
+//   If the shape or any attribute differs, it fails with KVB_MISMATCH and names the attribute and both values.
 // RECORD_JOIN: adds to the folder that another process of the same run has opened; such a writer cannot finish the
 //   record. Parts are files of their own, put in place atomically, so writers do not disturb each other.
 // RECORD_ADD: adds to the finished record at `path`, which must exist and stays until record_finish puts the larger one
@@ -86,7 +85,7 @@ uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect
 //   (record_growth.h). A context of the finished record counts as done if it has scores of all metrics that these
 //   attributes name; scores that are put for such a context are added to those it has.
 // RECORD_ADD_JOIN: RECORD_JOIN for such a run.
-// RECORD_ADD_ANEW: RECORD_ADD, but deletes first what another run left in the folder of parts.
+// RECORD_ADD_ANEW: RECORD_ADD, but first deletes what another run left in the folder of parts.
 // A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
@@ -137,8 +136,8 @@ typedef struct record_context_info {
 
 // Opens and checks the whole structure (types, shapes, checksums of the metadata); the numbers themselves are checked
 // when they are read. Errors name the file and the HDF5 path: KVB_IO, KVB_FORMAT, KVB_VERSION, KVB_UNSUPPORTED (HDF5
-// superblock other than 3, for example); a run that is not finished (only PATH.parts/ exists) is KVB_IO with a message
-// that says how to resume.
+// superblock other than 2 or 3, for example); a run that is not finished (only PATH.parts/ exists) is KVB_IO with a
+// message that says how to resume.
 kvb_status record_open(record **out, const char *path, kvb_error *err);
 void record_close(record *r); // NULL is allowed
 
@@ -152,7 +151,7 @@ size_t record_context_count(const record *r);
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);
 // Contexts are in calibration order; NULL when i is out of range.
 const record_context_info *record_context(const record *r, size_t i);
-// Place of the context with this id; record_context_count() if there is none.
+// Returns the index of the context with this id, or record_context_count() if there is none.
 size_t record_find(const record *r, const char *id);
 bool record_has_metric(const record_context_info *c, const char *metric);
 
@@ -167,7 +166,7 @@ kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
                               kvb_error *err);
 
-// Losses of a question, which older records do not have. If `metric` is NULL, of any metric.
+// The losses of a question; older records have none. record_has_curves() without a `metric` asks for those of any.
 bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric);
 bool record_has_gains(record *r, size_t i, size_t question_index);
 bool record_has_packings(record *r, size_t i, size_t question_index);

@@ -149,7 +149,7 @@ static void describe(char *out, size_t size, const cJSON *value)
     else snprintf(out, size, "%s", cJSON_IsTrue(value) ? "true" : "false");
 }
 
-// Two texts from a little before where they part, since long ones may differ only behind what a message can hold.
+// Quotes two texts from a little before they part, as long ones may differ only beyond what a message can hold.
 static void describe_texts(root_difference *out, const char *held, const char *given)
 {
     enum { BEFORE = 24 };
@@ -161,7 +161,7 @@ static void describe_texts(root_difference *out, const char *held, const char *g
     snprintf(out->given, sizeof out->given, "\"%s%.70s\"", dots, given + from);
 }
 
-// cJSON_Compare calls numbers equal that differ in their last bits.
+// cJSON_Compare will not do: it calls numbers equal that differ in their last bits.
 static bool same_value(const cJSON *a, const cJSON *b)
 {
     if (!a || !b) return a == b;
@@ -204,10 +204,10 @@ bool record_root_differs(root_difference *out, const record_shape *held_shape, c
 
 static const char metrics_name[] = "metrics", calibration_name[] = "calibration_sha256",
                   files_name[] = "calibration_files", given_name[] = "given_answers", limit_name[] = "max_questions";
-// One of two records may lack it, where only ids were given.
+// One of two records may lack it, if only token ids were given.
 static const char tokenizer_name[] = "tokenizer_sha256";
 
-// "" where the attribute is not there.
+// Returns "" if the attribute is not there.
 static const char *text_of(const cJSON *attributes, const char *name)
 {
     const cJSON *a = cJSON_GetObjectItemCaseSensitive(attributes, name);
@@ -220,7 +220,7 @@ static double number_of(const cJSON *attributes, const char *name)
     return cJSON_IsNumber(a) ? a->valuedouble : 0;
 }
 
-// Takes `value`.
+// Takes ownership of `value`.
 static void set(cJSON *to, const char *name, cJSON *value)
 {
     cJSON_DeleteItemFromObjectCaseSensitive(to, name);
@@ -248,7 +248,7 @@ void record_set_calibration(cJSON *to, const char *files)
     if (used < n && n < MAX_TEXT_ATTRIBUTE) set_text(to, files_name, files);
 }
 
-// The list of a record's files; of one that does not say, what it says of all of them together.
+// Returns the list of a record's files or, if it does not say, the one hash that it has for all of them together.
 static const char *files_of(const cJSON *attributes)
 {
     const char *list = text_of(attributes, files_name);

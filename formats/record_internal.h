@@ -27,7 +27,7 @@ kvb_status record_shape_check(const record_shape *shape, const char *name, kvb_e
 // Whether [L,G,n_tokens] can be stored: HDF5 keeps a chunk, here one layer, below 2^32 bytes.
 kvb_status record_tokens_check(const record_shape *shape, uint64_t n_tokens, const char *name, kvb_error *err);
 
-// The root of records, and of the head of a folder of parts: format, version, shape, and the caller's attributes.
+// Check, write and read a record's root, or that of a folder of parts: format, version, shape, the caller's attributes.
 kvb_status record_attributes_check(const cJSON *attributes, const char *name, kvb_error *err);
 kvb_status record_root_write(const h5_file *f, const record_shape *shape, const cJSON *attributes, kvb_error *err);
 kvb_status record_root_read(const h5_file *f, record_shape *shape, cJSON **attributes, kvb_error *err);
@@ -45,7 +45,7 @@ bool record_root_differs(root_difference *out, const record_shape *held_shape, c
 char *parts_path(const char *record_path); // malloc'd
 bool parts_have_head(const char *folder);
 
-const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
+const record_context_info *record_find_context(const record *r, const char *id); // NULL if it has none
 
 // Checks for RECORD_ADD that the base's attributes can be merged into `attributes` without a different model, option or
 // metric. *metrics receives the metrics of `attributes`, one member each; the caller frees it.
@@ -106,7 +106,7 @@ typedef struct record_output {
 } record_output;
 
 // `bytes` is the size of all that will be copied; it is reserved on the disk first. Call record_output_end afterwards,
-// also after a failure: it puts the record in place if `status` is KVB_OK, and otherwise leaves nothing behind.
+// even after a failure: it puts the record in place if `status` is KVB_OK, and otherwise leaves nothing behind.
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
                                uint64_t bytes, kvb_error *err);
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);

@@ -11,7 +11,7 @@
 
 // ---- Whole records ----
 
-// Texts of different calibration files must have names of their own: one name would mean two things.
+// Texts of different calibration files must not share a name, which would then mean two things.
 static kvb_status check_apart(const record *a, const record *b, kvb_error *err)
 {
     for (size_t i = 0; i < b->n; i++)
@@ -23,7 +23,7 @@ static kvb_status check_apart(const record *a, const record *b, kvb_error *err)
     return KVB_OK;
 }
 
-// *attributes is the result for the first `n_before` records.
+// Joins the next record's attributes to *attributes, those of the first `n_before` records.
 static kvb_status join_next(cJSON **attributes, const record *const *inputs, size_t n_before, kvb_error *err)
 {
     const record *first = inputs[0], *next = inputs[n_before];
@@ -44,8 +44,8 @@ static kvb_status join_next(cJSON **attributes, const record *const *inputs, siz
     return KVB_OK;
 }
 
-// Whole records of one model as one. *attributes are the caller's. KVB_MISMATCH when they have different models or
-// options, or texts of one name from different calibration files.
+// Joins the attributes of whole records of one model; the caller frees *attributes. Fails with KVB_MISMATCH if they
+// have different models or options, or texts of one name from different calibration files.
 static kvb_status join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err)
 {
     *attributes = cJSON_Duplicate(inputs[0]->attributes, true);
@@ -69,7 +69,7 @@ static bool is_scored(const record *const *inputs, size_t n, const char *id, con
     return false;
 }
 
-// Every metric that any context has, each once; the list is the caller's, its names belong to the records.
+// Lists every metric that any context has, once. The caller frees the list; its names belong to the records.
 static const char **list_metrics(size_t *n_list, const record *const *inputs, size_t n)
 {
     const char **list = NULL;
@@ -88,7 +88,7 @@ static const char **list_metrics(size_t *n_list, const record *const *inputs, si
     return list;
 }
 
-// KVB_MISMATCH names a context that lacks, in all of the records together, a metric which another one has.
+// Fails with KVB_MISMATCH and names a context that no record scores by a metric which another context has.
 static kvb_status check_metrics(const record *const *inputs, size_t n, kvb_error *err)
 {
     size_t n_list;
@@ -209,7 +209,7 @@ static bool has_shard(const merge *m)
     return false;
 }
 
-// Place of a context of the whole; n_whole: it is none.
+// Returns the index of a context in the whole, or n_whole if it is not part of it.
 static size_t find_in_whole(const merge *m, const char *id)
 {
     size_t i = 0;
@@ -217,7 +217,7 @@ static size_t find_in_whole(const merge *m, const char *id)
     return i;
 }
 
-// The whole as shards tell it.
+// Reads the whole from the text that all shards carry.
 static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
 {
     m->list = kvb_json_parse(text, strlen(text), NULL, NULL);
@@ -242,7 +242,7 @@ static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
                     m->inputs[0]->path, shard_of_name, text);
 }
 
-// Without shards: every context of every input, as they come. Nothing tells then whether one is missing.
+// Without shards, the whole is every context of every input, as they come; then a missing one cannot be noticed.
 static void join_inputs(merge *m)
 {
     size_t n = 0;
@@ -262,7 +262,7 @@ static int compare_found(const void *a, const void *b)
     return (x->input > y->input) - (x->input < y->input);
 }
 
-// m->questions: what the inputs have of this context, ascending by number, then by input; returns how many these are.
+// Fills m->questions with the inputs' questions of a context, by number, then by input. Returns how many they are.
 static size_t find_questions(merge *m, const char *id, bool *has_context)
 {
     size_t n = 0, n_found = 0;
@@ -282,7 +282,7 @@ static size_t find_questions(merge *m, const char *id, bool *has_context)
     return n;
 }
 
-// A list of what is missing that stops being written out when it gets long, but goes on counting.
+// A list of what is missing. Once it gets long, items are no longer written out, but still counted.
 typedef struct missing_list {
     char text[300];
     size_t used, n;
@@ -301,7 +301,7 @@ static void add_missing(missing_list *l, const char *id, uint32_t first, uint32_
     else *at = '\0';
 }
 
-// Walks what is there of one context and lists the gaps below `expected`.
+// Walks through the questions that are there of one context, and lists those of its n_questions that are not.
 static void list_gaps(missing_list *l, const merge *m, const record_whole *c, size_t n_found)
 {
     uint32_t next = 0; // the number that comes next when nothing is missing
@@ -313,7 +313,7 @@ static void list_gaps(missing_list *l, const merge *m, const record_whole *c, si
     if (next < c->n_questions) add_missing(l, c->id, next, c->n_questions - 1, false);
 }
 
-// " (shard 2 of 4 was not given)": only when all inputs come from one cut of the run.
+// "; shard 2/4 is not among the files": only if all inputs come from one division of the run.
 static void name_missing_shards(char *out, size_t size, const merge *m)
 {
     unsigned shards = 0;

@@ -31,7 +31,7 @@ uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect
     return share < least ? least : share;
 }
 
-// [layers, rows, columns] of an array of this piece.
+// Sets dims to the [layers, rows, columns] of an array of this piece.
 static void dims_of(uint32_t dims[3], const record_shape *s, piece_kind kind, uint32_t n_tokens)
 {
     dims[0] = s->n_layers;
@@ -44,7 +44,7 @@ static size_t layer_floats(const uint32_t dims[3])
     return (size_t)dims[1] * dims[2];
 }
 
-// The first number that the piece cannot have; n when all are right.
+// Returns the index of the first number that the piece must not have, or n if all are right.
 static size_t find_wrong(piece_kind kind, const float *values, size_t n)
 {
     size_t i = 0;
@@ -128,7 +128,7 @@ static kvb_status check_array(const record *r, hid_t group, const char *name, pi
     return status;
 }
 
-// Arrays by metric; *names receives their names.
+// Scans the arrays by metric; *names receives their names.
 static kvb_status scan_metrics(const record *r, hid_t group, piece_kind kind, uint32_t n_tokens, size_t *n,
                                char ***names, kvb_error *err)
 {
@@ -199,7 +199,7 @@ kvb_status piece_read_ids(const h5_file *f, hid_t group, const char *name, uint3
 
 // ---- Copying: one record out of pieces of other files, namely parts, finished records, shards ----
 
-// Room for the HDF5 structures of the whole; those of the pieces are larger than what becomes of them.
+// Room for the HDF5 structures of the whole file. Each piece takes less in it than in the file that it comes from.
 enum { RECORD_OVERHEAD = 1 << 20 };
 
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
@@ -258,7 +258,7 @@ static void close_sources(piece_source *sources, size_t n)
     free(sources);
 }
 
-// The first that has it, else the very first, in which it is then missed.
+// Returns the first source that has it, or else the very first, so that reading it reports what is missing.
 static const piece_source *source_of(const piece_source *sources, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++)
@@ -298,8 +298,8 @@ static kvb_status copy_array(const record_output *out, hid_t to, const h5_file *
     return status;
 }
 
-// The first name, in ASCII order, that comes after `last` (NULL: of all) in any source; *source receives the first that
-// has it. NULL at the end.
+// Returns the first name, in ASCII order, that comes after `last` (NULL: the first of all) in any source, or NULL at
+// the end; *source receives the first source that has it.
 static const char *next_name(const piece_source **source, const piece_source *all, size_t n, const char *last)
 {
     const char *best = NULL;
@@ -313,7 +313,7 @@ static const char *next_name(const piece_source **source, const piece_source *al
     return best;
 }
 
-// Each metric's array from the first file that has it.
+// Copies each metric's array from the first file that has it.
 static kvb_status copy_metrics(const record_output *out, hid_t to, piece_source *from, size_t n, piece_kind kind,
                                kvb_error *err)
 {
@@ -381,7 +381,7 @@ kvb_status record_output_question(record_output *out, const char *id, uint32_t n
 
 // ---- Comparing ----
 
-// Two records and what of them is compared.
+// Two records, and which part of them is compared.
 typedef struct comparison {
     const record *r[2];
     hid_t group[2];
@@ -397,7 +397,7 @@ static kvb_status differ(const comparison *c, const char *what, const char *metr
                     c->r[0]->path, c->r[1]->path, c->id, what, metric ? " of " : "", metric ? metric : "");
 }
 
-// By the checksums: what is copied is read, and then held against its own.
+// Compares checksums alone: what is copied is read anyway, and then checked against its own.
 static kvb_status compare_sets(const comparison *c, const hid_t in[2], const char *name, piece_kind kind,
                                kvb_error *err)
 {

@@ -233,7 +233,7 @@ bool record_has_metrics(const record_context_info *c, const cJSON *metrics)
     return true;
 }
 
-// Whether a question of a file has losses of this kind; `metric` NULL: of any.
+// Whether a question of a file has losses of this kind; NULL as `metric` stands for any metric.
 static bool has_losses(const h5_file *f, const char *id, uint32_t number, piece_kind kind, const char *metric)
 {
     h5_error_printing before = h5_quiet();
@@ -284,7 +284,7 @@ static kvb_status no_metric(const record *r, const char *id, const uint32_t *num
                     question, record_pieces[kind].name, metric);
 }
 
-// From the group of a context, or of a question where a number is given; `metric` counts where there is one.
+// Reads from the group of a context or, with a number, of a question. Only pieces by metric need `metric`.
 static kvb_status read_piece(const record *r, const record_context_info *c, const uint32_t *number, piece_kind kind,
                              const char *metric, uint32_t n_ids, void *out, kvb_error *err)
 {

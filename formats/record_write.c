@@ -57,7 +57,7 @@ static bool exists_in(const char *folder, const char *name)
     return n > 0 && (size_t)n < sizeof path && path_exists(path); // no file has a longer path
 }
 
-// The reverse of part_path. False for any other name.
+// The reverse of part_path. Returns false for any other name.
 static bool parse_part_name(record_part *out, const char *name)
 {
     size_t length = strlen(name), skip = strcspn(name, "-") + 1;
@@ -77,14 +77,14 @@ static bool parse_part_name(record_part *out, const char *name)
     return context_id_valid(out->id);
 }
 
-// Whether a file in the folder belongs to the run; not asked of the head itself.
+// Whether a file in the folder, other than the head itself, belongs to the run.
 static bool is_of_run(const char *name)
 {
     record_part ignored;
     return parse_part_name(&ignored, name) || strcmp(name, replace_name) == 0;
 }
 
-// A temporary file of one of these or of the head.
+// Whether it is a temporary file of one of these, or of the head.
 static bool is_partial(const char *name)
 {
     static const char suffix[] = ".00000000.partial";
@@ -97,13 +97,13 @@ static bool is_partial(const char *name)
 
 // ---- The folder ----
 
-// Never through a symbolic link, so that nothing of another folder is taken for ours.
+// Never follows a symbolic link, so that nothing of another folder is taken for ours.
 static int open_folder(const char *folder)
 {
     return file_open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
 }
 
-// The folder as a stream of names; NULL with errno.
+// Opens the folder as a stream of names. Returns NULL with errno set.
 static DIR *list_folder(const char *folder)
 {
     int file = open_folder(folder);
@@ -117,7 +117,7 @@ static kvb_status cannot_remove(const char *folder, const char *name, kvb_error 
     return kvb_fail(err, KVB_IO, "%s/%s: cannot be removed: %s", folder, name, strerror(errno));
 }
 
-// Removes unfinished files; without a head also finished parts, which then belong to a record that was assembled.
+// Removes unfinished files. Without a head it removes finished parts too: their record has been assembled already.
 static kvb_status clean(const char *folder, kvb_error *err)
 {
     DIR *dir = list_folder(folder);
@@ -163,7 +163,7 @@ static lock_attempt try_lock(int *lock, const char *folder, const char *path, kv
         file = dir < 0 ? -1 : file_open_at(dir, lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
     int why = errno;
     if (dir >= 0) (void)file_close(dir);              // only read
-    if (file < 0 && why == ENOENT) return LOCK_AGAIN; // removed just now by who had it
+    if (file < 0 && why == ENOENT) return LOCK_AGAIN; // whoever had it has just removed it
     if (file < 0) {
         bool link = lstat(dir < 0 ? folder : path, &st) == 0 && S_ISLNK(st.st_mode);
         kvb_fail(err, KVB_IO, "%s: cannot be locked: %s", dir < 0 ? folder : path,
@@ -205,7 +205,7 @@ static kvb_status parts_lock(int *lock, const char *folder, kvb_error *err)
 
 // ---- Parts ----
 
-// Every part of a folder, in no order; *bytes receives the sum of their sizes.
+// Lists every part of a folder, in no order; *bytes receives the sum of their sizes.
 static kvb_status parts_scan(record_part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err)
 {
     size_t capacity = 0;
@@ -224,7 +224,7 @@ static kvb_status parts_scan(record_part **parts, size_t *n, uint64_t *bytes, co
             break;
         }
         *bytes += (uint64_t)st.st_size;
-        if (one.kind == PART_LOSSES) continue; // they go with their question
+        if (one.kind == PART_LOSSES) continue; // they come with their question
         if (*n == capacity) {
             capacity = capacity ? 2 * capacity : 64;
             *parts = need_more(*parts, capacity, sizeof **parts, "parts");
@@ -272,7 +272,7 @@ static kvb_status parts_remove(const char *folder, kvb_error *err)
     kvb_status status = parts_clear(folder, err);
     char *lock = status == KVB_OK ? path_in(folder, lock_name) : NULL;
     if (lock && unlink(lock) != 0 && errno != ENOENT) status = cannot_remove(folder, lock_name, err);
-    // Stays when the user put something into it.
+    // The folder stays if the user has put something into it.
     if (status == KVB_OK && rmdir(folder) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT)
         status = kvb_fail(err, KVB_IO, "%s: cannot be removed: %s", folder, strerror(errno));
     free(lock);
@@ -403,7 +403,7 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     char *head = path_in(w->folder, head_name);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
     if (w->lock >= 0 && status != KVB_OK && !parts_have_head(w->folder))
-        (void)parts_remove(w->folder, NULL); // nothing was there
+        (void)parts_remove(w->folder, NULL); // nothing was there before
     free(head);
     return status;
 }
@@ -490,7 +490,7 @@ typedef struct part_file {
     hid_t contexts, context;
 } part_file;
 
-// `path` is taken, also after a failure; part_end must follow with how writing went.
+// Takes ownership of `path`, even on failure. part_end() must follow, with the status of the writing.
 static kvb_status part_begin(part_file *p, char *path, const char *id, uint64_t bytes, kvb_error *err)
 {
     *p = (part_file){.h5 = {.id = -1}, .contexts = -1, .context = -1, .path = path};
@@ -501,7 +501,7 @@ static kvb_status part_begin(part_file *p, char *path, const char *id, uint64_t 
     return status;
 }
 
-// Finishes a part whose contents were written with `status`; removes it when that is no success.
+// Finishes a part whose contents were written with `status`; removes it unless that is KVB_OK.
 static kvb_status part_end(part_file *p, kvb_status status, kvb_error *err)
 {
     status = h5_end(&p->h5, p->context, status, err);
@@ -531,7 +531,7 @@ static kvb_status check_id(const record_writer *w, const char *id, kvb_error *er
     return kvb_fail(err, KVB_ARGUMENT, "%s: context id \"%.80s\": expected " CONTEXT_ID_RULE, w->path, id);
 }
 
-// Names and numbers of arrays by metric; question < 0: of the context.
+// Checks names and numbers of arrays by metric; question < 0 stands for the context.
 static kvb_status check_metrics(const record_writer *w, const char *id, int64_t question, piece_kind kind,
                                 uint32_t n_tokens, const char *const *metrics, const float *const *arrays, size_t n,
                                 kvb_error *err)
@@ -555,7 +555,7 @@ static kvb_status check_metrics(const record_writer *w, const char *id, int64_t 
     return status;
 }
 
-// A group of arrays by metric.
+// Writes a group of arrays by metric.
 static kvb_status write_metrics(const record_writer *w, const h5_file *f, hid_t parent, piece_kind kind,
                                 uint32_t n_tokens, const char *const *metrics, const float *const *arrays, size_t n,
                                 kvb_error *err)
@@ -587,7 +587,7 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     return status;
 }
 
-// T of a context that was put before; KVB_ARGUMENT when it was not.
+// Finds T of a context that was stored before. Fails with KVB_ARGUMENT if it was not.
 static kvb_status find_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err)
 {
     const record_context_info *c = find_in_base(w, id);
@@ -643,7 +643,7 @@ static kvb_status check_question(const record_writer *w, const char *id, uint32_
     return status == KVB_OK && q->losses ? check_losses(w, id, question, q->losses, err) : status;
 }
 
-// The group of a question in a part of it.
+// Makes the group of a question in a part.
 static kvb_status make_question(hid_t *questions, hid_t *group, const part_file *p, uint32_t question, kvb_error *err)
 {
     char name[16];
@@ -721,7 +721,7 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
 
 // ---- Assembling a record from its parts, and from the finished record that is extended ----
 
-// By id, the context before its questions, questions by number, and a part before what it replaces in the base.
+// Order: by id, the context before its questions, questions by number, and a part before what it replaces in the base.
 static int compare_parts(const void *a, const void *b)
 {
     const record_part *x = a, *y = b;
@@ -750,7 +750,7 @@ static record_part *add_base_parts(record_part *out, const record *base)
     return out;
 }
 
-// Everything that goes into the record, sorted, each once. *n_files receives how many parts are files.
+// Collects all that goes into the record, sorted, each once. *n_files receives how many parts are files.
 static kvb_status collect(record_part **all, size_t *n, size_t *n_files, uint64_t *bytes, const record_writer *w,
                           kvb_error *err)
 {
@@ -770,7 +770,7 @@ static kvb_status collect(record_part **all, size_t *n, size_t *n_files, uint64_
     return KVB_OK;
 }
 
-// The parts of one context: [*first, *first + *count), the context itself first.
+// Finds the parts of one context: [*first, *first + *count), the context itself first.
 static bool find_context_parts(const record_part *all, size_t n, const char *id, size_t *first, size_t *count)
 {
     size_t i = 0;
@@ -873,7 +873,7 @@ kvb_status record_finish(record_writer *w, const char *const *context_ids_in_ord
     if (status == KVB_OK) status = check_list(w, all, n_parts, context_ids_in_order, n, err);
     if (status == KVB_OK && !base_is_complete(w, n_files, context_ids_in_order, n))
         status = assemble(w, all, n_parts, bytes, context_ids_in_order, n, err);
-    // The new record is in place, and was read back: only now are the parts worth nothing.
+    // The new record is in place and has been read back: only now are the parts of no use.
     if (status == KVB_OK) status = parts_remove(w->folder, err);
     free(all);
     h5_loud(before);

@@ -8,7 +8,7 @@ typedef struct sha256_state sha256_state; // for data that comes in pieces
 sha256_state *sha256_begin(void);
 void sha256_add(sha256_state *s, const void *data, size_t size);
 void sha256_end(sha256_state *s, char out[65]); // frees `s`
-void sha256_free(sha256_state *s);              // of a hash that is given up; NULL is allowed
+void sha256_free(sha256_state *s);              // abandons a hash; NULL is allowed
 
 void sha256_hex(const void *data, size_t size, char out[65]);
 kvb_status sha256_file_hex(const char *path, char out[65], kvb_error *err);

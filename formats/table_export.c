@@ -47,7 +47,7 @@ static const char *text_of(const cJSON *metadata, const char *key)
     return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-// As a literal of JSON and Python alike; to be freed with cJSON_free.
+// Quotes a text as a literal of both JSON and Python; free it with cJSON_free.
 static char *quoted(const char *text)
 {
     cJSON *item = cJSON_CreateString(text);
@@ -56,7 +56,7 @@ static char *quoted(const char *text)
     return literal;
 }
 
-// A word that Python can call or name; the table may be of anybody.
+// Whether Python can take it for a name and nothing else: tables may come from anybody.
 static bool is_identifier(const char *text)
 {
     return *text && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == strlen(text);
@@ -78,7 +78,7 @@ static char *argument_text(const cJSON *a)
     return need_text("%s=%s", a->string, number);
 }
 
-// "SnapKVPress(window_size=64, kernel_size=5)" of what a scorer declares.
+// "SnapKVPress(window_size=64, kernel_size=5)" from what a scorer declares.
 static char *call_text(const cJSON *press)
 {
     const cJSON *argument;

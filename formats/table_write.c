@@ -49,7 +49,7 @@ static void add_tensor(cJSON *header, const tensor_entry *x, size_t begin)
     cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(begin + tensor_bytes(x))));
 }
 
-// Takes the place of the file's hash while it is computed: as many characters as it has digits.
+// Stands in for the file's hash while that is computed, with as many characters.
 static const char no_digits[] = "0000000000000000000000000000000000000000000000000000000000000000";
 
 // The JSON header as text. *data_size receives the bytes of all tensors.
@@ -91,9 +91,9 @@ static unsigned char *put_tensor(unsigned char *at, const tensor_entry *x)
     return at;
 }
 
-// Tensors one after the other in the given order, F64 before U8, so that every tensor is aligned; and metadata, a flat
-// object of strings, to which "content_sha256" is added (runtime/safetensors.h): equal content gives equal bytes, which
-// are the caller's.
+// Lays tensors one after the other in the given order, F64 before U8, so that every tensor is aligned; and metadata, a
+// flat object of strings, to which "content_sha256" is added (runtime/safetensors.h). Equal content gives equal bytes.
+// The caller frees them.
 static unsigned char *make_file(size_t *size, const tensor_entry *tensors, size_t n, const cJSON *metadata)
 {
     size_t data_size;

@@ -34,7 +34,7 @@ kvb_status rank_write(const char *path, const rank_content *r, const cJSON *meta
 typedef struct table_content {
     uint32_t n_rows, n_layers, n_kv_heads;
     const double *prune_ratio;     // [R,L,G] share of a head's T tokens that is evicted, in [0,1]
-    const double *ratio;           // [R] global ratio of the row, (i+1)/100, ascending
+    const double *ratio;           // [R] global ratio of the row, ascending; (i+1)/100 with 99 rows
     const double *std;             // [R,L,G] standard deviation of the prune ratio over the solved problems
     const double *loss;            // [R] mean over problems of greedy's loss / total mass
     const double *lower_bound;     // [R] the same for the certified bound D(lambda)
