@@ -84,7 +84,7 @@ static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, con
     for (uint32_t i = 0; i <= grid_middle; i++) {
         double x = (double)(grid_p + i) * scale - p, value = loss[0];
         if (i == grid_middle) {
-            value = 0; // all is kept; said exactly, so that the steps add up to the whole mass
+            value = 0; // all is kept; set exactly, so that the steps add up to the whole mass
         } else if (x > 0) {
             uint32_t c = (uint32_t)x < middle ? (uint32_t)x : middle - 1;
             value = loss[c] + (x - c) * (loss[c + 1] - loss[c]);
@@ -162,7 +162,7 @@ void loss_mean_weigh(loss_curves *out, const loss_mean *means, size_t n, const d
     loss_curves_sum(out);
 }
 
-// The head with the largest fraction among those that still have their floor; the lower index wins ties.
+// Finds the head with the largest fraction among those that still have their floor; the lower index wins ties.
 static uint32_t largest_fraction(const double *ratio, uint32_t n, uint32_t n_tokens, const uint32_t *keep)
 {
     uint32_t best = n;

@@ -37,7 +37,7 @@ static uint64_t cost_of(const bytes_problem *p, uint32_t format, uint32_t keep)
 
 // ---- Hulls ----
 
-// Saved per byte between two points, of which the second costs more.
+// Returns what is saved per byte between two points, of which the second costs more.
 static double slope_between(const point *a, const point *b)
 {
     return (a->loss - b->loss) / (double)(b->cost - a->cost);
@@ -114,7 +114,7 @@ static hull_piece *list_pieces(size_t *count, const hull_set *h, uint32_t N)
     return list;
 }
 
-// The head's point of least loss within `most` bytes, or `held` if none is better.
+// Returns the head's point of least loss within `most` bytes, or `held` if none is better.
 static point best_within(const bytes_problem *p, uint32_t head, uint64_t most, point held)
 {
     for (uint32_t j = 0; j < p->n_formats; j++)
@@ -134,7 +134,7 @@ static void put_row(solved_rows *x, uint32_t r, const point *at, const bytes_pro
         x->bytes[r] += at[n].cost;
         x->loss[r] += at[n].loss;
     }
-    double bound = bytes_bound(p, budget, x->lambda[r]); // of a saturated row above its loss, which has no rival
+    double bound = bytes_bound(p, budget, x->lambda[r]); // may exceed a saturated row's loss, which has no rival
     x->bound[r] = bound < 0 ? 0 : bound > x->loss[r] ? x->loss[r] : bound;
 }
 

@@ -14,15 +14,15 @@
 #include "solver/exact.h"
 
 typedef struct bytes_problem {
-    const loss_curves *curves; // they may rise
+    const loss_curves *curves; // the curves may rise
     uint32_t n_formats;        // J
     double *added;             // [N, J] finite, >= 0
     uint64_t *cost;            // [J, T + 1] bytes; grows with b
 } bytes_problem;
 
 // Solves for budgets [n_rows] of bytes, which descend. Fails with KVB_ARGUMENT if they do not, or if an added loss or a
-// cost is not as said above. A row is saturated if the cheapest choice of all heads, which it then is, exceeds the
-// budget. On failure *out is zero; the caller frees it (solved_rows_free).
+// cost is not as said above. If even the cheapest choice of all heads exceeds a budget, the row is that choice and is
+// saturated. On failure *out is zero; the caller frees it (solved_rows_free).
 kvb_status bytes_solve(solved_rows *out, const bytes_problem *p, const uint64_t *budget, uint32_t n_rows,
                        kvb_error *err);
 

@@ -19,8 +19,8 @@ typedef struct head_scan {
     double *best; // [R]
 } head_scan;
 
-// Rows first .. last - 1, whose best b are known to lie in low .. high. If b* is best for a row, then for a larger
-// lambda nothing above b* can be better, for a smaller one nothing below.
+// Scans rows first .. last - 1, whose best b are known to lie in low .. high. If b* is best for a row, then for a
+// larger lambda nothing above b* can be better, and for a smaller one nothing below.
 static void scan_rows(const head_scan *s, uint32_t first, uint32_t last, uint32_t low, uint32_t high)
 {
     if (first >= last) return;

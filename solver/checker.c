@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// The least of loss[i] + price i over i = 0 .. n, and the first i where it is. The least is found without branches,
-// chunk by chunk, and then looked for.
+// The least of loss[i] + price i over i = 0 .. n, and the first i where it is. The least is first found chunk by chunk,
+// without branches, and its place is looked up afterwards.
 WIDE static double least_priced(const double *loss, uint32_t n, double price, uint32_t *at)
 {
     enum { LANES = 8, CHUNK = 64 * LANES };
@@ -65,7 +65,7 @@ static point look_at(dual *d, double lambda)
 {
     point p = d->f(d->of, lambda);
     size_t i = d->n;
-    if (d->n == sizeof d->known / sizeof *d->known) return p; // never needed, and only a loss of time
+    if (d->n == sizeof d->known / sizeof *d->known) return p; // not seen to happen, and costs only time
     for (; i > 0 && d->known[i - 1].lambda > lambda; i--) d->known[i] = d->known[i - 1];
     d->known[i] = p;
     d->n++;
@@ -83,7 +83,7 @@ static void dual_begin(dual *d, priced_at *f, const void *of, double most, doubl
     look_at(d, most);
 }
 
-// Closes in from `near` by factors of 4 on two points that keep too many and not too many tokens.
+// Narrows low .. high, from `near` by factors of 4: in the end *low keeps too many tokens and *high does not.
 static void bracket(dual *d, double budget, double near, point *low, point *high)
 {
     double next = near;
@@ -102,7 +102,7 @@ static void bracket(dual *d, double budget, double near, point *low, point *high
     }
 }
 
-// The largest value over 0 .. most, or less by at most the tolerance; *lambda: where.
+// Returns the largest value over 0 .. most, or less by at most the tolerance; *lambda is where it lies.
 static double climb(dual *d, double budget, double near, double *lambda)
 {
     size_t i = 0;
@@ -178,7 +178,7 @@ static uint64_t budget_of(const loss_curves *c, uint32_t n_layers, double ratio)
     return left > heads * c->floor ? left : heads * c->floor;
 }
 
-// Rows that share their points; other rows, other threads.
+// So many rows share their points; other rows may run on other threads.
 enum { TOGETHER = 16 };
 
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
@@ -248,7 +248,7 @@ static double least_stored(const checker_formats *f, const double *bytes, uint32
     return least;
 }
 
-// Bytes of a row, infinite with a format that was no choice; fills in its losses.
+// Returns a row's bytes, infinite if a format was not among the choices, and fills in the row's losses.
 static double row_bytes(const checker_formats *f, const uint32_t *keep, const uint8_t *formats, checked_row *out)
 {
     double sum = 0;
@@ -325,7 +325,7 @@ static priced price_set(const constrained_instance *x, uint32_t first, uint32_t 
     return best;
 }
 
-// Heads in `left` in at most `clusters` clusters; `set` has what each set costs, `memo` [SETS][..] what is known.
+// Splits the heads in `left` into at most `clusters` clusters; `set` has each set's cost, `memo` the known answers.
 static priced price_partition(const priced *set, priced (*memo)[MOST_HEADS + 1], uint32_t left, uint32_t clusters)
 {
     if (left == 0) return (priced){0, 0};
@@ -334,7 +334,7 @@ static priced price_partition(const priced *set, priced (*memo)[MOST_HEADS + 1],
     if (known->value >= 0) return *known;
     priced best = {INFINITY, 0};
     for (uint32_t own = left; own > 0; own = (own - 1) & left) {
-        if (!(own & (left & -left))) continue; // the cluster of the lowest head
+        if (!(own & (left & -left))) continue; // the cluster must have the lowest head
         priced rest = price_partition(set, memo, left ^ own, clusters - 1);
         priced sum = {set[own].value + rest.value, set[own].kept + rest.kept};
         if (sum.value < best.value || (sum.value == best.value && sum.kept < best.kept)) best = sum;
@@ -390,7 +390,7 @@ static void limited_begin(dual *d, const limited_group *g)
     dual_begin(d, limited_at, g, most * x->own, tolerance);
 }
 
-// Prices at which parts meet their caps, and the least and the most that groups keep.
+// Finds the prices at which parts meet their caps, and the least and the most that groups keep.
 static void find_caps(const constrained_instance *x, double *cap_price, uint64_t *least, uint64_t *most)
 {
     for (uint32_t part = 0; part < x->n_groups * x->parts; part++) {

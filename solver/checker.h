@@ -21,7 +21,7 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
 // worked out here again.
 typedef struct checker_formats {
     const loss_curves *curves;
-    const double *loss; // [N, 6] what int8, int4 and int2 keys lose besides, and such values
+    const double *loss; // [N, 6] what keys lose besides as int8, int4 and int2, and then values as these
     uint32_t head_dim;
     unsigned choices; // bit p: the kvb_packing p could be chosen
 } checker_formats;
@@ -29,7 +29,7 @@ typedef struct checker_formats {
 typedef struct checked_row {
     double bound; // D(lambda): the budgets are of bytes, and every head chooses tokens and formats
     double loss;  // of the row
-    double added; // the part of it that is for its formats
+    double added; // the part of the loss that its formats cause
     bool fits;    // its formats are choices, and it is within the ratio's share of a bf16 cache or the least possible
 } checked_row;
 

@@ -21,7 +21,7 @@ typedef struct solving {
     uint64_t *least, *most; // [groups]
 } solving;
 
-// Whether threads are worth waking: every row, or part, looks at numbers of all heads or its own.
+// Whether threads are worth waking: each row looks at the curves of all heads, or each part at those of its own.
 static bool is_large(const solving *s)
 {
     return (size_t)shape_heads(&s->x.curves.shape) * s->x.curves.shape.n_tokens > PARALLEL_CELLS / 8;
@@ -32,7 +32,7 @@ static uint32_t group_heads(const solving *s)
     return s->x.parts * s->x.own;
 }
 
-// Units that a part's heads keep together; units [N].
+// Returns the units that a part's heads keep together; units [N].
 static uint64_t part_total(const solving *s, uint32_t part, const uint32_t *units)
 {
     uint64_t sum = 0;
@@ -130,8 +130,8 @@ typedef struct dual_point {
 
 typedef dual_point dual_function(const void *of, double price);
 
-// The maximum of the dual, by the tangents of two points with excess above 0 and at most 0, which close in on it. *out
-// is the point with no excess; returns the highest point. high: a price at which nothing can be too much.
+// Finds the maximum of the dual by the tangents of two points, with excess above 0 and at most 0, which close in on it.
+// *out is the point without excess; returns the highest point. high: a price at which there is no excess.
 static dual_point maximise(dual_function *f, const void *of, double high, dual_point *out)
 {
     dual_point low = f(of, 0), top;
@@ -193,7 +193,7 @@ static dual_point price_group(const void *of, double price)
     return sum;
 }
 
-// The part and cluster (all heads of a part that keep the same) whose raise saves most within `left` units.
+// Raises the cluster (all heads of a part that keep the same) for which that saves most within `left` units.
 static bool raise_best(const solving *s, uint32_t group, uint32_t *units, uint64_t *left)
 {
     const constrained_instance *x = &s->x;

@@ -145,7 +145,7 @@ static int falling(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-// The least sum of n heads with lower limits v, falling, in at most k clusters, each as high as its highest limit.
+// The least that n heads with limits v, descending, keep in at most k clusters, each at the highest of its limits.
 static double clustered_sum(const double *v, uint32_t n, uint32_t k)
 {
     if (n == 0) return 0;

@@ -6,11 +6,11 @@
 //
 //     loss_n(c) = sum over i > c of a_i,    c = 0 .. M,   loss_n(M) = 0        (LU-KV section 4.1; methods.md 2.3)
 //
-//     loss |*                    The curve never rises, but it is convex only when the metric ranks as the oracle
-//          | *                   would. Where it is not (a good token after worse ones), the greedy solver needs its |
-//          * * *             convex hull: pava.h. |         * |            *  *  * +------------------- c
-//
-// Sums are f64; importances come in as f32.
+//     loss |*                  The curve never rises, but it is convex only if the metric ranks as the oracle would.
+//          | *                 If it is not (a good token after worse ones), the greedy solver needs its convex hull:
+//          |  *  *  *          pava.h.
+//          |           *  *
+//          +------------------- c      Sums are f64; importances come in as f32.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>

@@ -69,7 +69,7 @@ void core_work_free(core_work *w)
              w->fewer.at, w->scratch, w->layers, w->values, w->price, w);
 }
 
-// The array with room for `count` elements of `size` bytes; grows by half more than is asked, so that growing is rare.
+// Returns the array with room for `count` elements; it grows by half more than is asked, so that growing is rare.
 static void *grown(void *array, size_t *capacity, size_t count, size_t size)
 {
     if (array && count <= *capacity) return array;
@@ -154,7 +154,7 @@ static void reduce_choices(core_work *w, const core_problem *p, double lambda, d
     out->first[p->n] = count;
 }
 
-// Makes w->active of the n heads: the choices of w->all within a smaller theta.
+// Fills w->active with those choices of w->all, of n heads, that are within a smaller theta.
 static void narrow_choices(core_work *w, uint32_t n, double theta)
 {
     choices *out = &w->active;
@@ -168,7 +168,7 @@ static void narrow_choices(core_work *w, uint32_t n, double theta)
     out->first[n] = count;
 }
 
-// ---- What the heads not handled yet can do at the least -------------------------------------------------------------
+// ---- What the heads not handled yet cost at the least ---------------------------------------------------------------
 
 // The lower hull of one head's choices from its minimiser at `from` outwards to `to`, in steps of `step`.
 static void add_hull(core_work *w, moves *out, uint32_t head, const choice *at, int64_t from, int64_t to, int step)
@@ -194,7 +194,7 @@ static void add_hull(core_work *w, moves *out, uint32_t head, const choice *at, 
     }
 }
 
-// Makes w->more and w->fewer of the active choices: their hulls, merged by slope.
+// Makes w->more and w->fewer from the active choices: their hulls, merged by slope.
 static void make_moves(core_work *w, uint32_t n)
 {
     size_t count = w->active.first[n];
@@ -217,7 +217,7 @@ static void make_moves(core_work *w, uint32_t n)
     radix_sort(w->fewer.at, w->scratch, w->fewer.count, 64);
 }
 
-// Takes the moves of a head away: it is handled now.
+// Removes the moves of a head that is being handled.
 static void drop_head(moves *m, uint32_t head)
 {
     size_t count = 0;
@@ -226,7 +226,7 @@ static void drop_head(moves *m, uint32_t head)
     m->count = count;
 }
 
-// Most tokens that the moves, and after them tokens at `spare` each, can make up for within theta.
+// The most tokens that the moves, and beyond them tokens at `spare` each, can make up for within theta.
 static int64_t most_tokens(const moves *m, double theta, double spare)
 {
     static const double FAR = 1e15;
@@ -262,7 +262,7 @@ static void price_tokens(const moves *m, double spare, int64_t skip, double *pri
 
 // ---- The dynamic program --------------------------------------------------------------------------------------------
 
-// Heads that have a choice, those with most choices at both ends: there few states meet many choices.
+// Orders the heads that have a choice: those with the most go to both ends, where there are few states to combine with.
 static uint32_t order_heads(core_work *w, uint32_t n)
 {
     uint32_t count = 0, *order = w->order;
@@ -289,7 +289,7 @@ WIDE void core_relax(double *restrict to, const double *restrict from, size_t n,
     }
 }
 
-// Where the next layer may lie: what the choices reach, and what the other heads can make up for.
+// Finds where the next layer may lie: what the choices reach, and what the other heads can make up for.
 static bool place_layer(const core_work *w, const layer *from, layer *to, int64_t target, double theta, double lambda)
 {
     const choice *at = w->active.at + w->active.first[to->head], *end = w->active.at + w->active.first[to->head + 1];
@@ -349,7 +349,7 @@ static void prune_layer(core_work *w, layer *to, int64_t target, double theta, d
     to->count = (size_t)(end - begin + 1);
 }
 
-// From the best end back to the choice of every head: the sum that was stored is found again, bit for bit.
+// Walks from the best end back to every head's choice: finds the sum that was stored again, bit for bit.
 static void trace(const core_work *w, uint32_t n, uint32_t n_layers, int64_t at, uint32_t *keep)
 {
     memcpy(keep, w->base, n * sizeof *keep);
@@ -384,7 +384,7 @@ static void spend(const core_problem *p, uint32_t *keep)
 
 typedef enum dp_end { DP_FOUND, DP_NOTHING, DP_TOO_LARGE } dp_end;
 
-// The best budgets whose reduced costs sum to at most theta.
+// Finds the best budgets whose reduced costs sum to at most theta.
 static dp_end run_dp(core_work *w, const core_problem *p, int64_t target, double theta, double lambda, uint32_t *keep,
                      uint64_t *work)
 {
@@ -453,8 +453,8 @@ static int64_t target_of(const core_work *w, const core_problem *p)
     return target;
 }
 
-// The reduction by start's gap, with the best multiplier: greedy's own when greedy's hulls are those of the problem,
-// so that nothing is to be improved; after a cap, or a hull over another range, a step or two away.
+// The reduction by start's gap, with the best multiplier. If greedy's hulls are those of the problem, greedy's own is
+// the best; after a cap, or with a hull over another range, it is a step or two away.
 static void reduce_best(core_work *w, const core_problem *p, core_answer *a)
 {
     double lambda = p->lambda;

@@ -69,7 +69,7 @@ void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer
 #define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
 #define EXACT_MAX_BYTES (256ull << 20) // of states per thread
 
-// Of R ratios, also of constrained_solve() and bytes_solve(); losses are absolute, not divided by the curves' total.
+// Solutions for R ratios, also by constrained_solve() and bytes_solve(); losses are absolute, not divided by the total.
 typedef struct solved_rows {
     uint32_t n_rows, n_heads;
     uint32_t *keep;     // [R, N] tokens that stay, at most T

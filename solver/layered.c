@@ -366,7 +366,7 @@ typedef struct partition_search {
     bool found;
 } partition_search;
 
-// Clusters `left` in every way; w->stage[depth] has the costs of what is clustered already.
+// Splits `left` into clusters in every way; w->stage[depth] has the costs of what is clustered already.
 static bool search_partitions(layered_work *w, partition_search *s, uint32_t left, uint32_t depth, double excess)
 {
     const window *before = &w->stage[depth];
@@ -414,7 +414,7 @@ static bool begin_stages(layered_work *w)
     return true;
 }
 
-// Costs of a part whose heads are free.
+// Computes the costs of a part without levels, whose heads are free.
 static bool free_window(layered_work *w, uint32_t part, double price, window *out)
 {
     const constrained_instance *x = w->p->x;
@@ -440,7 +440,7 @@ static bool level_window(layered_work *w, uint32_t part, double price, window *o
            search_partitions(w, &s, (1u << x->own) - 1, 0, 0);
 }
 
-// w->part[i]: costs of part i of the group up to theta, the price of its cap included.
+// Fills w->part[i] with the costs of part i of the group up to theta, including the price of its cap.
 static bool make_part(layered_work *w, uint32_t i)
 {
     const layered_problem *p = w->p;
@@ -458,7 +458,7 @@ static bool make_part(layered_work *w, uint32_t i)
     return true;
 }
 
-// Budgets of part i that keep x units at the cost that make_part() found.
+// Finds the budgets of part i that keep x units at the cost that make_part() found.
 static bool trace_part(layered_work *w, uint32_t i, int64_t x, uint32_t *keep)
 {
     const layered_problem *p = w->p;
@@ -492,7 +492,7 @@ static bool trace_part(layered_work *w, uint32_t i, int64_t x, uint32_t *keep)
 
 // ---- One group ------------------------------------------------------------------------------------------------------
 
-// Whether a solution within theta exists; then it is put into keep.
+// Returns whether there is a solution within theta; if so, keep receives it.
 static bool try_theta(layered_work *w, uint32_t *keep)
 {
     const layered_problem *p = w->p;

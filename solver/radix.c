@@ -10,7 +10,7 @@ static void count_digits(uint32_t counts[][BUCKETS], unsigned passes, const keye
         for (unsigned p = 0; p < passes; p++) counts[p][items[i].key >> (p * DIGIT_BITS) & (BUCKETS - 1)]++;
 }
 
-// From how many there are in every bucket to where they begin.
+// Turns the number of items in every bucket into where the bucket begins.
 static void make_starts(uint32_t counts[BUCKETS])
 {
     uint32_t start = 0;
@@ -21,7 +21,7 @@ static void make_starts(uint32_t counts[BUCKETS])
     }
 }
 
-// Below this the histograms cost more than they save.
+// For so few items that the histograms would cost more than they save.
 static void insertion_sort(keyed *items, size_t n)
 {
     for (size_t i = 1; i < n; i++) {

@@ -15,4 +15,4 @@ void radix_sort(keyed *items, keyed *scratch, size_t n, unsigned key_bits);
 // Return keys that sort in the order of the numbers; -0 equals +0. The caller must refuse NaN beforehand.
 uint32_t key_from_float(float x);
 uint64_t key_from_double(double x);
-double double_from_key(uint64_t key); // of numbers that are not negative
+double double_from_key(uint64_t key); // inverse of key_from_double(), for numbers that are not negative

@@ -104,7 +104,7 @@ static search make_search(const loss_mean *texts, uint32_t n_texts, double tail,
     return s;
 }
 
-// Each text's loss at s->share, between grid points by a straight line; the mean of the worst.
+// Computes each text's loss at s->share, by straight lines between grid points. Returns the mean of the worst.
 static double judge(search *s)
 {
     const cache_shape *shape = &s->problem.curves.shape;
