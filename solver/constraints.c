@@ -117,7 +117,7 @@ void constrained_targets(const constrained_instance *x, double ratio, uint64_t *
     const cache_shape *s = &x->shape;
     uint32_t layers = x->limits->by_layer ? 1 : s->n_layers;
     double all = (double)layers * s->n_kv_heads * s->n_tokens;
-    uint64_t tokens = (uint64_t)floor(all - ratio * all + 1e-6); // 1000 - 0.3 * 1000 is to be 700
+    uint64_t tokens = (uint64_t)floor(all - ratio * all + 1e-6); // 100 - 0.55 * 100 is to be 45
     for (uint32_t g = 0; g < x->n_groups; g++) budget[g] = tokens / x->limits->block / x->limits->ranks;
 }
 

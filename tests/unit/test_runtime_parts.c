@@ -225,7 +225,7 @@ UNIT_TEST(limits_in_units)
     ck_assert(kvb_limits_units(&m, 1000) == 1000 && kvb_limits_least(&m, 3, 1000) == 1); // no head is left empty
     ck_assert(kvb_limits_most(&m, 3, 1000) == 1000 && kvb_limits_cap(&m, 1, 1000) == 4000);
 
-    m.least[3] = 0.3, m.most[3] = 0.7, m.cap[1] = 0.1; // 0.3 * 1000 is 300 here, though not in doubles
+    m.least[3] = 0.3, m.most[3] = 0.7, m.cap[1] = 0.1;
     ck_assert(kvb_limits_least(&m, 3, 1000) == 300 && kvb_limits_most(&m, 3, 1000) == 700);
     ck_assert(kvb_limits_cap(&m, 1, 1000) == 400 && kvb_limits_cap(&m, 0, 1000) == 4000);
 

@@ -194,7 +194,7 @@ UNIT_TEST(metadata)
                              2, 4, "t", err));
     ck_assert(m.block == 16 && m.levels == 2 && m.ranks == 1 && m.by_layer);
     ck_assert(m.cap[0] == 0.5 && m.cap[1] == 1 && m.least[4] == 1 && m.least[7] == 0.25 && m.most[2] == 0.5);
-    // 0.3 * 1000 is a little less than 300, and 0.7 * 10 a little more than 7 in doubles.
+    // Shares of a thousand tokens that are whole numbers stay so.
     m.block = 1, m.least[0] = 0.3, m.most[0] = 0.7;
     ck_assert_uint_eq(kvb_limits_least(&m, 0, 1000), 300);
     ck_assert_uint_eq(kvb_limits_most(&m, 0, 10), 7);
