@@ -19,14 +19,15 @@ mean KL to the whole cache in nats over the new tokens, and over their last half
 same; the most rows of any step, in the mean over heads; how often the likeliest token is the one that follows; the
 share of lines that the model completes, all of a line's tokens being the likeliest; the seconds that it took. Methods:
 DecodingPress of kvpress with KeyDiff, key norms, TOVA, R-KV's score (arXiv 2505.24133: 0.1 attention - 0.9 redundancy)
-and, with the centres of the queries in three texts of --learn, TriAttention's (arXiv 2604.04921); StreamingLLM; kvbudget with each
-table and with all heads alike under the same metric, which for morphkv is MorphKV cut every --interval tokens.
+and, with the centres of the queries in three texts of --learn, TriAttention's (arXiv 2604.04921); StreamingLLM;
+kvbudget with each table and with all heads alike under the same metric, which for morphkv is MorphKV cut every
+--interval tokens.
 problems: word problems are answered greedily in the chat template, by the whole cache and then over caches of CAP x
 (the mean length of prompt and whole answer) rows. Printed: the share of right answers (the last number), the mean
 length of answers in tokens, how many did not end, and the seconds.
 chat: --count chats of ten turns at once: the first tells five numbers, eight are about other things, and the last asks
-for one of the five, each in turn. The same answers, the whole cache's, are forced over caches that keep the share CAP of
-all tokens so far. Printed: the share of right numbers, rows and bytes by the whole cache's at the end, and the tokens.
+for one of the five, each in turn. The same answers, the whole cache's, are forced over caches that keep the share CAP
+of all tokens so far. Printed: the share of right numbers, rows and bytes by the whole cache's, and the tokens.
 Needs kvpress, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY and KVBUDGET_PROGRAM.
 """
 import argparse
@@ -163,10 +164,11 @@ class TriAttention(kvpress.ScorerPress):
         self.step = torch.polar(torch.ones_like(angle[0]), angle[0])
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        cos, sin = (x[0, -1, : module.head_dim // 2].float() for x in kwargs["position_embeddings"])  # the newest token's
+        cos, sin = (x[0, -1, : module.head_dim // 2].float() for x in kwargs["position_embeddings"])  # the newest's
         mean, norm = (self.centre[module.layer_idx, key] for key in ("mean", "norm"))
         looking = mean * torch.complex(cos, sin) * self.step * self.ahead  # [H, d / 2]
-        key = torch.complex(*keys.float().chunk(2, -1)).repeat_interleave(module.num_key_value_groups, 1)  # [B, H, n, d / 2]
+        key = torch.complex(*keys.float().chunk(2, -1))  # [B, G, n, d / 2]
+        key = key.repeat_interleave(module.num_key_value_groups, 1)
         score = (looking[:, None] * key.conj()).real.sum(-1) + ((norm - mean.abs())[:, None] * key.abs()).sum(-1)
         score = (score - score.mean(-1, keepdim=True)) / score.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
         score = score.unflatten(1, (keys.shape[1], -1)).amax(2)
@@ -355,7 +357,8 @@ def say(model, ids, cache, n, step):
     while True:
         for part in ids.split(step, 1):
             at = torch.arange(part.shape[1]) + cache.get_seq_length()
-            logits = model(part, past_key_values=cache, cache_position=at, position_ids=at[None], logits_to_keep=1).logits
+            how = dict(past_key_values=cache, cache_position=at, position_ids=at[None], logits_to_keep=1)
+            logits = model(part, **how).logits
         if len(out) == n:
             return torch.cat(out, 1) if n else None
         ids = logits[:, -1:].argmax(-1)
@@ -405,4 +408,5 @@ def chat():
                 one(share, name, lambda: kvbudget.Cache(table, 1 - share, interval=a.interval, config=model.config))
 
 
-{"answers": answers, "texts": texts, "calibration": calibration, "caps": caps, "problems": problems, "chat": chat}[a.act]()
+{"answers": answers, "texts": texts, "calibration": calibration, "caps": caps, "problems": problems,
+ "chat": chat}[a.act]()
