@@ -24,7 +24,7 @@ typedef struct allocator_row {
 
 #define BITS(which) SPEC(allocator, which, 4, 2, 16, "bits of a number: 16, 8, 4 or 2")
 
-#define TAU(which) SPEC(allocator, which, 1, 0.05, 100, "the exponent is one by it")
+#define TAU(which) SPEC(allocator, which, 1, 0.05, 100, "the exponent is 1 divided by this")
 
 static const allocator_row ROWS[] = {
     {{.name = "uniform"}, ALLOCATOR_UNIFORM},

@@ -263,7 +263,7 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, decod
         if (cache->base && hooks && (hooks->choose || hooks->attended || hooks->layer_done))
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has hooks and a cache with a base", s);
         if (which == LOGITS_LAST && batch->n_rows[s] == 0)
-            return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);
+            return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row, so it has no logits", s);
     }
     return KVB_OK;
 }

@@ -70,7 +70,7 @@ const cJSON *log_find(const log_file *log, const char *key)
 
 kvb_status log_refuse(const log_file *log, const char *key, kvb_error *err)
 {
-    return kvb_fail(err, KVB_FORMAT, "%s: line %u: a result without all its numbers; remove the line or the file",
+    return kvb_fail(err, KVB_FORMAT, "%s: line %u: a result with numbers missing; remove the line or the file",
                     log->path ? log->path : "results", find_entry(log, key)->number);
 }
 
@@ -88,7 +88,7 @@ kvb_status log_parse(log_file *log, const char *text, size_t size, const char *p
         if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: line %u: not enough memory", path, number);
         if (!remember(log, line, number)) {
             cJSON_Delete(line);
-            return kvb_fail(err, KVB_FORMAT, "%s: line %u is no result of this program; name another file", path,
+            return kvb_fail(err, KVB_FORMAT, "%s: line %u is not a result of this program; name another file", path,
                             number);
         }
         at += n + 1;

@@ -143,7 +143,7 @@ static void tova_see(policy_head *h, const layer_view *view)
 }
 
 static const policy_kind policy_tova = {.spec = {.name = "tova"},
-                                        .summary = "at every step, the token that the newest query looks at least goes",
+                                        .summary = "every step evicts the token that the newest query attends to least",
                                         .needs = VIEW_Q | VIEW_K,
                                         .floats = one_row,
                                         .see = tova_see,
@@ -591,7 +591,7 @@ static const policy_kind policy_rocketkv = {
 static const policy_kind policy_rocketkv_mt = {
     .spec = {.name = "rocketkv-mt",
              .parameters = {SPEC(struct policy_rocketkv_mt_settings, window, 32, 1, 4096, "last queries that choose")}},
-    .summary = "RocketKV that evicts nothing: every turn chooses anew what it looks at",
+    .summary = "RocketKV without eviction: every turn chooses again what it attends to",
     .looks = true,
     .needs = VIEW_Q,
     .metric = "rocketkv",

@@ -528,7 +528,7 @@ static const char *check_storage(const h5_file *f, hid_t set, int rank, const hs
     uint64_t stored = H5Dget_storage_size(set);
     if (!chunks_expected(list, rank, dims)) wrong = "expected one chunk per layer of an array or per list of ids";
     else if (!filter_expected(list)) wrong = "expected the filter Fletcher-32 alone";
-    else if (stored > f->size || stored < bytes) wrong = "its shape needs other than the bytes that are stored";
+    else if (stored > f->size || stored < bytes) wrong = "its shape does not match the number of bytes stored";
     (void)H5Pclose(list);
     return wrong;
 }

@@ -606,7 +606,7 @@ static kvb_status find_n_tokens(uint32_t *out, const record_writer *w, const cha
     } else if (c) {
         *out = c->n_tokens;
     } else {
-        status = kvb_fail(err, KVB_ARGUMENT, "%s: context %s must be put before its questions", w->path, id);
+        status = kvb_fail(err, KVB_ARGUMENT, "%s: context %s must be written before its questions", w->path, id);
     }
     free(path);
     return status;
@@ -788,7 +788,7 @@ static kvb_status check_list(const record_writer *w, const record_part *all, siz
     for (size_t i = 0; i < n_ids; i++) {
         size_t first, count;
         if (!find_context_parts(all, n, ids[i], &first, &count))
-            return kvb_fail(err, KVB_ARGUMENT, "%s: context \"%.64s\" was not put yet", w->path, ids[i]);
+            return kvb_fail(err, KVB_ARGUMENT, "%s: context \"%.64s\" has not been written yet", w->path, ids[i]);
         for (size_t k = 0; k < i; k++) {
             if (strcmp(ids[k], ids[i]) == 0)
                 return kvb_fail(err, KVB_ARGUMENT, "%s: context %s is listed twice", w->path, ids[i]);

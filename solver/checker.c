@@ -430,7 +430,7 @@ kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, 
     uint64_t *totals = need(2 * (size_t)x.n_groups, sizeof *totals, "groups");
     if (limits->levels && x.own > MOST_HEADS)
         status = kvb_fail(err, KVB_UNSUPPORTED,
-                          "checker: a number of budgets per layer is checked for at most %d heads", MOST_HEADS);
+                          "checker: numbers of different budgets are checked for at most %d heads", MOST_HEADS);
     if (status == KVB_OK) find_caps(&x, cap_price, totals, totals + x.n_groups);
 #pragma omp parallel for schedule(dynamic) if (status == KVB_OK)
     for (uint32_t begin = 0; begin < n_rows; begin += TOGETHER) {

@@ -28,7 +28,7 @@ kvb_status pair_sums_mean_ratio(double *table, const pair_sums *const *parts, ui
     size_t cells = n ? (size_t)parts[0]->best.n_rows * parts[0]->best.n_heads : 0;
     uint64_t count = 0;
     for (uint32_t k = 0; k < n; k++) count += parts[k]->best.count;
-    if (count == 0) return kvb_fail(err, KVB_ARGUMENT, "study: a table from no pairs");
+    if (count == 0) return kvb_fail(err, KVB_ARGUMENT, "study: a table needs at least one question");
     for (size_t i = 0; i < cells; i++) {
         table[i] = 0;
         for (uint32_t k = 0; k < n; k++) table[i] += parts[k]->best.sum[i] / (double)count;
@@ -39,7 +39,7 @@ kvb_status pair_sums_mean_ratio(double *table, const pair_sums *const *parts, ui
 kvb_status pair_sums_mean_loss(double *table, const pair_sums *const *parts, uint32_t n, double shrink,
                                const solve_options *options, kvb_error *err)
 {
-    if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "study: a table from no pairs");
+    if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "study: a table needs at least one question");
     const cache_shape *grid = &parts[0]->mean.curves.shape;
     loss_mean all;
     problem p;

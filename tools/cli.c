@@ -306,7 +306,7 @@ kvb_status cli_program_folder(char **out, const char *variable, const char *name
     *out = is_folder(places[0]) ? places[0] : !named && is_folder(places[1]) ? places[1] : NULL;
     kvb_status status = KVB_OK;
     if (!*out)
-        status = kvb_fail(err, KVB_IO, "%s: no folder of %s there%s%s; name it in %s", places[0], what,
+        status = kvb_fail(err, KVB_IO, "%s: there is no folder of %s%s%s; name it in %s", places[0], what,
                           named ? "" : ", nor at ", named ? "" : places[1], variable);
     for (int i = 0; i < 2; i++)
         if (places[i] != *out) free(places[i]);

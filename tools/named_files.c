@@ -199,7 +199,7 @@ static kvb_status compare_output(const named_file *out, bool own_kind, kvb_error
         const named_file *other = &named.items[i];
         bool same = is_same(out, other);
         if (same && !other->option)
-            return kvb_fail(err, KVB_ARGUMENT, "%s: is to be read and to be written; give %s another name", out->path,
+            return kvb_fail(err, KVB_ARGUMENT, "%s: would be both read and written; give %s another name", out->path,
                             out->option);
         if (same && strcmp(out->option, other->option) != 0)
             return kvb_fail(err, KVB_ARGUMENT, "%s: %s and %s would write the same file; give one another name",
@@ -219,8 +219,8 @@ static kvb_status take_output(const char *path, const char *option, file_kind ki
     kvb_status status = compare_output(&out, own_kind, err);
     if (status == KVB_OK && !own_kind && !named.force)
         status = kvb_fail(err, KVB_ARGUMENT,
-                          "%s: exists and is not %s, which %s would put in its place; give another name, or --force",
-                          path, KINDS[kind].name, option);
+                          "%s: exists and is not %s, and %s would replace it; give another name, or --force", path,
+                          KINDS[kind].name, option);
     if (status == KVB_OK && kind != FILE_ANY && kind != FILE_RECORD) status = atomic_file_check(path, err);
     if (status == KVB_OK) remember(out);
     else forget(&out);

@@ -87,7 +87,7 @@ static kvb_status read_kind(tokenizer *t, const gguf_file *f, const char *pre, b
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%s: tokenizer.ggml.model: expected gpt2 (byte-level BPE)%s, found '%.*s'; give token ids "
                         "instead of text",
-                        f->name, pre ? ", for which alone pre-tokenizers are named" : " or llama (SentencePiece's BPE)",
+                        f->name, pre ? ", the only kind with pre-tokenizers" : " or llama (SentencePiece's BPE)",
                         (int)(model.size < 60 ? model.size : 60), model.data);
     status = find_pre(&found, f, pre, err);
     if (status != KVB_OK) return status;

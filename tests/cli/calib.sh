@@ -67,7 +67,7 @@ printf 'caf\351 au lait, for sixteen tokens and more' >latin.txt
 fails 'another encoding' 'latin.txt: byte 3 is 0xe9, expected UTF-8' calib tiny.gguf latin.txt -o old.jsonl --lines 1
 fails 'two texts of one name' 'there is a context "story" already' calib tiny.gguf story.txt ./story.txt -o old.jsonl \
     --lines 1
-fails 'an input as output' 'is to be read and to be written' calib tiny.gguf calib.jsonl -o calib.jsonl
+fails 'an input as output' 'would be both read and written' calib tiny.gguf calib.jsonl -o calib.jsonl
 says 'a refusal leaves the old file' '^."old": 1.$' old.jsonl
 misused 'no output' 'expected a model, texts and -o FILE' calib tiny.gguf story.txt --lines 1
 misused 'a context of nothing' '--tokens: expected at least 16' calib tiny.gguf story.txt -o x.jsonl --lines 1 -t 0

@@ -78,7 +78,7 @@ def walk(command, options):
     for i, option in enumerate(files):
         os.symlink(inputs[-1], "new_link.svg")
         code, err = run([*words, "--force", f"--{option}", "new_link.svg"])
-        check(code == 1 and "is to be read and to be written" in err, f"{command} --{option} through a link", err)
+        check(code == 1 and "would be both read and written" in err, f"{command} --{option} through a link", err)
         open("new_notes.svg", "w").write("notes, of today")
         code, err = run([w for w in words if w != "--force"] + [f"--{option}", "new_notes.svg"])
         check(code == 1 and "exists and" in err, f"{command} --{option} onto notes", err)

@@ -13,7 +13,7 @@ tiny_texts 4 40
 mkdir model && echo '{}' >model/config.json && ln -s run.h5 keydiff.safetensors && ln run.h5 hard.h5
 fails 'a file inside the model folder' 'is inside model, which is read' profile model -o model/config.json calib.jsonl \
     --force
-fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gguf calib.jsonl \
+fails 'a ranking that is read' 'would be both read and written' profile tiny.gguf calib.jsonl \
     --metric learned=rank.safetensors -o rank.safetensors --force
 fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
     -o both --dump-kept both.csv
@@ -34,6 +34,6 @@ for format in per-layer shares; do
     fails "$format onto other JSON" 'mine.json: exists and is not' "${OUT[@]}" mine.json
 done
 cp text0.txt page.html
-fails 'a text where tune puts its report' 'is to be read and to be written' tune tiny.gguf page.html -o page
+fails 'a text where tune puts its report' 'would be both read and written' tune tiny.gguf page.html -o page
 fails 'and one that it does not read' 'page.html: exists and is not an HTML page' tune tiny.gguf -o page
 end

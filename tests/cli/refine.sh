@@ -109,5 +109,5 @@ fails 'two texts are too few' 'at least 3 texts' "${REFINE[@]}" table.safetensor
 fails 'a text in two sets' 'same tokens' "${REFINE[@]}" table.safetensors text0.txt --select text0.txt -o x.safetensors
 echo '{"key": 1}' >y.safetensors.cells
 fails 'a log of something else' 'line 1: expected a result' "${REFINE[@]}" table.safetensors text?.txt -o y.safetensors
-misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
+misused 'without -o' 'where should the refined table go' refine tiny.gguf table.safetensors text0.txt
 end

@@ -18,6 +18,6 @@ done
 expect 0 'inspect' inspect tiny-00001-of-00003.gguf.h5 --json
 files=$(sha256sum tiny-*-of-00003.gguf | awk '{printf "%s\"%s\": \"%s\"", (NR > 1 ? ", " : ""), $2, $1}')
 json 'the hash of every part' out "json.loads(j['attributes']['model_files']) == {$files}"
-fails 'no part is written over, even by force' '00002-of-00003.gguf: is to be read and to be written' profile \
+fails 'no part is written over, even by force' '00002-of-00003.gguf: would be both read and written' profile \
     tiny-00001-of-00003.gguf calib.jsonl -m keydiff --force -o tiny-00002-of-00003.gguf
 end

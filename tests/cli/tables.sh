@@ -61,7 +61,7 @@ fails 'another name' 'no table for "Tiny-1M-chat", 2 layers.*has this shape and 
 fails 'another shape' 'no table for "Tiny-9M", 3 layers with 4 query and 2 KV heads of 16 numbers: none of the 1' \
     tables Tiny-9M
 fails 'a model that is not there' 'nothing.gguf' tables nothing.gguf
-KVBUDGET_TABLES=$PWD/none fails 'no folder' 'no folder of tables there; name it in KVBUDGET_TABLES' tables
+KVBUDGET_TABLES=$PWD/none fails 'no folder' 'there is no folder of tables; name it in KVBUDGET_TABLES' tables
 for name in Tiny Org/ /Tiny Org/a/b 'Org/Tiny,' 'Org/Tiny M'; do
     misused "the name '$name'" 'expected ORGANISATION/NAME' tables --add own.safetensors --name "$name" \
         --results worth.json

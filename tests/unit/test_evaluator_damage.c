@@ -243,7 +243,7 @@ UNIT_TEST(what_was_measured_is_remembered)
     const char *const wrong[] = {"hello\n", "[1, 2]\n", "{\"k\": 1}\n", "{\"key\":1}\n", "{\"key\":\"0123\"}\n"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         ck_assert(log_parse(log, wrong[i], strlen(wrong[i]), "lines", &err) == KVB_FORMAT);
-        ck_assert_str_eq(err.message, "lines: line 1 is no result of this program; name another file");
+        ck_assert_str_eq(err.message, "lines: line 1 is not a result of this program; name another file");
     }
     ck_assert(log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
 }

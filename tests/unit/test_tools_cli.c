@@ -107,11 +107,11 @@ UNIT_TEST(test_program_folder)
     free(folder);
     setenv("KVB_TEST_FOLDER", "/dev/null", 1);
     ck_assert_int_eq(cli_program_folder(&folder, "KVB_TEST_FOLDER", "tables", "tables", &err), KVB_IO);
-    ck_assert_str_eq(err.message, "/dev/null: no folder of tables there; name it in KVB_TEST_FOLDER");
+    ck_assert_str_eq(err.message, "/dev/null: there is no folder of tables; name it in KVB_TEST_FOLDER");
     ck_assert_ptr_null(folder);
     unsetenv("KVB_TEST_FOLDER");
     ck_assert_int_eq(cli_program_folder(&folder, "KVB_TEST_FOLDER", "no such", "things", &err), KVB_IO);
-    ck_assert_msg(strstr(err.message, "/../no such: no folder of things there, nor at ") &&
+    ck_assert_msg(strstr(err.message, "/../no such: there is no folder of things, nor at ") &&
                       strstr(err.message, "/../share/kvbudget/no such; name it in KVB_TEST_FOLDER"),
                   "%s", err.message);
 }

@@ -235,7 +235,7 @@ static kvb_status join_columns(methods *e, kvb_error *err)
             for (size_t i = 0; i < e->n_columns; i++)
                 if (e->columns[i].method == m && strcmp(e->columns[i].how->label, e->allocators[a].label) == 0)
                     return kvb_fail(err, KVB_ARGUMENT,
-                                    "two allocators are called %s; give tables names: NAME=FILE.safetensors",
+                                    "two allocators have the name %s; give tables names: NAME=FILE.safetensors",
                                     e->allocators[a].label);
             e->columns[e->n_columns++] = (method_column){(uint32_t)m, &e->allocators[a]};
         }

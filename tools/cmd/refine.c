@@ -69,7 +69,7 @@ static kvb_status check_memory(const refine_bench *b, kvb_error *err)
     uint64_t bytes = refine_bench_bytes(b), most = memory_free();
     if (!most || bytes < most) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY,
-                    "%u texts take %.0f MiB while they are searched on, there are %.0f MiB; use fewer texts or a "
+                    "a search on %u texts takes %.0f MiB, and %.0f MiB are free; use fewer texts or a "
                     "smaller --tokens",
                     b->n_members[SET_CALIBRATION] + b->n_members[SET_SELECTION], (double)bytes / 0x1p20,
                     (double)most / 0x1p20);
@@ -353,7 +353,7 @@ static int check_refine_options(refine_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
-    if (!c->e.out.name) return cli_usage_error(self, "-o is needed: where the refined table goes");
+    if (!c->e.out.name) return cli_usage_error(self, "-o is missing: where should the refined table go?");
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
