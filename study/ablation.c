@@ -8,7 +8,7 @@ const char *const ablation_ways[N_WAYS] = {"uniform",           "PyramidKV",   "
 static const double PYRAMID_BETA = 20, ADA_ALPHA = 0.2; // published values
 enum { PYRAMID_WINDOW = 8, RATIOS = ABLATION_RATIOS };
 
-// Tokens in all of a ratio: as greedy keeps them.
+// Returns how many tokens greedy keeps over all heads in a row.
 static uint64_t total_of(const allocation *a, uint32_t row)
 {
     uint64_t sum = 0;
@@ -44,7 +44,7 @@ static void add_losses(ablation *x, const loss_curves *c, int way, const uint32_
         }
 }
 
-// Budgets from curves in the oracle's own order: what would be best if the metric ranked perfectly.
+// Solves and judges budgets from curves in the oracle's own order, the best ones if the metric ranked perfectly.
 static kvb_status solve_without_gap(ablation *x, const pair_walk *w, kvb_error *err)
 {
     problem perfect;

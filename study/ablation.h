@@ -20,8 +20,8 @@ typedef struct ablation {
     size_t fixed_context;                 // the context that they are made for
 } ablation;
 
-// Only scope, hull, min_keep and protection of the options are used. Errors: those of pairs_open(). The caller frees,
-// also after a failure.
+// Prepares a comparison. Of the options, loss (LOSS_BEST counts as LOSS_IMPORTANCE), limits, scope, hull, min_keep and
+// protection are used. Errors: those of pairs_open(). The caller calls ablation_free(), also after a failure.
 kvb_status ablation_open(ablation *x, const selection *from, const char *metric, const study_options *o,
                          kvb_error *err);
 kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err);

@@ -17,7 +17,7 @@ const char *const holdout_methods[N_METHODS] = {"uniform",
                                                 "question's optimum"};
 
 static const double SHRINKS[] = {0, 0.1, 0.2, 0.3}; // of METHOD_MEAN_LOSS and those after it
-static const double CVAR_SHARE = 0.5;               // half of the texts: of few texts 0.2 would be the worst one
+static const double CVAR_SHARE = 0.5;               // half of the texts: 0.2 of few texts would be the worst one alone
 
 static uint32_t text_at(const holdout *h, const pair_walk *w)
 {
@@ -40,7 +40,7 @@ static kvb_status collect_pair(holdout *h, pair_walk *w, kvb_error *err)
     return status;
 }
 
-// The tables without a text.
+// Makes the tables without a text.
 static kvb_status fit_without(holdout *h, uint32_t text, kvb_error *err)
 {
     const solve_options options = study_solve_options(&h->options);
@@ -70,7 +70,7 @@ static kvb_status judge_pair(holdout *h, pair_walk *w, kvb_error *err)
     return status;
 }
 
-// Texts with selected questions, and where their pairs begin.
+// Finds the texts with selected questions, and where their pairs begin.
 static kvb_status count_texts(holdout *h, kvb_error *err)
 {
     const selection *s = h->pairs.from;
@@ -115,7 +115,7 @@ void holdout_free(holdout *h)
     *h = (holdout){.n_texts = 0};
 }
 
-// The pairs' own problems are solved as the paper does; the tables pull their curves together themselves.
+// Calls `take` for every pair. Pairs are solved without shrinkage, as in the paper; the tables shrink their own curves.
 static kvb_status walk(holdout *h, kvb_status (*take)(holdout *, pair_walk *, kvb_error *), study_progress *progress,
                        kvb_error *err)
 {

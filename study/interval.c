@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// Sums over the values of a group, or of all: of a, and of b or how many there are.
+// Sums over one group or over all groups: of a's values, and of b's values or, without b, their number.
 typedef struct sums {
     double a, b;
 } sums;
@@ -31,7 +31,7 @@ static sums sums_of_all(const value_groups *a, const double *const *b)
     return all;
 }
 
-// A quotient of sums, or its logarithm.
+// Returns the quotient of the sums, or its logarithm.
 static double quotient(sums s, bool logarithm)
 {
     return logarithm ? log(s.a / s.b) : s.a / s.b;
@@ -64,8 +64,8 @@ interval interval_mean(const value_groups *a)
     return student(mean, jackknife(a, NULL, all, false), a->n_groups - 1);
 }
 
-// A mean above 0, or with b a ratio. Two degrees of freedom are spent: on the mean and, where it is of few skewed
-// values, on their spread, or on both means of a ratio.
+// Without b, computes a mean above 0. Two degrees of freedom are spent: on both means of a ratio, or on the mean and on
+// the spread, which few skewed values show badly.
 interval interval_ratio(const value_groups *a, const double *const *b)
 {
     sums all = sums_of_all(a, b);
@@ -89,7 +89,7 @@ interval interval_share(const value_groups *a)
     double p = quotient(all, false), n = a->n_groups;
     if (a->n_groups < INTERVAL_GROUPS) return (interval){p, NAN, NAN};
     double error = jackknife(a, NULL, all, false), room = p * (1 - p);
-    // As many independent observations as would spread so much; never more than there are values.
+    // The number of independent observations that would have this spread; never more than there are values.
     double seen = error > 0 && room > 0 ? fmin(all.b, fmax(n, room / (error * error))) : n;
     double t = gsl_cdf_tdist_Pinv(0.975, n - 1), share = t * t / seen;
     double center = (p + share / 2) / (1 + share), half = t * sqrt(room / seen + share / seen / 4) / (1 + share);
@@ -117,7 +117,7 @@ interval interval_share_difference(const value_groups *a, const double *const *b
     interval x = student(value, difference_error(a, b, all, n), a->n_groups - 1);
     for (uint32_t g = 0; g < a->n_groups; g++)
         for (uint32_t i = 0; i < a->counts[g]; i++) square += pow(a->values[g][i] - b[g][i], 2);
-    // Of all values, and half an observation each of +1 and -1, and one of 0.
+    // All values count, and in addition one observation of 0 and half an observation each of +1 and -1.
     double center = (all.a - all.b) / (n + 2),
            error = sqrt(fmax(0, (square + 1) / (n + 2) - center * center) / (n + 2));
     interval least = student(center, error, n - 1);
@@ -139,7 +139,7 @@ void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interva
         const value_groups groups = {own, counts, s->n_texts};
         interval x = interval_ratio(&groups, others);
         mean[m] = interval_positive(&groups);
-        // A loss of the base that is 0 says nothing: the change is 0.
+        // If the base loses nothing, there is no ratio: the change counts as 0.
         ratio[m] = isnan(x.value) ? (interval){0, 0, 0} : (interval){x.value - 1, x.low - 1, x.high - 1};
     }
     free_all(counts, own);

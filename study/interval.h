@@ -19,25 +19,25 @@ typedef struct value_groups {
     uint32_t n_groups;
 } value_groups;
 
-// The mean of all values; n - 1 degrees of freedom, the error by the jackknife over groups.
+// Returns the mean of all values, with the jackknife error over the n groups and n - 1 degrees of freedom.
 interval interval_mean(const value_groups *a);
-// The same for positive values that range over orders of magnitude, such as KL: symmetric in the logarithm, n - 2
-// degrees of freedom. If every value is 0, low and high are 0.
+// The same for positive values that range over orders of magnitude, such as KL: the interval is symmetric in the
+// logarithm and has n - 2 degrees of freedom. If every value is 0, low and high are 0.
 interval interval_positive(const value_groups *a);
-// mean(a) / mean(b) of paired values >= 0: value i of group g in both; b has a's counts. Otherwise as
-// interval_positive(). NaN if mean(b) is 0.
+// Returns mean(a) / mean(b) of paired values >= 0; b has a's groups and counts. The interval is made as in
+// interval_positive(). The value is NaN if mean(b) is 0.
 interval interval_ratio(const value_groups *a, const double *const *b);
-// The mean of values in [0, 1], such as right answers: Wilson's interval for as many observations as the spread between
-// groups leaves, at least one per group, so that "all right" does not look certain.
+// Returns the mean of values in [0, 1], such as right answers, with Wilson's interval for as many observations as the
+// spread between groups suggests, at least one per group, so that "all right" does not look certain.
 interval interval_share(const value_groups *a);
-// mean(a) - mean(b) of such values, paired. n - 1 degrees of freedom over groups; never narrower than Agresti and Min's
-// interval for single values (Statistics in Medicine 24, 2005), which adds two neutral observations, so that "all the
-// same" does not look certain.
+// Returns mean(a) - mean(b) of such values, paired. The interval has n - 1 degrees of freedom and is never narrower
+// than Agresti and Min's for single values (Statistics in Medicine 24, 2005), which adds two neutral observations, so
+// that "all the same" does not look certain.
 interval interval_share_difference(const value_groups *a, const double *const *b);
 
 // ---- Losses of methods on the same pairs: a text is a group, since its questions are not independent ----------------
 
-// Losses of M methods on P pairs; pairs of one text stand together.
+// Losses of M methods on P pairs; pairs of one text are adjacent.
 typedef struct loss_sample {
     uint32_t n_methods, n_pairs, n_texts; // at least 1 each
     const double *loss;                   // [M, P]

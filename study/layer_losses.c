@@ -12,7 +12,7 @@ void layer_losses_free(layer_losses *l)
     *l = (layer_losses){0};
 }
 
-// Adds one question's losses with its share of the mean.
+// Adds one question's losses, multiplied by `share`, its part of the mean.
 static void add_pair(layer_losses *out, const loss_curves *c, double share, double ratio)
 {
     uint32_t G = c->shape.n_kv_heads, kept = (uint32_t)rint((1 - ratio) * c->shape.n_tokens);

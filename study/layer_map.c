@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LAYERS = 4096 }; // of a record, budgeted or not
+enum { MAX_LAYERS = 4096 }; // that a record may list as bounded
 
 static uint32_t count_listed(const char *text)
 {
@@ -13,7 +13,7 @@ static uint32_t count_listed(const char *text)
     return n;
 }
 
-// One layer of the list, which ends at a comma or at the end; false where there is no such number below `end`.
+// Reads one layer of the list, up to a comma or the end. Returns false unless it is a number in [least, end).
 static bool read_layer(const char **text, uint32_t least, uint32_t end, uint32_t *out)
 {
     char *rest;

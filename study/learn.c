@@ -34,8 +34,8 @@ static const cache_shape *check_shape(learn_text *t, const learned *l, size_t k,
     return &t->shape;
 }
 
-// Room for the longest text of the selection. The caller frees, also after a failure. KVB_ARGUMENT: a text that is
-// protected as a whole.
+// Allocates room for the longest text of the selection. The caller frees it, also after a failure. Fails with
+// KVB_ARGUMENT if a text is protected as a whole.
 static kvb_status text_init(learn_text *t, const learned *l, kvb_error *err)
 {
     size_t most = 0, G = 1;
@@ -71,7 +71,7 @@ static kvb_status read_scores(learn_text *t, const learned *l, size_t k, kvb_err
     return status;
 }
 
-// As kvb_rank() does it.
+// Standardises the scores as kvb_rank() does.
 static kvb_status standardise(learn_text *t, const learned *l, size_t k, kvb_error *err)
 {
     size_t T = t->shape.n_tokens, rows = l->from->n_metrics * shape_heads(&t->shape);
@@ -109,7 +109,7 @@ static void average_layers(learn_text *t, const learned *l)
     }
 }
 
-// Mean and maximum over the questions; `spare` [N, T].
+// Reads the importance and takes its mean and maximum over the questions. `spare` [N, T] is scratch space.
 static kvb_status read_importance(learn_text *t, const learned *l, size_t k, float *spare, kvb_error *err)
 {
     const record_context_info *c = selection_context(l->from, k);
@@ -145,7 +145,7 @@ static kvb_status text_read(learn_text *t, const learned *l, size_t k, kvb_error
     return status;
 }
 
-// Whether each metric's scores are never negative, in all texts: then their logarithm is the feature.
+// Finds the metrics whose scores are never negative in any text: their logarithm is the feature.
 static kvb_status find_signs(learned *l, learn_text *t, kvb_error *err)
 {
     kvb_status status = KVB_OK;
@@ -161,8 +161,8 @@ static kvb_status find_signs(learned *l, learn_text *t, kvb_error *err)
 
 // ---- Normal equations -----------------------------------------------------------------------------------------------
 
-// They are gathered once over all columns; a set of metrics is a part of them, a fold left out is a subtraction. So a
-// trial costs no second look at the tokens before it ranks.
+// The equations are gathered once, per fold and over all columns. A set of metrics uses some of the columns, and if a
+// fold is left out, the sums of the others are used. So a trial reads the tokens only to rank them, not to fit.
 
 // Normal equations A w = b of every fold and head, over all columns: P = 2 F + 2, or 3 F + 2 with layer_mean, in the
 // order that weights have (runtime/kvbudget.h).
@@ -176,7 +176,7 @@ typedef struct learn_systems {
 
 enum { COLUMNS_MAX = 3 * KVB_RANK_FEATURES_MAX + 2 };
 
-static const double TARGET_FLOOR = 1e-3; // of the mean importance: what a token without any counts as
+static const double TARGET_FLOOR = 1e-3; // of the mean importance: added to every token's
 
 static uint32_t column_count(uint32_t n_features, bool layer_mean)
 {
@@ -203,7 +203,7 @@ static learn_systems make_systems(const learned *l, double exponent)
     return s;
 }
 
-// The columns of one head's token j.
+// Fills the columns of one head's token j.
 static void fill_columns(double *x, const learn_systems *s, const learn_text *t, uint32_t head, size_t j)
 {
     size_t T = t->shape.n_tokens, F = s->n_features, P = columns_of(s), n_heads = shape_heads(&t->shape);
@@ -218,7 +218,7 @@ static void fill_columns(double *x, const learn_systems *s, const learn_text *t,
     x[P - 1] = 1;
 }
 
-// Adds one head of a text, whose weights are brought to a sum of 1.
+// Adds one head of a text. The weights of its tokens are scaled to a sum of 1.
 static void add_head(double *a, double *b, const learn_systems *s, const learn_text *t, const float *importance,
                      uint32_t head)
 {
@@ -249,7 +249,7 @@ static void add_to_systems(learn_systems *s, const learned *l, const learn_text 
     s->n_texts[fold]++;
 }
 
-// The columns of a set's metrics, then recency and the constant.
+// Lists the columns of a set's metrics, then recency and the constant. Returns how many.
 static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint32_t set)
 {
     size_t n = 0;
@@ -265,7 +265,7 @@ static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint
     return n;
 }
 
-// One head: sums over folds, lambda on all but the constant, Cholesky. Returns GSL's code.
+// Solves one head: sums over folds, adds lambda for all but the constant, Cholesky. Returns GSL's code.
 static int solve_head(const learn_systems *s, const size_t *column, size_t n, double lambda, uint32_t without,
                       uint32_t head, double *weights)
 {
@@ -290,7 +290,7 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
     return code ? code : gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
 }
 
-// weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
+// Solves for weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
 static kvb_status solve_systems(const learn_systems *s, uint32_t set, double lambda, uint32_t without, double *weights,
                                 kvb_error *err)
 {
@@ -313,7 +313,7 @@ static kvb_status solve_systems(const learn_systems *s, uint32_t set, double lam
 
 const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
 
-// scores [N, T]: the linear form, as kvb_rank_layer() has it, of features that are standardised already.
+// Computes scores [N, T] by the linear form of kvb_rank_layer(), from features that are standardised already.
 static void rank_text(float *scores, const learn_text *t, const learn_systems *s, uint32_t set, const double *weights)
 {
     size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), L = t->shape.n_layers, n = 0;
@@ -352,7 +352,7 @@ static kvb_status add_losses(learn_trial *trial, const learn_text *t, const floa
     return status;
 }
 
-// Adds to trial->loss what text k, of fold `fold`, loses; s NULL for a plain metric.
+// Adds to trial->loss what text t, of fold `fold`, loses; s is not used for a plain metric.
 static kvb_status try_ranking(learn_trial *trial, const learn_systems *s, const learn_text *t, uint32_t fold,
                               kvb_error *err)
 {
@@ -407,7 +407,7 @@ static void add_trial(learned *l, uint32_t set, bool plain, double lambda, doubl
         if (set >> i & 1) t->cost += l->cost[i];
 }
 
-// Trials from `first` on, text by text: each text is read once for all of them.
+// Runs the trials from `first` on, text by text: each text is read once for all of them.
 static kvb_status run_trials(ranking_fit *f, uint32_t first, kvb_error *err)
 {
     learned *l = f->l;
@@ -430,8 +430,8 @@ static kvb_status run_trials(ranking_fit *f, uint32_t first, kvb_error *err)
     return status;
 }
 
-// The one with the least score among trials from `first` on; with slack, the cheapest within that of it (of equally
-// cheap ones the better).
+// Picks the trial with the least score from `first` on; with slack, the cheapest whose score exceeds the least one by
+// at most that share (of equally cheap ones the better).
 static uint32_t pick(const learned *l, uint32_t first, double slack)
 {
     uint32_t best = first;
@@ -465,7 +465,7 @@ static kvb_status gather_equations(ranking_fit *f, kvb_error *err)
     return status;
 }
 
-// Every plain metric, to compare with; then every set of metrics, or the whole one.
+// Tries every plain metric, for comparison, and then every set of metrics, or only the set of all.
 static kvb_status search_sets(ranking_fit *f, uint32_t *set, kvb_error *err)
 {
     learned *l = f->l;
@@ -483,7 +483,7 @@ static kvb_status search_sets(ranking_fit *f, uint32_t *set, kvb_error *err)
     return KVB_OK;
 }
 
-// lambda and exponent for the chosen set, where they are not given.
+// Chooses lambda and exponent for the chosen set, unless they are given.
 static kvb_status search_settings(ranking_fit *f, uint32_t set, kvb_error *err)
 {
     learned *l = f->l;
@@ -497,7 +497,7 @@ static kvb_status search_settings(ranking_fit *f, uint32_t set, kvb_error *err)
     return status;
 }
 
-// Weights from all texts, then without each fold.
+// Fits the weights to all texts, then to all texts but those of each fold.
 static kvb_status fit_weights(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
@@ -528,7 +528,7 @@ static kvb_status check_request(const learned *l, kvb_error *err)
     return KVB_OK;
 }
 
-// What an engine pays for each metric, as the record says.
+// Reads what an engine pays for each metric, as the record says.
 static kvb_status read_costs(learned *l, kvb_error *err)
 {
     kvb_status status = KVB_OK;
@@ -541,7 +541,7 @@ static kvb_status read_costs(learned *l, kvb_error *err)
     return status;
 }
 
-// Contexts of the same tokens, with other questions, are one text and left out together.
+// Deals the texts into folds. Contexts of the same tokens, with other questions, are one text and left out together.
 static kvb_status deal_folds(learned *l, kvb_error *err)
 {
     size_t n = l->from->n_contexts;
@@ -600,7 +600,7 @@ void learn_free(learned *l)
     l->fold = NULL;
 }
 
-// ---- What a ranking says of itself, and its file --------------------------------------------------------------------
+// ---- A ranking's description, and its file --------------------------------------------------------------------------
 
 static void add_features(cJSON *about, const learned *l)
 {
@@ -612,7 +612,7 @@ static void add_features(cJSON *about, const learned *l)
     }
 }
 
-// Not a context that was recorded before under another name.
+// Tells whether no earlier context has the same tokens under another name.
 static bool first_of_text(const learned *l, size_t k)
 {
     size_t first = 0;
@@ -620,7 +620,7 @@ static bool first_of_text(const learned *l, size_t k)
     return first == k;
 }
 
-// Which texts each fold has left out; a text is named once, however often it was recorded.
+// Adds which texts each fold leaves out; a text is named once, however often it was recorded.
 static void add_folds(cJSON *about, const learned *l)
 {
     cJSON *list = cJSON_AddArrayToObject(about, "folds");
@@ -668,7 +668,7 @@ static kvb_status write_named(const char *path, rank_content *content, cJSON *ab
     return status;
 }
 
-// Weights of all of the model's layers: of those that the record leaves out they are 0, since nothing is ranked there.
+// Writes weights for all layers of the model: 0 for those that the record leaves out, since nothing is ranked there.
 static kvb_status write_spread(const learned *l, const char *path, cJSON *about, const cJSON *origin, char name[24],
                                kvb_error *err)
 {

@@ -6,8 +6,8 @@
 //     weight     (I_j / mean I + 0.001)^exponent, with a sum of 1 for each text
 //     features   z and z |z| of every metric, standardised over the head's tokens; with layer_mean also the mean of
 //                z over the layer's KV heads; recency -log(T - j); 1
-// (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Metrics,
-// lambda and exponent are chosen by the least loss of oracle importance on texts that were left out.
+// This is the form that KVzap, arXiv 2601.07891, fits to hidden states, here on features that an engine has anyway.
+// Metrics, lambda and exponent are chosen by the least loss of oracle importance on texts that were left out.
 #pragma once
 #include "formats/table_write.h"
 #include "runtime/rank.h"
@@ -41,16 +41,16 @@ typedef struct learn_trial {
 
 typedef struct learned {
     const selection *from;                   // whose metrics are the features to choose among
-    learn_options options;                   // lambda and exponent chosen
-    uint32_t n_folds, n_features;            // F: chosen
+    learn_options options;                   // with the lambda and exponent that were chosen
+    uint32_t n_folds, n_features;            // F: metrics that were chosen
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
-    int logarithm[METRICS_MAX];              // of the selection's metrics
-    double cost[METRICS_MAX];                // of the same metrics, as the record says
+    int logarithm[METRICS_MAX];              // of the selection's metrics: 1 if log(score) is the feature
+    double cost[METRICS_MAX];                // of the selection's metrics, as the record says
     double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
     learn_trial trials[LEARN_TRIALS_MAX];    // all attempts: plain metrics, sets, then settings of the chosen set
-    uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
+    uint32_t n_trials, chosen, best;         // trials: with the final settings; of the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
-    uint32_t *fold;                          // [from->n_contexts] the same for contexts of the same tokens
+    uint32_t *fold;                          // [from->n_contexts] contexts of the same tokens share a fold
 } learned;
 
 // Fits a ranking; needs at least two different texts. Layers with a sliding window, which records leave out, have no

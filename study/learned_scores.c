@@ -17,7 +17,7 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
     return status;
 }
 
-// features [F][L,G,T], L the layers of the record.
+// Computes the scores out [L,G,T] from features [F][L,G,T]; L counts the layers of the record.
 static kvb_status rank_heads(const kvb_ranking *r, const layer_map *layers, uint32_t fold, const float *features,
                              uint32_t T, float *out, kvb_error *err)
 {

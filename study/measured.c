@@ -7,7 +7,7 @@
 enum { UNITS = 1024 };                 // a group's cache, for the solver
 static const double AROUND = 1.5;      // levels go this far beyond the knots, on the axis of shift.h
 static const double LEAST_LOSS = 1e-9; // nats, below which heads are not told apart
-static const double MOST_MOVE = 3;     // a head's shift at most; what was measured says nothing of further ones
+static const double MOST_MOVE = 3;     // the largest shift of a head; measurements say nothing about larger ones
 
 uint32_t measured_levels(const double *knots, uint32_t n_knots, double *levels)
 {
@@ -22,12 +22,12 @@ typedef struct measured_work {
     const shift_base *base;
     uint32_t n_groups, per_group;
     double *x;     // [R + 1] rows on the axis
-    double *share; // [groups, R + 1] of the group's cache that stays
+    double *share; // [groups, R + 1] of the group's cache that is kept
     double *loss;  // [groups, R + 1]
 } measured_work;
 
-// One head's loss at x, from its losses at the levels (in `at`, `step` apart): exponential between them on the axis,
-// and beyond them.
+// Returns one head's loss at x, interpolated and extrapolated exponentially on the axis from its losses at the levels,
+// which are at[0], at[step] and so on, made non-decreasing.
 static double loss_at_axis(const double *levels, uint32_t n, const double *at, size_t step, double x)
 {
     double most[MEASURED_LEVELS_MAX] = {0}, top = LEAST_LOSS;
@@ -57,7 +57,7 @@ static measured_work measured_work_open(const shift_base *base, uint32_t n_group
     return w;
 }
 
-// A head that still keeps everything loses nothing.
+// Adds up the losses of each group's heads. A head that still keeps everything loses nothing.
 static void fill_losses(measured_work *w, const double *levels, uint32_t n_levels, const double *loss)
 {
     const shift_base *b = w->base;
@@ -72,7 +72,7 @@ static void fill_losses(measured_work *w, const double *levels, uint32_t n_level
     }
 }
 
-// Where a group that keeps this share stands: the row below it, and how far towards the next one.
+// Returns the row from which on a group keeps this share, and in *part how far it is towards the next row.
 static uint32_t find_share(const measured_work *w, uint32_t group, double share, double *part)
 {
     const double *at = w->share + (size_t)group * (w->base->n_rows + 1);
@@ -91,7 +91,7 @@ static double group_loss(const measured_work *w, uint32_t group, double share)
     return lost[r] + (lost[r + 1] - lost[r]) * part;
 }
 
-// The solver's own curves, hulls and sweep.
+// Allocates budgets to the groups with the solver's own curves, hulls and sweep.
 static kvb_status allocate(const measured_work *w, const double *ratios, uint32_t n_ratios, allocation *a,
                            kvb_error *err)
 {
@@ -113,7 +113,7 @@ static kvb_status allocate(const measured_work *w, const double *ratios, uint32_
     return status;
 }
 
-// What a group of the base keeps at a knot: between rows linear on the axis.
+// Returns the share that a group of the base keeps at a knot: linear between rows on the axis.
 static double share_at(const measured_work *w, uint32_t group, double knot)
 {
     uint32_t r = 0;
@@ -123,7 +123,7 @@ static double share_at(const measured_work *w, uint32_t group, double knot)
     return at[0] + (at[1] - at[0]) * part;
 }
 
-// What the base really prunes at a knot: the mean over its heads.
+// Returns what the base really prunes at a knot: the mean over its groups.
 static double pruned_at(const measured_work *w, double knot)
 {
     double keep = 0;
@@ -131,7 +131,7 @@ static double pruned_at(const measured_work *w, double knot)
     return 1 - keep;
 }
 
-// How far along its curve a group that keeps this share stands from the knot.
+// Returns the shift that moves a group from the knot along its curve to this share.
 static double move_to_share(const measured_work *w, uint32_t group, double share, double knot)
 {
     double part;
@@ -180,7 +180,7 @@ kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_
     status = allocate(&w, pruned, n_knots, &a, err);
     if (status == KVB_OK) write_shifts(&w, &a, knots, shift);
     allocation_free(&a);
-    free_all(pruned, w.x); // the first of its arrays
+    free_all(pruned, w.x); // x begins the block that holds all of its arrays
     return status;
 }
 
@@ -191,5 +191,5 @@ void shifts_to_table(const shift_base *base, const shift_base *to, const double 
     for (uint32_t k = 0; k < n_knots; k++)
         for (uint32_t h = 0; h < n; h++)
             shift[(size_t)k * n + h] = move_to_share(&w, h, share_at(&other, h, knots[k]), knots[k]);
-    free_all(w.x, other.x); // the first of their arrays
+    free_all(w.x, other.x); // x begins the block that holds all of their arrays
 }

@@ -50,7 +50,7 @@ kvb_status study_options_aggregate(study_options *o, const char *name, kvb_error
                     name);
 }
 
-// A number from 0 to 1 in the metadata; 0 if there is none, as in older tables.
+// Returns a number from 0 to 1 in the metadata; 0 if there is none, as in older tables.
 static double metadata_share(const kvb_table *table, const char *key)
 {
     const char *text = kvb_table_metadata(table, key);
@@ -61,7 +61,7 @@ static double metadata_share(const kvb_table *table, const char *key)
 static kvb_status take_ratios(study_options *o, const kvb_table *table, kvb_error *err)
 {
     o->n_rows = kvb_table_info(table)->n_rows;
-    for (uint32_t r = 0; r < ROWS; r++) { // those that a shorter table lacks repeat its last one
+    for (uint32_t r = 0; r < ROWS; r++) { // rows that a shorter table lacks repeat its last one
         kvb_row row;
         kvb_status status = kvb_table_row(table, r < o->n_rows ? r : o->n_rows - 1, &row, err);
         if (status != KVB_OK) return status;

@@ -23,12 +23,12 @@ enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 typedef enum study_loss {
     LOSS_IMPORTANCE,
     LOSS_OUTPUT,
-    LOSS_BEST // LOSS_OUTPUT where the record has the curves
+    LOSS_BEST // LOSS_OUTPUT if the record has the curves, else LOSS_IMPORTANCE
 } study_loss;
 
 typedef struct study_options {
     const char *aggregate_name; // mean_ratio, mean_loss, worst or cvar:A
-    aggregation aggregate;      // what it means
+    aggregation aggregate;      // what the name stands for
     double tail;                // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     double shrink;              // 0 to 1: loss_curves_shrink()
     double min_keep;            // no head keeps less than this share of its tokens, 0 to less than 1
@@ -49,7 +49,7 @@ typedef struct study_options {
 // Returns the defaults: mean_loss over all layers for 1 % to 99 % pruned.
 study_options study_options_make(void);
 // Sets n_packings and packings from names with commas between: "bf16,int8,int4". Fails with KVB_ARGUMENT for an unknown
-// name, or one that is there twice.
+// name, or one that is given twice.
 kvb_status study_options_packings(study_options *o, const char *names, kvb_error *err);
 // Sets aggregate_name, aggregate and tail. Fails with KVB_ARGUMENT for an unknown name.
 kvb_status study_options_aggregate(study_options *o, const char *name, kvb_error *err);
@@ -62,7 +62,7 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
 
 // Returns the solver's options, with all ROWS ratios. They point into *o.
 solve_options study_solve_options(const study_options *o);
-// Whether the table has a row for every per cent from 1 to 99.
+// Tells whether the table has a row for every per cent from 1 to 99.
 bool every_per_cent(const study_options *o);
 const char *scope_name(solve_scope scope);
 const char *hull_name(hull_range hull);

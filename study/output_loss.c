@@ -24,7 +24,7 @@ bool output_loss_is_there(const selection *s, const char *metric)
     return has_gains(s);
 }
 
-// Sums of KL and of squares [L, RECORD_GAIN_KINDS, 2] over the questions that have gains: one KL of few tokens is too
+// Sums up KL and squares [L, RECORD_GAIN_KINDS, 2] over the questions that have gains: one KL of few tokens is too
 // rough for a mean of ratios.
 static kvb_status sum_gains(double *sum, const selection *s, uint32_t n_layers, kvb_error *err)
 {
@@ -90,7 +90,7 @@ kvb_status output_packings_read(double *loss, const selection *s, const double *
         s->path);
 }
 
-// One head's gains per token, from its errors at the levels.
+// Fills one head's gains per token from its errors at the levels.
 static void fill_head(double *out, const cache_shape *s, const float *errors, double gain)
 {
     uint32_t p = shape_protected(s), m = shape_middle(s), level = 0;

@@ -6,7 +6,7 @@
 #include "solver/curve.h"
 #include "study/selection.h"
 
-// Whether every selected question has the metric's curves, and at least one has gains.
+// Tells whether every selected question has the metric's curves, and at least one question has gains.
 bool output_loss_is_there(const selection *s, const char *metric);
 
 // Computes gain [L]: the sum of all KL divided by the sum of all squares, over the questions of the selected contexts

@@ -20,6 +20,6 @@ kvb_status pair_sums_add(pair_sums *p, const problem *pair, kvb_error *err);
 kvb_status pair_sums_mean_ratio(double *table, const pair_sums *const *parts, uint32_t n, kvb_error *err);
 kvb_status pair_sums_mean_loss(double *table, const pair_sums *const *parts, uint32_t n, double shrink,
                                const solve_options *options, kvb_error *err);
-// Here each set is one text. tail: share of the texts that lose most, 0 for the worst one.
+// The same for the texts that lose most: each set is one text, and tail is their share, 0 for the worst one.
 kvb_status pair_sums_tail(double *table, const pair_sums *const *parts, uint32_t n, double tail,
                           const solve_options *options, kvb_error *err);

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-// ---- What there is --------------------------------------------------------------------------------------------------
+// ---- Counting -------------------------------------------------------------------------------------------------------
 
 static void count_context(pair_set *p, size_t k)
 {
@@ -16,7 +16,7 @@ static void count_context(pair_set *p, size_t k)
         p->n_skipped += queries == 0 && q < p->from->max_questions;
         if (!selection_has(p->from, &c->questions[q], q)) continue;
         p->n_pairs++;
-        p->n_continued += c->questions[q].n_suffix <= 1; // the token that the answer is predicted from
+        p->n_continued += c->questions[q].n_suffix <= 1; // only the token that the answer is predicted from
         if (queries < p->fewest_queries) p->fewest_queries = queries;
         if (queries > p->most_queries) p->most_queries = queries;
     }
@@ -58,7 +58,7 @@ static kvb_status take_recorded(pair_set *p, kvb_error *err)
     return KVB_OK;
 }
 
-// The output loss is of the protected tokens that the record's curves were made with.
+// Chooses the pairs' loss. The output loss needs the protected tokens that the record's curves were made with.
 static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *err)
 {
     bool there = o->loss != LOSS_IMPORTANCE && !o->oracle_order && output_loss_is_there(p->from, p->metric);
@@ -138,7 +138,7 @@ kvb_status pair_walk_close(pair_walk *w)
     return status;
 }
 
-// Scores, their order, and a problem of the context's shape.
+// Reads the scores, makes their order, and a problem of the context's shape.
 static kvb_status enter_context(pair_walk *w, kvb_error *err)
 {
     const selection *s = w->pairs->from;
@@ -155,7 +155,7 @@ static kvb_status enter_context(pair_walk *w, kvb_error *err)
     return KVB_OK;
 }
 
-// The first pair from the present place on; false: there is none.
+// Finds the first pair from the present place on. Returns false if there is none.
 static bool find_pair(pair_walk *w, kvb_error *err)
 {
     const selection *s = w->pairs->from;
@@ -173,7 +173,7 @@ static bool find_pair(pair_walk *w, kvb_error *err)
     return false;
 }
 
-// Puts record, context and question before the message of what was done with the pair.
+// If the work on a pair failed, puts record, context and question before its message.
 static void name_pair(const pair_walk *w, kvb_error *err)
 {
     if (w->status == KVB_OK || !err) return;
@@ -198,7 +198,7 @@ bool pair_walk_next(pair_walk *w, kvb_error *err)
         w->status = output_curves_fill(c, s, w->context, w->question, w->pairs->metric, w->pairs->gain, w->oracle, err);
         return w->status == KVB_OK;
     }
-    w->status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // names what it reads
+    w->status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // errors name the place
     if (w->status != KVB_OK) return false;
     w->status = loss_curves_fill(c, &w->order, w->oracle, err);
     name_pair(w, err);

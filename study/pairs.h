@@ -8,10 +8,10 @@
 typedef struct pair_set {
     const selection *from;
     const char *metric;
-    record_metric about;          // with the options' sink and window where these are given
+    record_metric about;          // with the options' sink and window if they are given
     cache_shape longest;          // shape of the longest context in use
     uint32_t n_pairs, n_contexts; // in use
-    uint32_t n_continued;         // pairs whose answer goes on where the context ends: no question stands between
+    uint32_t n_continued;         // pairs whose answer continues the context, without a question in between
     uint32_t n_skipped;           // questions without recorded queries
     study_loss loss;              // LOSS_IMPORTANCE or LOSS_OUTPUT
     uint32_t recorded_sink, recorded_window;
@@ -33,8 +33,8 @@ typedef struct pair_walk {
     float *scores, *oracle; // [L,G,T] of this context, of this pair
     problem problem;        // made for this context; problem.curves is the pair's
     uint32_t pair;          // number of pairs before it
-    kvb_status status;      // KVB_OK: the walk goes on; whoever works on a pair puts its own here
-    // The walk's own:
+    kvb_status status;      // KVB_OK: the walk goes on; the caller stores the status of its work on the pair here
+    // Internal:
     solve_options solve;
     double min_keep;
     study_progress *progress;
@@ -45,11 +45,11 @@ typedef struct pair_walk {
 // Begins a walk, which the caller closes. solve: options of the problem; min_keep: as in study_options; progress: NULL,
 // or called after every pair (the caller sets its done and total).
 pair_walk pair_walk_open(const pair_set *pairs, solve_options solve, double min_keep, study_progress *progress);
-// Reads the next pair and fills the curves. Returns false when there was no pair left or w->status is not KVB_OK: of
-// the work on the last pair, whose message gets record, context and question in front, or of reading, which names them
-// too; KVB_INTERRUPTED.
+// Reads the next pair and fills the curves. Returns false if no pair is left, or with a w->status other than KVB_OK:
+// the caller's work on the last pair failed (its message is then prefixed with record, context and question), reading
+// failed, or progress stopped the walk (KVB_INTERRUPTED).
 bool pair_walk_next(pair_walk *w, kvb_error *err);
-// Ends the walk, at any place. Returns its status.
+// Ends the walk, at any point, and frees what it holds. Returns its status.
 kvb_status pair_walk_close(pair_walk *w);
 
 // Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, rounded to whole tokens as the

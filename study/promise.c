@@ -6,8 +6,8 @@
 
 // ---- p-values ----
 
-// Bets, as shares of the largest that can lose nothing but itself, and what is staked on each. Where the limit is a
-// small part of the cap, the largest is nearly always the best; the others serve losses that vary much.
+// Bets, as shares of the largest one that can never lose more than its stake, and their stakes. If the limit is a small
+// part of the cap, the largest is nearly always the best; the others serve losses that vary much.
 enum { BETS = 4 };
 static const double BET[BETS] = {1, 0.5, 0.25, 0.125}, STAKE[BETS] = {0.5, 0.25, 0.125, 0.125};
 
@@ -63,7 +63,7 @@ static kvb_status check_task(const promise_task *t, kvb_error *err)
     return KVB_OK;
 }
 
-// One ratio, losses in units of the cap into scratch [n_texts].
+// Judges one ratio. scratch [n_texts] receives the losses in units of the cap.
 static promise_row judge_ratio(const promise_task *t, const promise_criterion *c, uint32_t ratio, double *scratch)
 {
     uint32_t n = t->n_texts;

@@ -10,11 +10,11 @@
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 
-// p-value of "the mean loss is above the limit", by betting (Waudby-Smith and Ramdas 2024, arXiv 2010.09686): 1 / the
-// mean of prod(1 + b (limit - loss)) over a few fixed bets b in (0, 1 / (1 - limit)]. If the mean loss is above the
-// limit, the product's mean is at most 1, and Markov's inequality gives the p-value. A small variance makes it smaller;
-// the order of the texts does not matter. n >= 1 losses in [0, 1], limit in (0, 1). `times` >= 1 counts every loss that
-// many times, to see what more texts of the same kind would show.
+// Returns the p-value of "the mean loss is above the limit", by betting (Waudby-Smith and Ramdas 2024, arXiv
+// 2010.09686): 1 / the mean of prod(1 + b (limit - loss)) over a few fixed bets b in (0, 1 / (1 - limit)], at most 1.
+// If the mean loss is above the limit, the product's mean is at most 1, and Markov's inequality gives the p-value. A
+// small variance makes it smaller; the order of the texts does not matter. n >= 1 losses in [0, 1], limit in (0, 1).
+// `times` > 0 counts every loss that many times, to see what more texts of the same kind would show.
 double promise_p_value(const double *loss, uint32_t n, double limit, double times);
 
 // Returns the smallest number of texts with which a promise is possible, if no text loses anything.

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The metric's object in the root attribute `metrics`. *out: NULL when there is none.
+// Finds the metric's object in the root attribute `metrics`. *out is the caller's, or NULL if there is none.
 static kvb_status find_parameters(cJSON **out, const record *r, const char *metric, kvb_error *err)
 {
     const char *text = record_text(r, "metrics");
@@ -21,7 +21,7 @@ static kvb_status find_parameters(cJSON **out, const record *r, const char *metr
     return status;
 }
 
-// Leaves *out as it is where there is no such parameter.
+// Reads a whole number. Leaves *out as it is if there is no such parameter.
 static kvb_status read_count(const cJSON *parameters, const char *metric, const char *key, uint32_t *out,
                              kvb_error *err)
 {
@@ -34,7 +34,7 @@ static kvb_status read_count(const cJSON *parameters, const char *metric, const 
     return KVB_OK;
 }
 
-// The name that forms of one idea share: "snapkv" of "snapkv:kvpress".
+// Sets the name that variants of one idea share: "snapkv" for "snapkv:kvpress".
 static void take_kin(record_metric *out, const cJSON *parameters, const char *metric)
 {
     const char *kin = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(parameters, "kin"));
@@ -48,7 +48,7 @@ kvb_status record_metric_read(record_metric *out, const record *r, const char *m
     *out = (record_metric){.sink = 4, .window = 1, .cost = RECORD_COST_UNKNOWN};
     kvb_status status = find_parameters(&parameters, r, metric, err);
     take_kin(out, parameters, metric);
-    if (strcmp(out->kin, "snapkv") == 0) out->window = 32; // observes its last queries, which stay
+    if (strcmp(out->kin, "snapkv") == 0) out->window = 32; // its observation window is protected
     if (status == KVB_OK && out->window > 1) status = read_count(parameters, metric, "window", &out->window, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);

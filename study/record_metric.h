@@ -12,7 +12,7 @@ typedef struct record_metric {
 // The cost of metrics in older records, which do not state it: all cost the same.
 #define RECORD_COST_UNKNOWN 1
 
-// Reads it. Parameters: the record's object for the metric, or {}. Protected tokens: `protect_sink` and
+// Reads a metric. Parameters: the record's object for the metric, or {}. Protected tokens: `protect_sink` and
 // `protect_window` of that object, or by methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.
 // `kin`: as the record says, or, in older records, the name up to its first ':' or '+'. Fails with KVB_FORMAT; *out is
 // then zero.

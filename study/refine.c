@@ -4,17 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Where the search stands: K knots, and groups of heads that move together.
+// The state of the search, with K knots and groups of heads that move together.
 typedef struct refine_job {
     const refine_task *task;
     refine_result *best;
     uint32_t n_groups;
-    double *point;                   // [K, n_groups] how far the groups are from the best before this stage
-    double *shift;                   // [K, n_heads] the same as shifts of heads
-    double *calibration, *selection; // [K] its losses
+    double *point;                   // [K, n_groups] what is added to the best before this stage
+    double *shift;                   // [K, n_heads] the candidate: their sum
+    double *calibration, *selection; // [K] the candidate's losses
 } refine_job;
 
-// Mean losses [K] of the shift over all texts of a set.
+// Measures the mean losses [K] of a shift over all texts of a set.
 static kvb_status measure_shift(const refine_task *t, bool selection, const double *shift, double *loss, kvb_error *err)
 {
     uint32_t n = selection ? t->n_selection : t->n_texts;
@@ -28,7 +28,7 @@ static kvb_status measure_shift(const refine_task *t, bool selection, const doub
     return status;
 }
 
-// Measures the shift on both sets.
+// Measures the candidate on both sets.
 static kvb_status measure(refine_job *j, kvb_error *err)
 {
     const refine_task *t = j->task;
@@ -47,12 +47,12 @@ static void report(const refine_job *j)
                                              r->calibration_before, r->selection_before});
 }
 
-// ---- What is tried ----
+// ---- Candidates ----
 
 static const double START_PARTS[] = {0.5, 0.75, 1};
 enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
 
-// From the table towards each start in turn, whatever that loses: the selection set chooses where to stay.
+// Goes from the table towards each start in turn, whatever that loses: the selection set chooses the best point.
 static void go_towards_start(refine_job *j, uint32_t i)
 {
     size_t n = (size_t)j->task->n_knots * j->n_groups;
@@ -60,12 +60,12 @@ static void go_towards_start(refine_job *j, uint32_t i)
     for (size_t k = 0; k < n; k++) j->point[k] = START_PARTS[i % START_ROUNDS] * start[k];
 }
 
-// How far the last layer's shift is above the first one's. What an error costs while all layers are cut follows depth
-// more than anything else, and in which direction is a matter of the model; so few texts tell.
+// How much larger the last layer's shift is than the first one's. What an error costs while all layers are cut depends
+// on depth more than on anything else, in a direction that differs between models; a few texts are enough to tell it.
 static const double TILTS[] = {-0.5, 0.5, -1, 1};
 enum { TILT_ROUNDS = sizeof TILTS / sizeof *TILTS };
 
-// The groups are layers.
+// Sets the i-th tilt. The groups are layers.
 static void tilt(refine_job *j, uint32_t i)
 {
     uint32_t L = j->n_groups;
@@ -76,7 +76,7 @@ static void tilt(refine_job *j, uint32_t i)
 
 // ---- One search ----
 
-// Takes over what is better on the selection set.
+// Takes over the candidate at those knots where it is better on the selection set.
 static void keep_better(refine_job *j)
 {
     size_t n = j->task->n_heads;
@@ -88,7 +88,7 @@ static void keep_better(refine_job *j)
     }
 }
 
-// Measures the points that `go` sets, one after the other, from the best so far. The groups are heads, or layers.
+// Measures the points that `go` sets, each added to the best before this stage. The groups are heads or layers.
 static kvb_status run_stage(refine_job *j, bool heads, uint32_t rounds, void (*go)(refine_job *j, uint32_t round),
                             kvb_error *err)
 {
@@ -113,7 +113,7 @@ static kvb_status run_stage(refine_job *j, bool heads, uint32_t rounds, void (*g
     return status;
 }
 
-// The table itself.
+// Measures the table itself.
 static kvb_status measure_table(refine_job *j, kvb_error *err)
 {
     refine_result *best = j->best;

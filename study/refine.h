@@ -24,7 +24,7 @@ typedef struct refine_task {
     uint32_t n_knots;
     uint32_t n_texts, n_selection; // of both sets, at least 1
     bool heads;                    // single heads may move; else only whole layers
-    uint32_t evaluations;          // that were asked for, at least 1; those on the selection set count too
+    uint32_t evaluations;          // as asked for, at least 1, only reported; those on the selection set count too
     uint32_t n_starts;
     const double *starts; // [n_starts, n_knots, n_heads] shifts to try first
     double start_cost;    // evaluations already spent to find the starts

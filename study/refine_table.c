@@ -20,12 +20,12 @@ kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char
 
 void refine_table_free(refine_table *t)
 {
-    cJSON_Delete((cJSON *)(uintptr_t)t->content.metadata); // const there, and ours
+    cJSON_Delete((cJSON *)(uintptr_t)t->content.metadata); // const in table_content, but owned by *t
     kvb_limits_free(&t->limits);
     *t = (refine_table){0};
 }
 
-// The shifted content: *numbers (malloc'd) holds its prune ratios and their means.
+// Makes the shifted content. *numbers, which the caller frees, holds its prune ratios and their means.
 static kvb_status shift_content(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
                                 table_content *out, double **numbers, kvb_error *err)
 {

@@ -10,7 +10,7 @@
 
 #define FROM_FILE "learned=" // a ranking that `kvbudget learn` wrote
 
-// --contexts a,b,c in the given order; NULL: all, in calibration order.
+// Selects the contexts of --contexts a,b,c in the given order; NULL: all, in calibration order.
 static kvb_status select_contexts(selection *s, const char *ids, kvb_error *err)
 {
     size_t count = record_context_count(s->r);
@@ -44,7 +44,7 @@ static void list_metrics(const record_context_info *c, char *out, size_t size)
         used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", c->metrics[i]);
 }
 
-// A full name, or the beginning of exactly one up to a ':'.
+// Finds a metric by its full name, or by a prefix up to a ':' that only one metric has.
 static kvb_status find_metric(const char **out, const record_context_info *c, const char *name, kvb_error *err)
 {
     char known[256];
@@ -73,7 +73,7 @@ static kvb_status append_metric(selection *s, const char *metric, const kvb_rank
     return KVB_OK;
 }
 
-// Is the ranking of the record's model? It has weights for all of its layers, the record scores of those that count.
+// Checks that the ranking is of the record's model: it has weights for all layers, the record scores of budgeted ones.
 static kvb_status check_ranking_model(const selection *s, const kvb_ranking *r, kvb_error *err)
 {
     layer_map layers;
@@ -113,7 +113,7 @@ static kvb_status add_ranking(selection *s, const kvb_ranking *ranking, kvb_erro
     return status == KVB_OK ? append_metric(s, ranking->info.name, ranking, err) : status;
 }
 
-// learned=FILE
+// Opens the file of learned=FILE and adds its ranking.
 static kvb_status open_ranking(selection *s, const char *path, kvb_error *err)
 {
     if (s->n_opened == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);

@@ -41,7 +41,7 @@ void selection_close(selection *s);
 const kvb_ranking *selection_ranking(const selection *s, const char *metric);
 
 const record_context_info *selection_context(const selection *s, size_t k);
-// Whether question number `index` of a context is used: it is among the first max_questions and has recorded queries.
+// Tells whether question `index` of a context is used: it is among the first max_questions and has recorded queries.
 bool selection_has(const selection *s, const record_question_info *q, uint32_t index);
 uint32_t selection_count(const selection *s, size_t k); // questions of the k-th context that are used
 

@@ -14,7 +14,7 @@ typedef struct shift_work {
     size_t n_heads;
     double *x;     // [R] the rows on the axis
     double *now;   // [N] the present row's shifts
-    double *least; // [N] shares that the rows so far allow a head at most
+    double *least; // [N] the share that a head kept in the row before, and may keep at most
     double *keep;  // [N]
     uint32_t ranks;
     gsl_root_fsolver *roots;
@@ -22,7 +22,7 @@ typedef struct shift_work {
 
 // ---- A head ----
 
-// What head h keeps at x.
+// Returns the share that head h keeps at x.
 static double read_column(const shift_work *w, size_t h, double x)
 {
     const shift_base *b = w->base;
@@ -47,7 +47,7 @@ static double keep_at(const shift_work *w, size_t h, double u)
 
 // ---- Heads that share a total ----
 
-// The heads of one rank in one layer: h .. h + n - 1.
+// The heads of one rank in one layer: first .. first + n - 1.
 typedef struct shift_part {
     size_t first, n;
     double cap; // most that they keep together, in heads
@@ -74,7 +74,7 @@ typedef struct shift_group {
     double target;
 } shift_group;
 
-// How many tokens too many the heads keep at u; falls with u.
+// Returns by how much the heads keep more than the target at u, in heads; falls with u.
 static double excess(double u, void *context)
 {
     const shift_group *g = context;
@@ -86,12 +86,12 @@ static double excess(double u, void *context)
     return sum;
 }
 
-// Every head keeps what it may at the lower end and as little as it ever does at the upper.
+// Finds the u at which the target is met, or the nearest end: all heads keep most at the lower end, least at the upper.
 static double solve_group(shift_group *g, uint32_t row)
 {
     gsl_function f = {excess, g};
     gsl_root_fsolver *roots = g->w->roots;
-    double around = g->w->x[row], low = around - 1, high = around + 1; // in the middle without shifts
+    double around = g->w->x[row], low = around - 1, high = around + 1; // without shifts u is in the middle
     while (low > -FARTHEST && excess(low, g) <= 0) low -= FARTHEST / 2;
     while (high < FARTHEST && excess(high, g) >= 0) high += FARTHEST / 2;
     if (low <= -FARTHEST) return low;
@@ -106,7 +106,7 @@ static double solve_group(shift_group *g, uint32_t row)
 
 static void write_part(shift_work *w, shift_part p, double u)
 {
-    if (part_total(w, p, u) > p.cap) { // further up the axis, by itself
+    if (part_total(w, p, u) > p.cap) { // the part goes further up the axis by itself
         double low = u, high = FARTHEST;
         for (int i = 0; i < HALVINGS; i++) {
             double middle = (low + high) / 2;
@@ -132,7 +132,7 @@ static void fill_group(shift_work *w, uint32_t row, uint32_t first, uint32_t las
 
 // ---- Rows ----
 
-// The shifts that hold at x; whether there is any.
+// Fills w->now with the shifts at x. Returns whether any is not 0.
 static bool interpolate(shift_work *w, const double *knots, uint32_t n_knots, const double *shift, double x)
 {
     uint32_t k = 0;
@@ -194,7 +194,7 @@ kvb_status shift_table(const shift_base *base, const double *knots, uint32_t n_k
                     memory + base->n_rows + 2 * n,
                     base->limits ? base->limits->ranks : 1,
                     roots};
-    bool shifted = false; // once a row is, all that follow: they must stay below it
+    bool shifted = false; // once a row is shifted, so are all that follow: they must stay below it
     for (uint32_t r = 0; r < base->n_rows; r++) w.x[r] = shift_axis(base->ratio[r]);
     for (size_t h = 0; h < n; h++) w.least[h] = 1;
     for (uint32_t r = 0; r < base->n_rows; r++) {

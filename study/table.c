@@ -50,7 +50,7 @@ kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_erro
     return constrained_require(c, o->limits, o->ratios, o->n_rows, err);
 }
 
-// ---- The optimum in place of greedy's budgets: `weight` times losses that are shares of the problem's total ---------
+// ---- The optimum in place of greedy's budgets -----------------------------------------------------------------------
 
 static kvb_status improve(study_table *t, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
@@ -81,7 +81,7 @@ static void keep_budgets(study_table *t, size_t pair, const allocation *a)
     for (size_t i = 0; t->pair_budgets && i < cells; i++) t->pair_budgets[pair * cells + i] = (int32_t)a->keep[i];
 }
 
-// The pair's own optimum: in p, in the spread of all, and, with AGGREGATE_MEAN_RATIO, in the table's sums.
+// Solves a pair by itself, in p, and adds it to the spread and, with AGGREGATE_MEAN_RATIO, to the table's sums.
 static kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, kvb_error *err)
 {
     bool own = t->options.aggregate == AGGREGATE_MEAN_RATIO;
@@ -104,7 +104,7 @@ static kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, 
 
 // ---- All pairs ------------------------------------------------------------------------------------------------------
 
-// The table from the average problem.
+// Solves the average problem and makes the table from it.
 static kvb_status allocate_merged(study_table *t, const loss_curves *c, kvb_error *err)
 {
     problem p;
@@ -130,8 +130,8 @@ static kvb_status allocate_merged(study_table *t, const loss_curves *c, kvb_erro
     return status;
 }
 
-// The least mean loss that budgets can have which all pairs share, from averages that are not pulled together yet:
-// fills table_bound with AGGREGATE_MEAN_LOSS.
+// With AGGREGATE_MEAN_LOSS, fills table_bound with a lower bound on the mean loss of budgets that all pairs share. The
+// averages must not be shrunk yet.
 static kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
 {
     if (g->how != AGGREGATE_MEAN_LOSS) return KVB_OK;
@@ -148,7 +148,7 @@ static kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
 
 // ---- Tokens and formats ---------------------------------------------------------------------------------------------
 
-// The table from the average problem, in bytes.
+// Solves the average problem for tokens and formats, with budgets in bytes, and makes the table from it.
 static kvb_status allocate_bytes(study_table *t, const loss_curves *c, kvb_error *err)
 {
     uint64_t budget[ROWS];
@@ -173,7 +173,7 @@ static kvb_status allocate_bytes(study_table *t, const loss_curves *c, kvb_error
     return status;
 }
 
-// What the formats of all heads add to the table's loss; nothing is known about their spread.
+// Adds what all heads lose by their formats to the table's loss. Sets std to 0, since it is unknown.
 static void judge_formats(study_table *t)
 {
     for (size_t i = 0; t->formats && i < (size_t)ROWS * t->n_heads; i++) {
@@ -182,7 +182,7 @@ static void judge_formats(study_table *t)
     }
 }
 
-// The table of the texts that lose most.
+// Solves for the texts that lose most and makes the table from the result.
 static kvb_status allocate_tail(study_table *t, const gathered *g, kvb_error *err)
 {
     robust_result x;
@@ -212,7 +212,7 @@ static kvb_status project(study_table *t, kvb_error *err)
                                t->saturated, err);
 }
 
-// The table of all pairs together, from what was gathered: prune_ratio, loss, bound, lambda and saturated.
+// Makes the table from what was gathered: prune_ratio, loss, bound, lambda, saturated (mean_ratio's are there already).
 static kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err)
 {
     if (g->how == AGGREGATE_MEAN_LOSS) return allocate_merged(t, &g->all.curves, err);
@@ -295,7 +295,7 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
 
 // ---- Metadata -------------------------------------------------------------------------------------------------------
 
-// In safetensors all metadata are texts: numbers with all their digits.
+// Turns numbers into text with all their digits, since all metadata in safetensors are text.
 static void make_texts(cJSON *metadata)
 {
     for (cJSON *item = metadata->child, *next; item; item = next) {
@@ -307,7 +307,7 @@ static void make_texts(cJSON *metadata)
     }
 }
 
-// Takes the text, which cJSON has made.
+// Adds a text that cJSON has allocated, and frees it.
 static void add_made(cJSON *to, const char *key, char *text)
 {
     cJSON_AddStringToObject(to, key, needed(text, "characters"));
@@ -333,7 +333,7 @@ char *limits_text(const kvb_limits *m)
     return text;
 }
 
-// Lengths of the contexts in use, commas between.
+// Lists the lengths of the contexts in use, separated by commas. The caller frees the text.
 static char *token_list(const selection *s)
 {
     size_t size = 12 * s->n_contexts + 1, used = 0;
@@ -386,7 +386,7 @@ static void add_settings(cJSON *m, const study_table *t)
     if (t->pairs.loss == LOSS_OUTPUT) json_put(m, "loss %s gains %s", "output", "all");
 }
 
-// The formats that could be chosen.
+// Adds the formats that could be chosen, and that std is unknown.
 static void add_packings(cJSON *m, const study_options *o)
 {
     char names[KVB_PACKINGS * 8] = "";
@@ -429,7 +429,7 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// The formats of all layers, NULL if the table has none. Bounded layers count as bf16.
+// Returns the formats of all layers, which the caller frees, or NULL if the table has none. Bounded layers get bf16.
 static uint8_t *spread_formats(const study_table *t, uint32_t rows, uint32_t heads)
 {
     size_t from = 2 * (size_t)heads, all = t->layers.n_layers * from;

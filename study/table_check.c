@@ -34,7 +34,7 @@ kvb_status open_table_and_record(kvb_table **table, study_options *o, kvb_limits
     return selection_require_model(from, info->model_sha256, table_path, err);
 }
 
-// Stored numbers are those of one record.
+// Checks that the table was made from this record, and that its hull is known.
 static kvb_status match_record(const table_check *k, kvb_error *err)
 {
     char sha256[65];
@@ -110,7 +110,7 @@ static kvb_status add_bounds(table_check *k, const loss_curves *c, double weight
     return status;
 }
 
-// For a table with formats: D at the stored multiplier, what its formats lose, and whether its rows fit.
+// For a table with formats: computes the bounds at the stored multipliers, its losses, and whether its rows fit.
 static void bound_formats(table_check *k, const loss_curves *c)
 {
     const kvb_info *info = kvb_table_info(k->table);
@@ -135,7 +135,7 @@ static void bound_formats(table_check *k, const loss_curves *c)
     free_all(keep, formats);
 }
 
-// Bounds of worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
+// Bounds worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
 static kvb_status bound_tail(table_check *k, const gathered *g, kvb_error *err)
 {
     const study_options *o = &k->options;
@@ -204,7 +204,7 @@ kvb_status table_check_limits(const table_check *k, kvb_error *err)
     return status;
 }
 
-// Shares of 1: a table holds sums of many heads in f64.
+// The tolerance allows for rounding: losses are sums over many heads in f64.
 const char *table_check_fault(const table_check *k, const kvb_row *row, uint32_t r)
 {
     static const double TOLERANCE = 1e-9;

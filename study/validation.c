@@ -17,7 +17,7 @@ void validation_free(validation *v)
 
 // ---- One problem ----------------------------------------------------------------------------------------------------
 
-// Greedy and the optimum. p: memory of the curves' shape.
+// Adds the losses of greedy and of the optimum, times `weight`. p: scratch memory of the curves' shape.
 static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
     const study_options *o = &v->options;

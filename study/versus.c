@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What the tables without each text are made from: [n] sums of the selection's texts.
+// The sums of each text of the selection, [n], from which tables without a text are made.
 typedef struct text_sums {
     pair_sums *of;
     size_t n;
@@ -25,7 +25,7 @@ static void close_sums(text_sums *s)
     free(s->of);
 }
 
-// Sums of all pairs under the pairs' loss.
+// Sums up all pairs, text by text, under the loss of `pairs`.
 static kvb_status read_sums(text_sums *s, const pair_set *pairs, const study_options *o, study_progress *progress,
                             kvb_error *err)
 {
@@ -38,7 +38,7 @@ static kvb_status read_sums(text_sums *s, const pair_set *pairs, const study_opt
     return pair_walk_close(&w);
 }
 
-// The texts but one that have pairs.
+// Lists the texts that have pairs, all but `without`. Returns how many.
 static uint32_t others_of(const pair_sums **out, const text_sums *s, size_t without)
 {
     uint32_t n = 0;
@@ -82,8 +82,8 @@ static kvb_status judge(judging *j, study_progress *progress, kvb_error *err)
     return pair_walk_close(&w);
 }
 
-// Whether a row prunes what its ratio says, to half a token over all heads. The published way's does not where a short
-// context's floor stops it: it would win by what it keeps beyond the budget.
+// Tells whether a row prunes what its ratio says, to half a token over all heads. Published budgets do not if the floor
+// of a short context stops them: they would win by what they keep beyond the budget.
 static bool keeps_the_budget(const study_table *t, const double *table, int r)
 {
     double mean = 0;
@@ -91,7 +91,7 @@ static bool keeps_the_budget(const study_table *t, const double *table, int r)
     return fabs(mean - t->options.ratios[r]) <= 0.5 / ((double)t->n_heads * t->pairs.longest.n_tokens) + 1e-12;
 }
 
-// The rivals' rows in the table, made from all texts.
+// Puts the rows of rivals that are better, made from all texts, into the table.
 static kvb_status put_rows(judging *j, kvb_error *err)
 {
     study_table *t = j->t;
@@ -131,7 +131,7 @@ kvb_status versus_choose(versus *v, study_table *t, study_progress *progress, kv
     if (status == KVB_OK) status = put_rows(&j, err);
     if (status == KVB_OK) status = study_table_judge(t, progress, err);
     for (int r = 0; r < ROWS && status == KVB_OK; r++)
-        if (v->best[r] != RIVAL_NONE) { // what is below a bound of another rounding is a bound too
+        if (v->best[r] != RIVAL_NONE) { // a loss below the bound, by rounding, is a bound too
             t->loss[r] = t->table_loss[r];
             t->bound[r] = fmin(t->bound[r], t->loss[r]);
             t->table_bound[r] = fmin(t->table_bound[r], t->loss[r]);

@@ -4,7 +4,7 @@
 
 typedef enum rival { RIVAL_NONE, RIVAL_UNIFORM, RIVAL_PUBLISHED, N_RIVALS } rival;
 
-// The loss of each on left-out texts, in the table's kind of loss and as a mean over the pairs, and the best per ratio.
+// Each rival's loss on left-out texts, in the table's kind of loss, as a mean over the pairs, and the best per ratio.
 typedef struct versus {
     double loss[N_RIVALS][ROWS]; // RIVAL_NONE: budgets made in the same way as the table's
     rival best[ROWS];
