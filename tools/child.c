@@ -18,7 +18,7 @@ static void become(char *const *words, int output, pid_t parent)
 {
     sigset_t none;
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM); // a parent that is killed leaves nobody behind
+    prctl(PR_SET_PDEATHSIG, SIGTERM); // if the parent is killed, so is this process
     if (getppid() != parent) _exit(EXIT_FAILED);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -52,7 +52,7 @@ kvb_status child_run(char *const *argv, const char *output, kvb_error *err)
     kvb_status status = KVB_OK;
     if (child < 0) status = kvb_fail(err, KVB_IO, "%s: kvbudget %s: %s", output, argv[0], strerror(errno));
     int ended = child > 0 ? wait_for(child) : 0;
-    if (to >= 0) (void)close(to); // the child has written
+    if (to >= 0) (void)close(to); // only the child wrote to it
     free(words);
     if (ended == 0) return status;
     if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; the same command continues");

@@ -130,11 +130,11 @@ static int store(const cli_command *command, const cli_option *option, const cha
 
 // ---- Options --------------------------------------------------------------------------------------------------------
 
-static bool force_given; // where the command itself has no such option
+static bool force_given; // if the command itself has no such option
 static const cli_option force_option = {"force",      0,    CLI_FLAG,
                                         &force_given, NULL, "let outputs replace files that hold something else"};
 
-// The --force of a command whose table lacks it; NULL where the table has it or nothing is written.
+// Returns --force for a command that writes files and has no such option in its table; NULL for others.
 static const cli_option *own_force(const cli_option *options)
 {
     bool writes = false;
@@ -145,7 +145,7 @@ static const cli_option *own_force(const cli_option *options)
     return writes ? &force_option : NULL;
 }
 
-// Fills what the options name; the operands begin at optind then.
+// Stores the values of the options that are given. Afterwards the operands begin at optind.
 static int parse_options(const cli_command *command, const cli_option *options, int argc, char **argv)
 {
     struct option longs[OPTIONS_MAX + 3] = {{"help", no_argument, NULL, OPTION_HELP}};
@@ -162,7 +162,7 @@ static int parse_options(const cli_command *command, const cli_option *options, 
     if (own_force(options)) longs[n + 1] = (struct option){force_option.name, no_argument, NULL, OPTION_FORCE};
     force_given = false;
     optind = 0;                                        // glibc: forget the state of an earlier call
-    argv[0] = need_text("kvbudget %s", command->name); // which getopt's messages begin with
+    argv[0] = need_text("kvbudget %s", command->name); // getopt's messages begin with it
     int code = EXIT_DONE;
     for (int c; code == EXIT_DONE && (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
         if (c == 'h' || c == OPTION_HELP) cli_print_manual(command, options);

@@ -70,8 +70,8 @@ void cli_print_manual(const cli_command *command, const cli_option *options);
 void cli_list_free(cli_list *list);
 // Parses a share to prune, 0.8 or 80%: at least 0 and below 1. Returns false for anything else.
 bool cli_ratio(double *out, const char *text);
-// Checks --sink and --window, UINT64_MAX where they are not given: their sum must stay a count. Returns EXIT_DONE or
-// EXIT_USAGE.
+// Checks --sink and --window, which are UINT64_MAX if not given: their sum must fit a count. Returns EXIT_DONE or,
+// after a message, EXIT_USAGE.
 int cli_check_protected(const cli_command *command, uint64_t sink, uint64_t window);
 
 // Finds a folder that comes with the program: the one that the environment variable names; if that is not set, NAME
@@ -79,9 +79,9 @@ int cli_check_protected(const cli_command *command, uint64_t sink, uint64_t wind
 // frees *out. Fails with KVB_IO, and a message that says where a folder of `what` was looked for; *out is then NULL.
 kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err);
 
-// `kvbudget help metrics`; with --json, of each metric that stands by itself: default and choices of its parameters
-// ("a|b"), which of these are real numbers, kvpress's class with the parameters that its arguments are ("": none),
-// protected tokens (the parameter `window` where window_protected), and the row's constant.
+// Print `kvbudget help metrics`; with --json, for each metric that can be used alone: default and choices ("a|b") of
+// its parameters, which of these are real numbers, kvpress's class with the parameters that become its arguments ("":
+// none), protected tokens (the parameter `window` if window_protected), and the row's constant.
 void print_metrics_help(void);
 void print_metrics_json(void);
 

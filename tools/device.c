@@ -25,8 +25,8 @@ const backend *device_find(const cli_command *self, const char *name, const char
 
 int device_take_threads(const cli_command *self, uint64_t threads)
 {
-    // Measured with the smallest model: 2 threads needed 33 MiB beside the program, most of it code made at run time;
-    // and where two of them allocate at the same moment, glibc reserves 64 MiB of addresses for a thread's own heap.
+    // Measured with the smallest model: 2 threads needed 33 MiB besides the program, most of it code made at run time.
+    // If two of them allocate at the same moment, glibc also reserves 64 MiB of addresses for a thread's own heap.
     enum { MIB_FOR_ALL = 48, MIB_PER_THREAD = 16 + 64 };
     if (threads > DEVICE_THREADS_MAX)
         return cli_usage_error(self, "--threads: expected at most %d, found %llu", DEVICE_THREADS_MAX,

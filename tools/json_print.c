@@ -17,7 +17,7 @@ void json_needs_memory(void)
     cJSON_InitHooks(&(cJSON_Hooks){json_malloc, free});
 }
 
-// cJSON escapes what JSON must not hold, but knows nothing of UTF-8.
+// Replaces bytes that are not UTF-8, which cJSON does not check.
 static void make_utf8(char *text)
 {
     for (size_t left = strlen(text), size; left > 0; text += size, left -= size) {
@@ -48,7 +48,7 @@ static bool is_plain(const cJSON *value)
     return !cJSON_IsObject(value) && !(cJSON_IsArray(value) && cJSON_IsObject(value->child));
 }
 
-// As JSON has it, cut where it is long; a file may hold anything, a terminal should not get it.
+// Prints a value as JSON, cut if it is long, without control characters that a file may hold.
 static void print_value(const cJSON *value)
 {
     if (cJSON_IsNumber(value)) {
@@ -57,14 +57,14 @@ static void print_value(const cJSON *value)
     }
     char *text = cJSON_PrintUnformatted(value);
     size_t size = strlen(text), shown = size < TEXT_SHOWN ? size : TEXT_SHOWN;
-    kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
-    while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // not inside of a character
+    kvb_clean_text(text); // cJSON escapes ASCII's control characters, but not DEL and U+0080 to U+009F
+    while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // do not cut inside a character
     printf(" %.*s", (int)shown, text);
     if (shown < size) printf("... (%zu bytes)", size);
     cJSON_free(text);
 }
 
-// A line for each plain value, or, of an entry of a list, one line for all of them; and what is inside, indented.
+// Prints a line for each plain value, or one line for all of a list's entry; then inner objects and lists, indented.
 static void print_document(const cJSON *object, int indent, bool entry)
 {
     const cJSON *item, *inner;

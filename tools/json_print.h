@@ -2,15 +2,15 @@
 #pragma once
 #include <cjson/cJSON.h>
 
-// From here on a lack of memory in cJSON ends the program as need() does, so that nothing that is made of cJSON's
-// objects has to be looked at.
+// From now on a lack of memory in cJSON ends the program as need() does, so that what cJSON returns need not be checked
+// for it.
 void json_needs_memory(void);
 
-// The document as indented text, for cJSON_free(). Bytes that are not UTF-8, as names of files may have, become '?'.
+// Returns the document as indented text, to free with cJSON_free(). Bytes that are not UTF-8 (file names) become '?'.
 char *json_to_text(const cJSON *document);
 // Prints that text and a line end.
 void json_print(const cJSON *document);
 
-// A document as text: lines "name: value", inner objects indented, a list of objects with a line for the plain values
-// of each. Texts are quoted and escaped: a file may hold anything, a terminal should not get it.
+// Prints a document as text: lines "name: value", inner objects indented, a list of objects with a line for the plain
+// values of each. Texts are quoted and escaped, because a terminal must not get whatever a file holds.
 void document_print(const cJSON *document);

@@ -118,18 +118,18 @@ static int unknown_command(const char *name)
     return cli_usage_error(NULL, "unknown command '%s'", name);
 }
 
-// A file opened while a standard stream is closed would get its number, and messages would go into the file. So the
-// numbers are taken; in the wrong direction, so that using such a stream is an error and not a silent loss.
+// A file opened while a standard stream is closed would get its number, and messages would go into the file. So closed
+// ones are opened on /dev/null, in the wrong direction: using such a stream is then an error and not a silent loss.
 static void take_standard_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
             open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
-            _exit(EXIT_FAILED); // nothing can be said
+            _exit(EXIT_FAILED); // there is no stream for a message
 }
 
-// OMP_NUM_THREADS may say anything; OpenMP's library believes it. And every team has as many threads as were counted
-// on: scratch memory is shared out by that number, and oneDNN shares out work by it.
+// Limits OMP_NUM_THREADS, since OpenMP's library takes any number. Every team must also have as many threads as are
+// announced: scratch memory, and oneDNN's work, are divided by that number.
 static void bound_threads(void)
 {
     omp_set_dynamic(0);
@@ -139,7 +139,7 @@ static void bound_threads(void)
     omp_set_num_threads(DEVICE_THREADS_MAX);
 }
 
-// `kvbudget help WORD`
+// Runs `kvbudget help WORD`.
 static int explain(int argc, char **argv)
 {
     if (argc == 4 && strcmp(argv[2], "metrics") == 0 && strcmp(argv[3], "--json") == 0) {
@@ -186,7 +186,7 @@ static int run_command(int argc, char **argv)
 
 static bool has_returned;
 
-// Libraries may call exit() by themselves, as HDF5 does without a word where it finds no memory.
+// Libraries may call exit() by themselves, as HDF5 does, without a message, if there is no memory.
 static void explain_exit(void)
 {
     static const char text[] = "kvbudget: a library ended the program, most likely because memory ran out\n";
@@ -197,10 +197,10 @@ static void explain_exit(void)
     _exit(EXIT_FAILED);
 }
 
-// Idle OpenMP threads spin for milliseconds by default, which on shared processors keeps the thread from running that
-// they wait for: six times slower beside one busy neighbour. libgomp reads its environment before main, so the program
-// starts itself again, once. Not below a debugger's or a test's preloaded library, nor below an explicit loader, which
-// would lose the program.
+// Idle OpenMP threads spin for milliseconds by default. On shared processors that keeps the thread they wait for from
+// running: six times slower beside one busy neighbour. libgomp reads its environment before main, so the program starts
+// itself again, once. It does not under a preloaded library (a debugger's, a test's) or an explicit loader, which
+// /proc/self/exe would name in place of the program.
 static void wait_briefly(char **argv)
 {
     char path[4096];

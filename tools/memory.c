@@ -26,7 +26,7 @@ bool memory_parse(const char *text, uint64_t *bytes)
     return true;
 }
 
-// The number after `key` in a file of "key: 123 kB" lines, in bytes.
+// Returns the number after `key` in a file of "key: 123 kB" lines, in bytes; 0 if it is not there.
 static uint64_t read_field(const char *path, const char *key)
 {
     FILE *f = fopen(path, "r");

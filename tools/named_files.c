@@ -11,8 +11,8 @@
 
 typedef struct named_file {
     char *path;   // as it was given
-    char *real;   // where it is: without symbolic links; of one that does not exist, its folder's with the name
-    char *option; // who writes it; NULL: it is read
+    char *real;   // the same without symbolic links; if it does not exist, its folder's real path and its name
+    char *option; // that writes it; NULL: it is read
     bool exists, folder, regular;
     dev_t device;
     ino_t inode;
@@ -26,7 +26,7 @@ static struct {
 
 // ---- Where a file is ------------------------------------------------------------------------------------------------
 
-// NULL where nobody can tell, as in a folder that does not exist.
+// Returns the path without symbolic links (malloc'd), or NULL if it is unknown, as in a folder that does not exist.
 static char *find_real(const char *path)
 {
     char *real = realpath(path, NULL);
@@ -92,7 +92,7 @@ static void remember_input(const char *path)
     else forget(&f);
 }
 
-// The other files of model-00001-of-00003.gguf.
+// Remembers all parts of a model whose first file is named like model-00001-of-00003.gguf.
 static void remember_split(const char *path)
 {
     static const char FORM[] = "-00001-of-00003.gguf";
@@ -135,7 +135,7 @@ typedef struct file_start {
     size_t size;
 } file_start;
 
-// A first line of names or numbers with `mark` between them, and nothing that a sentence has.
+// Tells whether the first line has names or numbers with `mark` between them, and no other characters, or is all empty.
 static bool is_columns(const file_start *f, char mark)
 {
     size_t n = 0, marks = 0;
@@ -178,7 +178,7 @@ static bool looks_like(const file_start *f, file_kind kind)
     return !KINDS[kind].columns || is_columns(f, KINDS[kind].columns);
 }
 
-// Whether the file of that name is of this kind, or empty. What cannot be read is left to atomic_file_check().
+// Tells whether the file is of this kind, or empty. What cannot be read is left to atomic_file_check().
 static bool holds_kind(const char *path, file_kind kind)
 {
     FILE *file = KINDS[kind].name ? fopen(path, "rb") : NULL;
@@ -227,7 +227,7 @@ static kvb_status take_output(const char *path, const char *option, file_kind ki
     return status;
 }
 
-// `path` with another ending.
+// Registers the first `length` characters of `path` with another ending.
 static kvb_status take_beside(const char *path, int length, const char *ending, const char *option, file_kind kind,
                               kvb_error *err)
 {

@@ -43,8 +43,8 @@ static void format_number(char *out, size_t size, double value)
     else snprintf(out, size, value < 10 ? "%.2f" : "%.1f", value);
 }
 
-// "58 %  12/40 texts  3 s left"; without a unit only the share, without a known total what is done. What is left never
-// grows: a run that slows down for a while would only seem to run away.
+// Writes "58 %  12/40 texts  3 s left"; without a unit only the share, without a known total what is done. The time
+// left never grows, as it would if a run slowed down for a while.
 static void format_state(progress *p, char *out, size_t size, double done, double total, const char *unit)
 {
     char part[2][48] = {"", ""};
@@ -61,7 +61,7 @@ static void format_state(progress *p, char *out, size_t size, double done, doubl
     snprintf(out + used, size - used, "  %s left", part[0]);
 }
 
-// On a narrow terminal the bar goes first, then the end of the line: one that wraps could not be redrawn.
+// On a narrow terminal the bar is left out first, then the line is cut: one that wraps could not be redrawn.
 static void draw_terminal(const progress *p, const char *state, double done, double total)
 {
     char bar[BAR_WIDTH + 4] = "", line[320];
@@ -94,7 +94,7 @@ void progress_update(progress *p, double done, double total, const char *unit)
     else fprintf(stderr, "%s: %s\n", p->label, state);
 }
 
-// As one line of one writing, so that it stays whole when other output goes to the same place.
+// Writes the line at once, so that it stays whole when other output goes to the same place.
 void progress_end(progress *p, const char *format, ...)
 {
     if (p->quiet) return;

@@ -1,5 +1,5 @@
-// Ranks through MPI. Errors of MPI itself end the whole job (its default handler): nothing can go on without it, and
-// what is finished lies on the disk.
+// Ranks through MPI. Errors of MPI itself end the whole job (its default handler): no rank can go on without it, and
+// what is finished is on the disk.
 #include "runtime/fail.h"
 #include "tools/ranks.h"
 #include <mpi.h>
@@ -33,7 +33,7 @@ void ranks_end(void)
     begun = false;
 }
 
-// MPI_Wait spins. A rank may wait here for as long as another one computes.
+// Sleeps until the request is done. MPI_Wait would spin, and a rank may wait here for as long as another one computes.
 static void wait_asleep(MPI_Request request)
 {
     struct timespec pause = {0, 100000}; // grows to 10 ms

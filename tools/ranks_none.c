@@ -3,7 +3,7 @@
 #include "tools/ranks.h"
 #include <stdlib.h>
 
-// How many the launcher has started, as far as it says.
+// Tells whether the launcher says that it started one process.
 static bool is_alone(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};

@@ -1,5 +1,5 @@
-// Signals that end the program: Ctrl-C, SIGTERM, SIGHUP. Temporary files go first, and long work may finish what it is
-// at.
+// Signals that end the program: Ctrl-C, SIGTERM, SIGHUP. Temporary files are removed first, and long work may finish
+// its current step.
 #include "formats/atomic_file.h"
 #include "tools/cli.h"
 #include <pthread.h>
@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 atomic_int cli_stop_requested = 0;
-static atomic_bool work_polls; // somebody looks at cli_stop_requested
+static atomic_bool work_polls; // long work looks at cli_stop_requested
 
-// A thread of its own waits for the signals; every other one has them blocked. A handler would run on the stack of
-// whoever is interrupted, and dnnl_sgemm (oneDNN 2.6) has none at times: where it multiplies many terms its stack
-// pointer stands at the front of a workspace on the heap, 4 % of the time in a profile of the tiny model. The signal's
-// frame then overwrote what lies before the workspace: numbers that were written to disk afterwards, or the heap's own
-// records ("corrupted size vs. prev_size").
+// A thread of its own waits for the signals, and all others block them. A handler would run on the stack of the thread
+// that it interrupts, and dnnl_sgemm (oneDNN 2.6) has none at times: in products over many terms its stack pointer is
+// at the front of a workspace on the heap, 4 % of the time in a profile of the tiny model. The signal's frame then
+// overwrote what lies before the workspace: numbers that were written to disk afterwards, or the heap's own records
+// ("corrupted size vs. prev_size").
 static sigset_t stop_signals;
 
 static void end_now(int number)
@@ -47,7 +47,7 @@ static void *wait_for_stop(void *unused)
 
 void cli_watch_signals(void)
 {
-    enum { STACK = 256 << 10 }; // enough for a sanitiser's too, and little beside `ulimit -v`
+    enum { STACK = 256 << 10 }; // enough with a sanitiser too, and little under `ulimit -v`
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     static bool watched;
     struct sigaction before;
@@ -58,10 +58,10 @@ void cli_watch_signals(void)
     signal(SIGXFSZ, SIG_IGN); // writing then fails, and the message names the file
     sigemptyset(&stop_signals);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        // A shell lets its background jobs ignore Ctrl-C, and nohup does the like: so it stays.
+        // What is ignored stays so: Ctrl-C in a shell's background jobs, SIGHUP under nohup.
         if (sigaction(numbers[i], NULL, &before) != 0 || before.sa_handler == SIG_IGN) continue;
         sigaddset(&stop_signals, numbers[i]);
-        signal(numbers[i], SIG_DFL); // for the second one, whatever a library has put there
+        signal(numbers[i], SIG_DFL); // a library may have installed a handler, but the second signal must end
     }
     pthread_sigmask(SIG_BLOCK, &stop_signals, NULL);
     bool begun = pthread_attr_init(&attributes) == 0;
@@ -71,7 +71,7 @@ void cli_watch_signals(void)
         begun = pthread_create(&waiting, &attributes, wait_for_stop, NULL) == 0;
         pthread_attr_destroy(&attributes);
     }
-    // Without memory for a thread they end the program at once, which loses what is in flight and nothing else.
+    // Without memory for a thread, signals end the program at once, which loses only what is in flight.
     if (!begun) pthread_sigmask(SIG_UNBLOCK, &stop_signals, NULL);
 }
 

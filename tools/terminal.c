@@ -10,12 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SEQUENCE_MAX = 4, SHOWN_MAX = 8, ROOM = 1 << 13 }; // bytes: of UTF-8; of one shown; written at a time
+enum { SEQUENCE_MAX = 4, SHOWN_MAX = 8, ROOM = 1 << 13 }; // bytes: of a UTF-8 character; as it is shown; of a write
 
 typedef struct guarded {
     FILE *stream;
     int file, why;            // errno of the first write that failed
-    bool own;                 // what comes is the program's own
+    bool own;                 // terminal_sequence() is writing: do not filter
     char begun[SEQUENCE_MAX]; // the beginning of a character that the next bytes may complete
     size_t n_begun;
 } guarded;
@@ -46,7 +46,7 @@ static uint32_t code_point(const char *at, size_t size)
     return c;
 }
 
-// Bytes at `text` that are the beginning of a character, and too few to be one.
+// Returns `size` if the bytes are the beginning of a character and too few to complete it, else 0.
 static size_t unfinished(const char *text, size_t size)
 {
     unsigned char lead = (unsigned char)*text;
@@ -57,7 +57,7 @@ static size_t unfinished(const char *text, size_t size)
     return size;
 }
 
-// Writes the text as it may be seen. `whole`: nothing follows that could complete its last character.
+// Writes the text, filtered. `whole`: nothing follows that could complete its last character.
 static bool write_shown(guarded *g, const char *text, size_t size, bool whole)
 {
     char out[ROOM];
@@ -93,7 +93,7 @@ static ssize_t guard_write(void *cookie, const char *data, size_t size)
 {
     guarded *g = cookie;
     if (g->own) return write_begun(g) && write_out(g, data, size) ? (ssize_t)size : 0;
-    // A character that was begun is completed byte by byte; then the rest goes on by itself.
+    // A character that was begun is completed byte by byte; the rest is then written at once.
     size_t taken = 0;
     while (g->n_begun > 0 && taken < size) {
         char whole[SEQUENCE_MAX];
@@ -101,7 +101,7 @@ static ssize_t guard_write(void *cookie, const char *data, size_t size)
         memcpy(whole, g->begun, n);
         whole[n++] = data[taken];
         if (!kvb_utf8_size(whole, n) && !unfinished(whole, n)) {
-            if (!write_begun(g)) return 0; // it was none, and what follows is another one
+            if (!write_begun(g)) return 0; // it was none, and this byte begins another one
             break;
         }
         taken++;
@@ -130,7 +130,7 @@ void terminal_guard_streams(void)
     for (size_t i = 0; i < sizeof guards / sizeof *guards; i++) {
         FILE *stream =
             fopencookie(&guards[i], "w", (cookie_io_functions_t){.write = guard_write, .close = guard_close});
-        if (!stream) continue; // without memory for it the plain one stays
+        if (!stream) continue; // if there is no memory, the plain stream stays
         // Lines of both streams stay whole and in order in `2>&1 | tee`.
         setvbuf(stream, NULL, _IOLBF, i == 0 ? 1 << 16 : 1 << 12);
         guards[i].stream = *streams[i] = stream;

@@ -46,7 +46,7 @@ static int check_budgets_options(budgets_command *b, int n_operands)
 
 // ---- work ----
 
-// What row i, counted from 1 on, is for, in per cent; row 0 prunes nothing.
+// Returns the ratio of row i, counted from 1 on, in per cent; row 0 prunes nothing.
 static double percent_of(const budgets_command *b, uint32_t i)
 {
     kvb_row row;
@@ -86,7 +86,7 @@ static void word_warnings(budgets_command *b)
         warn(b, "these counts prune %.4f, not the %g that was asked for", b->sum.effective_ratio, b->ratio);
 }
 
-// The table's own pages win; --block is used when it has none, or refused when it does not divide them.
+// Finds the page size: the table's own, or else --block. kvb_budgets() has refused a --block that does not divide it.
 static kvb_status find_page(budgets_command *b, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(b->table);
@@ -126,7 +126,7 @@ static double row_percent(const budgets_command *b)
     return below + b->sum.weight * (above - below);
 }
 
-// How a head's keys and values are stored: "int4,int2".
+// Names how a head's keys and values are stored: "int4,int2". Returns name.
 static const char *format_names(const budgets_command *b, size_t head, char name[16])
 {
     snprintf(name, 16, "%s,%s", kvb_packing_name(b->formats[2 * head]), kvb_packing_name(b->formats[2 * head + 1]));

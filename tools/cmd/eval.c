@@ -1,4 +1,4 @@
-// kvbudget eval: evicts for real, and says what it costs.
+// kvbudget eval: really evicts tokens, and measures what that costs.
 #include "formats/need.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
@@ -36,7 +36,7 @@ static void print_rate(const sweep *s)
     fprintf(stderr, "\n");
 }
 
-// Prints and writes what is wanted.
+// Prints and writes the results that the command line asks for.
 static kvb_status report_results(const eval_command *e, const eval_report *r, kvb_error *err)
 {
     const char *name = e->out.name;

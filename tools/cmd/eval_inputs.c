@@ -1,4 +1,4 @@
-// kvbudget eval, first half: the texts, and what is compared on them.
+// The inputs of eval, refine and recommend: the texts, and what is compared on them.
 #include "formats/calib.h"
 #include "formats/file_read.h"
 #include "formats/need.h"

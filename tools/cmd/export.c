@@ -1,4 +1,4 @@
-// kvbudget export: tables and records in the formats of others. A format is a row of `formats` and a function.
+// kvbudget export: tables and records in other programs' formats. A format is a row of `formats` and a function.
 #include "formats/budget_export.h"
 #include "formats/lukv_steps.h"
 #include "formats/need.h"
@@ -19,7 +19,7 @@ typedef struct export_command {
 
 // ---- A table as a whole ---------------------------------------------------------------------------------------------
 
-// Other programs know tokens alone.
+// Opens a table, and refuses one with formats: other programs budget tokens only. The caller closes *table.
 static kvb_status open_plain(kvb_table **table, const char *path, kvb_error *err)
 {
     kvb_status status = kvb_table_open(table, path, NULL, err);
@@ -84,9 +84,9 @@ static kvb_status with_budgets(const export_command *x, budget_writer *write, kv
 // ---- The command ----------------------------------------------------------------------------------------------------
 
 static const struct {
-    const char *name, *ending; // of outputs that tell their format; NULL: none
+    const char *name, *ending; // ending: of outputs whose name tells the format; NULL: none
     kvb_status (*run)(const export_command *x, kvb_error *err);
-    budget_writer *write; // instead: what takes budgets of one ratio and length
+    budget_writer *write; // used in place of `run` for formats that take budgets of one ratio and length
     file_kind kind;       // FILE_ANY: a folder, which must be new
 } formats[] = {
     {"npy", ".npy", export_npy, NULL, FILE_TABLE_ARRAY}, {"lukv-steps", NULL, export_steps, NULL, FILE_ANY},
@@ -96,7 +96,7 @@ static const struct {
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 #define FORMAT_NAMES "npy|lukv-steps|varlen|per-layer|duo|shares"
 
-// The row that is asked for, by name or by the output's ending; N_FORMATS when there is none.
+// Returns the row that is asked for, by name or by the output's ending; N_FORMATS if there is none.
 static int find_format(const export_command *x)
 {
     int i = 0;

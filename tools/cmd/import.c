@@ -16,7 +16,7 @@ typedef struct settings {
     bool force;
 } settings;
 
-// NAME=VALUE; a value that is a JSON number, true or false becomes one, everything else is text.
+// Adds NAME=VALUE to an object. A value that is a JSON number, true or false becomes one; everything else is text.
 static kvb_status parse_attribute(cJSON *into, const char *text, kvb_error *err)
 {
     const char *equals = strchr(text, '=');
@@ -34,7 +34,7 @@ static kvb_status parse_attribute(cJSON *into, const char *text, kvb_error *err)
     return KVB_OK;
 }
 
-// The arrays do not say what their solver protects; the metric of that name does.
+// The arrays do not say which tokens their solver protects; those of the metric of that name are taken.
 static void protect_as_metric(const char *name, uint32_t *sink, uint32_t *window)
 {
     metric m;

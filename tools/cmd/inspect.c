@@ -23,7 +23,7 @@ static void add_question(cJSON *list, const record_question_info *q)
     json_put(one, "number %u n_queries %u n_suffix %u n_answer %u", q->number, q->n_queries, q->n_suffix, q->n_answer);
 }
 
-// Where a metric has curves: each layer's gain, and what it is predicted to lose with even budgets at 80 %, in nats.
+// For metrics with curves, adds each layer's gain, and its predicted loss with equal budgets at 80 % pruned, in nats.
 static void add_layers(cJSON *doc, const char *path, const record_context_info *c)
 {
     cJSON *layers = NULL;
@@ -144,7 +144,7 @@ static bool is_record(const file_view *view)
     return kvb_kind_of_file(view->data, view->size) == KVB_FILE_RECORD;
 }
 
-// Eight bytes of header length, then a JSON object.
+// A safetensors file begins with eight bytes of header length, then a JSON object.
 static bool is_table(const file_view *view)
 {
     uint64_t length = 0;
@@ -159,7 +159,7 @@ static bool is_ranking(const file_view *view)
     return is_table(view) && memmem(view->data, view->size, format, sizeof format - 1) != NULL;
 }
 
-// JSON lines begin with an object, perhaps after a mark of UTF-8 or blank lines.
+// JSON lines begin with an object, perhaps after a UTF-8 byte order mark or blank lines.
 static bool is_json(const file_view *view)
 {
     size_t i = view->size >= 3 && memcmp(view->data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
@@ -172,7 +172,7 @@ static const struct {
     bool (*is)(const file_view *view);
     kvb_status (*inspect)(cJSON *doc, const char *path, kvb_error *err);
 } KINDS[] = {{"record", is_record, inspect_record},
-             {"ranking", is_ranking, inspect_ranking}, // in front of tables, whose form it has
+             {"ranking", is_ranking, inspect_ranking}, // before tables, which have the same form
              {"table", is_table, inspect_table},
              {"calibration", is_json, inspect_calib}};
 

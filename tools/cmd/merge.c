@@ -12,7 +12,7 @@ static void allow_many_files(void)
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
     limit.rlim_cur = limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit); // where it is refused, opening the files says so
+    setrlimit(RLIMIT_NOFILE, &limit); // if this is refused, opening the files fails with a message
 }
 
 static int merge_main(const cli_command *self, int argc, char **argv)

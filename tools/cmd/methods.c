@@ -87,7 +87,7 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
     return status;
 }
 
-// Whether the tables' texts were calibrated with this option, on which all tables must agree.
+// Sets *out if the tables were calibrated with this option. They must agree, unless *out is set already.
 static kvb_status agreed(const methods *e, const char *key, const char *option, bool *out, kvb_error *err)
 {
     const allocator *first = NULL;
@@ -143,14 +143,14 @@ static kvb_status add_named(methods *e, const char *text, kvb_error *err)
     return status;
 }
 
-// A table of critical:share=0+METRIC has the budgets for both stages as well.
+// Tells whether a metric's table has budgets for `to`: that of critical:share=0+METRIC has those for both stages too.
 static bool table_serves(const metric *table, const method *to)
 {
     metric profiled;
     return to->m.kind && metric_profiled_as(&to->m, &profiled) && strcmp(profiled.spec, table->spec) == 0;
 }
 
-// One metric takes over what a table for it protects.
+// Makes a metric protect the tokens that a table for it protects.
 static kvb_status protect_as(const methods *e, const kvb_info *info, method *to, bool *seen, kvb_error *err)
 {
     uint32_t sink = e->sink != UINT64_MAX ? (uint32_t)e->sink : info->sink,

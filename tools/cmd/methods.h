@@ -51,7 +51,7 @@ typedef struct methods {
      "cache's; not with policies (docs/refit.md)"}
 // clang-format on
 
-// Whether an operand names a table: by its ending, .safetensors, with or without `:strict`.
+// Tells whether an operand names a table, by its ending .safetensors, with or without `:strict`.
 bool methods_is_table(const char *operand);
 
 // Parses the ratios, and checks that --refit is not combined with policies. Returns EXIT_DONE, or EXIT_USAGE after a
@@ -65,7 +65,7 @@ kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, b
 // special), unless the option `chat` or `special` is set. Fails with KVB_MISMATCH if the tables differ and no option
 // decides.
 kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err);
-// What runs and reports need of it; valid until methods_free().
+// Return what runs and reports need; valid until methods_free().
 method_list methods_list(const methods *e);
 compared methods_compared(const methods *e);
 // Returns the number of reference queries per KV head for refitting; 0 without --refit.

@@ -40,7 +40,7 @@ typedef struct profile_command {
     record *base; // --add: the finished record; else NULL
     const backend *device;
     metric *metrics;
-    learned_list learned; // rankings that metrics are
+    learned_list learned; // rankings that are among the metrics
     calib_file *files;
     size_t n_files;
     model *m;
@@ -181,8 +181,8 @@ static int check_profile_options(profile_command *p)
     return read_metrics(p);
 }
 
-// ---- --add: the finished record, whose settings are those of what is added unless the command line says otherwise;
-// saying otherwise is then refused where the record's attributes are compared ----
+// ---- --add: what is added takes the settings of the finished record unless the command line says otherwise; another
+// setting is then refused, when the record's attributes are compared ----
 
 static void take_text(const char **out, const cJSON *attributes, const char *name)
 {
@@ -269,8 +269,8 @@ static uint64_t questions_of(const profile_command *p, const calib_context *c)
     return p->max_questions && p->max_questions < c->n_questions ? p->max_questions : c->n_questions;
 }
 
-// Queries of each question that curves are measured on, where the command line does not say: so many that a context has
-// 32 in all, since time goes with queries, and what they know with texts and questions.
+// Returns how many queries of each question curves are measured on by default: 4, and with more than 8 questions so few
+// that a context has 32 in all. Time grows with queries, what they tell grows with texts and questions.
 static uint32_t usual_curve_queries(const profile_command *p)
 {
     uint64_t most = 8;
@@ -282,8 +282,8 @@ static uint32_t usual_curve_queries(const profile_command *p)
     return most < 32 ? 32 / (uint32_t)most : 1;
 }
 
-// HDF5 keeps what describes a group or a dataset, about 5 KiB, in a cache that grows to 32 MiB, and 4 more (measured
-// with 10 to 1,000 contexts).
+// Returns what HDF5 takes for its descriptions of groups and datasets: about 5 KiB each, in a cache that grows to
+// 32 MiB, and 4 MiB more (measured with 10 to 1,000 contexts).
 static uint64_t writing_memory(const profile_command *p)
 {
     const uint64_t most = 36u << 20;
@@ -302,12 +302,12 @@ static uint64_t expected_peak(const profile_command *p)
     return p->opened + model_weight_bytes(p->m, p->m->n_held) + p->writing + profile_memory_total(&run);
 }
 
-// Pages of this program and its libraries that are touched first when it computes: measured, 2 to 3 MiB.
+// Pages of this program and its libraries that are first touched when it computes: 2 to 3 MiB, as measured.
 enum { TOUCHED_BYTES = 3 << 20 };
 
-// How many groups of weights are held in memory: as many as fit into `left` bytes beside a batch. A batch takes at most
-// a quarter of these bytes, but no less than one question, since each pass over weights in the file serves a whole
-// batch. Sets m->n_held on the way, because the memory of a run depends on it.
+// Returns how many groups of weights to hold in memory: --held, or as many as fit into `left` bytes beside a batch. The
+// batch gets at most a quarter of these bytes, but room for one question at least: each pass over weights in the file
+// serves a whole batch. Sets m->n_held on the way, because the memory of a run depends on it.
 static uint32_t groups_held(const profile_command *p, uint64_t left)
 {
     model *m = p->m;
@@ -325,8 +325,8 @@ static uint32_t groups_held(const profile_command *p, uint64_t left)
     return model_fit_weights(m, left > most ? left - most : 0);
 }
 
-// How much memory weights and run may take: this process's part of --memory, or else of what is free. Weights that are
-// read in place do not count, since the system can take those pages back.
+// Decides how much memory weights and run may take: --memory, or else this process's part of what is free. Weights that
+// are read in place do not count, since the system can take those pages back.
 static kvb_status allot_memory(profile_command *p, kvb_error *err)
 {
     const backend *b = p->m->device->b;
@@ -372,7 +372,7 @@ static kvb_status identify_model(profile_command *p, kvb_error *err)
     return status;
 }
 
-// The model's numbers and its text side; what takes long, or a plan does without, comes last.
+// Opens the model without its weights, and its tokenizer. Hashing takes long and a plan does without it: it comes last.
 static kvb_status open_model(profile_command *p, const char *path, bool ids_alone, kvb_error *err)
 {
     const model_options wishes = {
@@ -386,7 +386,7 @@ static kvb_status open_model(profile_command *p, const char *path, bool ids_alon
     return status;
 }
 
-// The cheap checks first: the texts, then the model's numbers, then whether all of it fits, and its weights last.
+// Makes the cheap checks first: the texts, the model's numbers, whether all of it fits. The weights come last.
 static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
 {
     // Texts that are added as ids have the record's tokenizer, if it names one.
@@ -444,7 +444,7 @@ static void print_memory(const profile_command *p)
                (double)model_mapped_bytes(p->m, held) / 0x1p30, (double)model_weight_bytes(p->m, all) / 0x1p30);
 }
 
-// How evenly the work divides, and what the prefills cost that several processes make of one context.
+// Prints how evenly the work divides, and what is lost because several processes prefill the same context.
 static kvb_status print_shares(const profile_command *p, kvb_error *err)
 {
     uint32_t n = p->n_shards ? p->n_shards : (uint32_t)p->ranks.size;
@@ -498,7 +498,7 @@ static kvb_status print_plan(const profile_command *p, kvb_error *err)
 // Ranks share the folder of parts: every rank puts its contexts and questions there as files of their own, atomically,
 // and rank 0 assembles them at the end. So nothing has to be sent, a dead rank loses what was in flight, and the next
 // run may have any number of ranks. What is done is read by rank 0 alone and sent to the others, because a network file
-// system may show every machine another state, and all must plan from the same one.
+// system may show each machine a different state, and all must plan from the same one.
 
 // Waits until all ranks have ended a step. If one failed, all fail, and the others' `err` says which one it was.
 static kvb_status agree(profile_command *p, kvb_status mine, kvb_error *err)
@@ -571,7 +571,7 @@ static kvb_status find_share(profile_share *share, profile_command *p, const rec
     return status;
 }
 
-// Sums and maxima over the ranks.
+// Takes the sums of the counts and the maxima of the times over the ranks.
 static void join_times(const ranks *r, profile_times *t)
 {
     double counts[] = {(double)t->queries, (double)t->skipped};
@@ -660,8 +660,8 @@ static void warn_of_inputs(const profile_command *p)
                 (double)model_mapped_bytes(p->m, p->m->n_held) / 0x1p30);
 }
 
-// What each metric cost; the column sums of H2O and the output norms of CriticalKV are made once for all that need
-// them.
+// Prints what each metric cost. The column sums of H2O and the output norms of CriticalKV are made once for all metrics
+// that need them, and are shown as shared.
 static void print_scorers(const profile_command *p, const profile_times *times)
 {
     fprintf(stderr, "scorers:");
@@ -716,7 +716,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
     "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as fit; " \
     "0: not even the embedding); changes no number"
 
-// What is recorded of which texts.
+// Lists the options that say what is recorded, and of which texts. Returns their number.
 static size_t list_recording(profile_command *p, cli_option *out)
 {
     const cli_option all[] = {
@@ -767,7 +767,7 @@ static size_t list_recording(profile_command *p, cli_option *out)
     return sizeof all / sizeof *all;
 }
 
-// How it runs.
+// Lists the options that say how it runs. Returns their number.
 static size_t list_running(profile_command *p, cli_option *out)
 {
     const cli_option all[] = {
@@ -797,7 +797,7 @@ static size_t list_running(profile_command *p, cli_option *out)
     return sizeof all / sizeof *all;
 }
 
-// An exit code, or -1 when the manual was printed.
+// Returns an exit code, or -1 if the manual was printed.
 static int parse_profile(profile_command *p, int argc, char **argv, int *first)
 {
     cli_option options[64] = {{0}};
@@ -805,7 +805,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
     return cli_parse(p->self, options, argc, argv, first);
 }
 
-// Runs twice with --add: the second time, settings that were not given are the record's.
+// Parses the command line, twice with --add: the second time, settings that were not given are the record's.
 static int read_command_line(profile_command *p, int argc, char **argv, int *first)
 {
     int code = parse_profile(p, argc, argv, first);
@@ -836,8 +836,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .seed = 1};
     int first, code = read_command_line(&p, argc, argv, &first);
     kvb_error err = {0};
-    // Shards do not know each other, whoever started them: srun sets a launcher's variables for elements of a job
-    // array.
+    // A shard never joins other ranks, whatever started it: srun sets a launcher's variables for elements of a job
+    // array too.
     p.ranks = (ranks){0, 1, 0, 1};
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE && !p.shard && ranks_begin(&p.ranks, &err) != KVB_OK) code = cli_failed(self, &err);

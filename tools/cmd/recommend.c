@@ -27,7 +27,7 @@ typedef struct recommend_command {
 
 typedef struct step_watch {
     progress bar;
-    double done, total; // texts, a prefill being most of one
+    double done, total; // texts; a prefill counts as half a text
 } step_watch;
 
 static bool show_prefill(void *context, double done, double total)
@@ -37,7 +37,7 @@ static bool show_prefill(void *context, double done, double total)
     return !cli_stop_requested;
 }
 
-// The budgets of every ratio, [n_ratios, heads], and formats [n_ratios, heads, 2].
+// Fills the budgets of every ratio, [n_ratios, heads], and formats [n_ratios, heads, 2].
 static kvb_status list_budgets(const recommend_command *c, uint32_t *keep, uint8_t *formats, size_t heads,
                                kvb_error *err)
 {
@@ -100,7 +100,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
 
 // ---- The command ----
 
-// The document of --json and --csv.
+// Makes the document of --json and --csv, and gives what is asked for.
 static kvb_status give_recommend_results(const recommend_command *c, const promise_report *r, kvb_error *err)
 {
     results found = results_begin("recommend");
@@ -159,10 +159,10 @@ static int check_recommend_options(recommend_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-// A table that was solved for the output predicts its KL, which is a third to all of what is measured: so the answer
-// lies between the ratios where a tenth of the limit and where the limit is predicted. There every ratio is tried, or
-// every second..., 16 at most, and three below, in case that the prediction fails. They are known before any text is
-// measured, so the promise stays as it is.
+// A table that was solved for the output predicts its KL, as a third to all of what is measured. So the answer lies
+// between the ratios at which a tenth of the limit and the limit itself are predicted. All ratios there are tried, or
+// every second one and so on, 16 at most, and three below, in case the prediction fails. They are chosen before any
+// text is measured, so the promise still holds.
 static void take_ratios_near_limit(const recommend_command *c, methods *with)
 {
     const kvb_table *table = with->columns[0].how->table;

@@ -1,4 +1,4 @@
-// kvbudget refine: budgets improved on measured damage.
+// kvbudget refine: improves budgets by the damage that they are measured to do.
 #include "evaluator/refine_bench.h"
 #include "formats/json_file.h"
 #include "formats/need.h"
@@ -24,7 +24,7 @@ typedef struct refine_command {
     refine_table table;
     refine_bench bench;
     refine_task task;
-    double *starts;   // of the task
+    double *starts;   // the task's starts, owned
     uint32_t n_start; // texts that the search's start was measured on
     refine_result best;
     double *kl[SET_COUNT]; // of each set (refine_bench_judge); NULL: not measured
@@ -47,7 +47,7 @@ static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, 
 
 // ---- Opening ----
 
-// The sets that the command line names.
+// Deals the texts into the sets that the command line names; without --select, refine_bench_deal() chooses.
 static kvb_status deal_texts(refine_command *c, kvb_error *err)
 {
     size_t n = c->e.in.n_texts;
@@ -119,7 +119,7 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
 
 // ---- The search ----
 
-// Losses at all ratios, and what share of the table's they are.
+// Prints the losses at all ratios, and each as a share of the table's.
 static void show_losses(const char *set, const double *now, const double *before, uint32_t n)
 {
     fputs(set, stderr);
@@ -135,7 +135,7 @@ static void show_round(void *context, const refine_progress *p)
     fprintf(stderr, "\n");
 }
 
-// The shift that turns the table's budgets into those of another table for the same model and metric.
+// Computes the shift that turns the table's budgets into those of another table for the same model and metric.
 static kvb_status start_from_table(const refine_command *c, const char *path, double *shift, kvb_error *err)
 {
     kvb_table *other = NULL;
@@ -195,13 +195,13 @@ static kvb_status search(refine_command *c, kvb_error *err)
 
 static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
 
-// Mean KL at each ratio.
+// Returns the mean KL at each ratio, before or after the search.
 static const double *mean_kl(const refine_command *c, refine_set set, bool after)
 {
     return c->kl[set] + (after ? c->bench.n_knots : 0);
 }
 
-// What is left of the KL at one ratio, and how sure that is over the texts of the set.
+// Returns the KL after the search as a share of that before, at one ratio, with its interval over the set's texts.
 static interval share_left(const refine_command *c, refine_set set, uint32_t knot)
 {
     size_t n = c->bench.n_members[set], K = c->bench.n_knots;
@@ -224,7 +224,7 @@ static void add_numbers(cJSON *to, const char *name, const double *values, uint3
     if (values) cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
 }
 
-// Adds what the table tells about one set: its texts, and their mean KL before and after.
+// Adds what the table says about one set: its texts, and their mean KL before and after.
 static void describe_set(const refine_command *c, refine_set set, cJSON *to)
 {
     const refine_bench *b = &c->bench;
@@ -275,7 +275,7 @@ static void print_result(const refine_command *c)
         printf("after the last ratio: its 95 %% interval over the %u test texts\n", c->bench.n_members[SET_TEST]);
 }
 
-// One row per set and ratio, and the KLs of single texts.
+// Adds one row per set and ratio, and the KLs of single texts.
 static void add_rows(const refine_command *c, results *to)
 {
     for (int s = 0; s < SET_COUNT; s++)
@@ -308,7 +308,7 @@ static kvb_status give_refine_results(const refine_command *c, const cJSON *abou
     return status;
 }
 
-// What the search cost. The first rate is that of a short search, the second that of a long one.
+// Prints what the search cost. The first rate is that of a short search, the second that of a long one.
 static void say_work(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
@@ -363,7 +363,7 @@ static int check_refine_options(refine_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-// All texts in one list, so that one pass sees whether any is in two sets.
+// Puts all texts into one list, so that one pass finds any that is in two sets.
 static int gather_operands(refine_command *c, char **operands, size_t n)
 {
     c->operands = need(n + c->select.count + c->test.count, sizeof *c->operands, "operands");

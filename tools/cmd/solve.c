@@ -1,4 +1,4 @@
-// kvbudget solve: a record in, a table of budgets out; or what study/ measures on the record.
+// kvbudget solve: makes a table of budgets from a record, or runs one of the studies of study/ on it.
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/table.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What is measured in place of making a table.
+// The studies that are run instead of making a table.
 typedef struct study_words {
     bool holdout, ablation;
 } study_words;
@@ -22,7 +22,7 @@ static void say_written(const solve_outputs *out, const char *path)
     if (!out->quiet) fprintf(stderr, "wrote %s\n", path);
 }
 
-// All files that the command line asks for.
+// Writes all files that the command line asks for.
 static kvb_status write_outputs(const study_table *t, const solve_outputs *out, kvb_error *err)
 {
     char path[PATH_SIZE];
@@ -72,7 +72,7 @@ static kvb_status take_best(study_table *t, const solve_outputs *out, kvb_error 
     return status;
 }
 
-// Why importance is minimised where nobody asked for it.
+// Prints why importance is minimised although nobody asked for it.
 static void note_loss(const pair_set *p, const study_options *o)
 {
     if (p->loss == LOSS_OUTPUT || o->loss != LOSS_BEST ||
@@ -120,7 +120,7 @@ static bool study_given(const study_words *w)
     return w->holdout || w->ablation;
 }
 
-// What the studies go together with. An exit code.
+// Refuses options that do not go together with the studies. Returns an exit code.
 static int study_check(const solve_line *l, const study_words *w)
 {
     const solve_outputs *out = &l->outputs;
@@ -181,7 +181,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
 
 // ---- The command ----------------------------------------------------------------------------------------------------
 
-// Everything that can be refused before any work is done.
+// Opens the record and checks everything that can be refused before any work is done.
 static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_error *err)
 {
     kvb_status status = solve_line_open(l, from, path, err);
@@ -227,7 +227,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, const char 
     return status;
 }
 
-// An exit code, or -1 when the manual was printed.
+// Returns an exit code, or -1 if the manual was printed.
 static int parse(solve_line *line, study_words *w, int argc, char **argv, int *first)
 {
     const cli_option options[] = {

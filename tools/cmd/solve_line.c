@@ -28,13 +28,13 @@ static void wishes_free(constraint_wishes *w)
 
 // ---- Limits ---------------------------------------------------------------------------------------------------------
 
-// Limits stand for the layers that are budgeted, command lines count all of the model's.
+// Limits hold only the budgeted layers, while command lines count all layers of the model.
 typedef struct limit_target {
     kvb_limits *limits;
     const layer_map *layers;
 } limit_target;
 
-// LAYER or LAYER.HEAD: the heads first .. end - 1.
+// Parses LAYER or LAYER.HEAD into the heads first .. end - 1.
 static kvb_status read_place(const char *option, const char *entry, const char *text, const limit_target *m,
                              size_t *first, size_t *end, kvb_error *err)
 {
@@ -64,7 +64,7 @@ static kvb_status read_place(const char *option, const char *entry, const char *
     return KVB_OK;
 }
 
-// SHARE or SHARE@PLACE.
+// Parses SHARE or SHARE@PLACE into the share and the heads first .. end - 1.
 static kvb_status read_share(const char *option, const char *entry, const limit_target *m, double *share, size_t *first,
                              size_t *end, kvb_error *err)
 {
@@ -118,7 +118,7 @@ static kvb_status apply_pins(const cli_list *list, const limit_target *m, kvb_er
     return KVB_OK;
 }
 
-// The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.
+// Makes the limits for L x G heads; for each head the last entry that names it counts. On failure *out is zero.
 static kvb_status wishes_to_limits(const constraint_wishes *w, const layer_map *layers, uint32_t n_kv_heads,
                                    solve_scope scope, kvb_limits *out, kvb_error *err)
 {
@@ -148,7 +148,7 @@ static kvb_status wishes_to_limits(const constraint_wishes *w, const layer_map *
 
 // ---- Ratios ---------------------------------------------------------------------------------------------------------
 
-// 0.3,0.5,0.8 or 0.5:0.9:0.05, both ends included.
+// Parses 0.3,0.5,0.8 or 0.5:0.9:0.05, both ends included.
 static kvb_status read_ratios(const char *text, double *ratios, uint32_t *n, kvb_error *err)
 {
     double number[TABLE_ROWS];
@@ -175,7 +175,7 @@ static kvb_status read_ratios(const char *text, double *ratios, uint32_t *n, kvb
                             "--ratios %.60s: expected FIRST:LAST:STEP with at most %d ratios, such as 0.5:0.9:0.05",
                             text, TABLE_ROWS);
         *n = (uint32_t)(steps + 1e-6) + 1;
-        // Rounded to 12 places: 0.5 + 6 * 0.05 is to be 0.8.
+        // Rounded to 12 places, so that 0.5 + 6 * 0.05 is 0.8.
         for (uint32_t i = 0; i < *n; i++) ratios[i] = rint((number[0] + i * number[2]) * 1e12) / 1e12;
     }
     for (uint32_t i = 0; i < *n; i++)
@@ -186,7 +186,7 @@ static kvb_status read_ratios(const char *text, double *ratios, uint32_t *n, kvb
     return KVB_OK;
 }
 
-// Bytes of one key or value of head_dim elements.
+// Computes the bytes of one key or value of head_dim elements.
 static kvb_status row_bytes(const char *dtype, uint32_t head_dim, double *bytes, kvb_error *err)
 {
     static const struct {
@@ -202,7 +202,7 @@ static kvb_status row_bytes(const char *dtype, uint32_t head_dim, double *bytes,
     return kvb_fail(err, KVB_ARGUMENT, "--dtype %s: expected f32, f16, bf16, fp8, q8_0 or q4_0", dtype);
 }
 
-// The prune ratio that leaves at most --bytes of all heads' T tokens.
+// Computes the prune ratio that leaves at most --bytes of all heads' T tokens.
 static kvb_status ratio_of_bytes(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratio,
                                  kvb_error *err)
 {
@@ -227,8 +227,8 @@ static kvb_status ratio_of_bytes(const constraint_wishes *w, uint32_t n_heads, u
                     keep, n_heads, all);
 }
 
-// The ratios to solve for: those of --ratios, or the one that --bytes stands for, or 1 % to 99 %.
-// ratios [TABLE_ROWS] is filled up with the last one; *n_rows: how many count.
+// Finds the ratios to solve for: those of --ratios, or the one that --bytes stands for, or 1 % to 99 %. The first
+// *n_rows of ratios [TABLE_ROWS] count, and the others repeat the last one.
 static kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
                                    uint32_t *n_rows, kvb_error *err)
 {
@@ -246,7 +246,7 @@ static kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads,
 
 // ---- Both -----------------------------------------------------------------------------------------------------------
 
-// A table for every per cent ends where lower limits do: what floors do not allow is not promised.
+// Ends a table for every per cent at the highest ratio that floors and pins allow.
 static kvb_status cut_rows(study_options *o, kvb_error *err)
 {
     double demand = constrained_demand(o->limits);
@@ -273,7 +273,7 @@ kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, c
     return o->own_ratios ? KVB_OK : cut_rows(o, err);
 }
 
-// Tells where a table for every per cent ends before 99 %.
+// Warns if a table for every per cent ends before 99 %.
 static void warn_of_rows(const study_options *o)
 {
     if (!o->limits || o->own_ratios || o->n_rows == ROWS) return;

@@ -73,7 +73,7 @@ typedef struct solve_line {
     solve_outputs outputs;
 } solve_line;
 
-// The defaults, before the command line is parsed. The caller frees with solve_line_free().
+// Returns the defaults, before the command line is parsed. The caller frees with solve_line_free().
 solve_line solve_line_make(const cli_command *self);
 void solve_line_free(solve_line *l);
 // Checks what was given, and fills `wanted` and `options`, except what depends on the record. `aggregate`: the default
@@ -95,9 +95,9 @@ int refuse_first(const cli_command *self, const refusal *all, size_t n);
 // Makes a study_progress that draws `bar`, and asks the study to stop after a signal.
 study_progress progress_on(progress *bar);
 
-// Whether a constraint other than ratios was given.
+// Tells whether a constraint other than ratios was given.
 bool wishes_limit(const constraint_wishes *w);
-// Whether ratios were chosen (--ratios or --bytes), so that the table need not have a row for every per cent.
+// Tells whether ratios were chosen (--ratios or --bytes), so that the table need not have a row for every per cent.
 bool wishes_ratios(const constraint_wishes *w);
 
 // Applies the constraints to a record's shape and layers: fills the options' ratios, n_rows and own_ratios and, if a

@@ -1,4 +1,4 @@
-// kvbudget tables: the ready tables in a folder, which of them is a model's, and adding one.
+// kvbudget tables: lists the ready tables in a folder, finds the one for a model, or adds one.
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/table_export.h"
@@ -60,7 +60,7 @@ static kvb_status list_tables(const tables_command *c, kvb_error *err)
     return status;
 }
 
-// Prints the path of a model's table.
+// Prints the path of the table for a model.
 static kvb_status find_table(const tables_command *c, const char *model_path, kvb_error *err)
 {
     const model_options wishes = {.without_weights = true, .for_plan = true};
@@ -86,7 +86,7 @@ static kvb_status find_table(const tables_command *c, const char *model_path, kv
 
 // ---- Adding one ----
 
-// Puts the results of eval for this table into words; NULL on failure. Its rows are found by the table's hash.
+// Puts the results of eval for this table, which are found by its hash, into words. Returns NULL on failure.
 static char *describe_worth(const tables_command *c, const results_document *d, kvb_error *err)
 {
     results table = results_begin("tables");

@@ -1,4 +1,4 @@
-// kvbudget task: makes tasks with known answers, and finds out which of them the model solves with its full cache.
+// kvbudget task: makes tasks with known answers, and scores the model on them with its full cache and with less.
 #include "evaluator/task_study.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
@@ -124,7 +124,7 @@ static kvb_status refuse_oracle(const task_command *c, kvb_error *err)
 
 static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_error *err)
 {
-    // Only the full cache answers, unless somebody asks for less.
+    // Only the full cache answers, unless the command line asks for more.
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
     kvb_status status = opened_model_open(&c->opened, operands[0], c->device, NULL, err);

@@ -24,18 +24,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// What follows soon asks for other tokens than what follows at once, so calibration reads further than NEXT, on which
-// tables are judged: so many tokens, each of them a query of the curves.
+// The tokens after a context that calibration reads, each of them a query of the curves. They are more than NEXT, on
+// which tables are judged, because later ones need other tokens of the context than those that follow at once.
 #define CONTINUED 128
 enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10 };
-// With --for lookup, each context is asked for so many of its lines: questions need single tokens that text which goes
-// on hardly does.
+// With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
+// continuation hardly needs.
 enum { LINES = 4 };
 // Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
 
-// What the ranking is fitted on: none needs the attention of queries, so any engine can rank by it.
+// The metrics that the ranking is fitted on. None needs the attention of queries, so any engine can rank by it.
 static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"};
 
 #define DIGITS(number) #number
@@ -81,7 +81,7 @@ static void __attribute__((format(printf, 2, 3))) add_word(word_list *w, const c
     w->items[w->count] = NULL;
 }
 
-// The words between blanks; $M in one of them is the model, $F the folder of the steps, $O the output's name.
+// Adds the words between blanks; $M in one of them is the model, $F the folder of the steps, $O the output's name.
 static void add_words(word_list *w, const tune_command *c, const char *words)
 {
     char *all = need_text("%s", words), *rest = all, *word;
@@ -107,7 +107,7 @@ static char *in_folder(const tune_command *c, const char *name)
     return need_text("%s/%s", c->folder, name);
 }
 
-// The seconds that a step took, of its mark; below 0 where it was not done.
+// Returns the seconds that a step took, as its mark says, or a number below 0 if it was not done.
 static double read_mark(const tune_command *c, const char *name)
 {
     char *path = need_text("%s/%s.done", c->folder, name);
@@ -145,12 +145,12 @@ static kvb_status run_step(tune_command *c, const char *mark, const char *what, 
     if (before < 0 && status == KVB_OK) status = write_mark(c, mark, before = seconds_now() - start, err);
     c->spent += before;
     free_words(w);
-    // A step that was nearly done when the signal came has ended well.
+    // A step that was nearly done when the signal came may have ended well.
     if (status == KVB_OK && cli_stop_requested) status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
     return status;
 }
 
-// A command that runs the model.
+// Adds the words of a command that runs the model.
 static void add_model_words(word_list *w, const tune_command *c, const char *words)
 {
     add_words(w, c, words);
@@ -199,8 +199,8 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     return status;
 }
 
-// How many texts fit into --time, as the first ones went: two passes over each, and the texts that select and judge,
-// whose cuts cost about as much as their prefills.
+// Returns how many texts fit into --time at the speed of the first ones: two passes over each, and the texts that
+// select and judge, whose cuts cost about as much as their prefills.
 static size_t texts_in_time(const tune_command *c)
 {
     double each = read_mark(c, "first") / FIRST_TEXTS,
@@ -258,8 +258,8 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// The evaluations of refine, which heads alone are measured in: as many as the time that is left pays for, at the speed
-// of the profile.
+// Returns the number of evaluations for refine, in which heads are cut alone: as many as fit into the time that is
+// left, at the speed of the profile.
 static uint64_t evaluations_in_time(const tune_command *c)
 {
     double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
@@ -318,7 +318,7 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     return run_step(c, c->refit ? "report-refit" : "report", "the report", &w, err);
 }
 
-// The best table so far becomes NAME.safetensors.
+// Copies a step's table to NAME.safetensors.
 static kvb_status take_table(const tune_command *c, const char *name, kvb_error *err)
 {
     char *from = need_text("%s/%s.safetensors", c->folder, name), *to = need_text("%s.safetensors", c->output);
@@ -334,7 +334,7 @@ static kvb_status take_table(const tune_command *c, const char *name, kvb_error 
     return status;
 }
 
-// The row of an allocator's KL at a ratio, or NULL.
+// Returns the row of an allocator at a ratio, or NULL.
 static const cJSON *find_row(const results_document *d, bool learned, const char *allocator, double ratio)
 {
     const cJSON *row;
@@ -488,7 +488,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
 
-// After a stop: whatever table there is. One that nobody has measured is no reason to give up another.
+// After a stop, takes the best table that there is. One that is not measured does not replace a table of before.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
     const char *const order[] = {chosen(c), "importance"};
@@ -506,7 +506,7 @@ static kvb_status leave_best(const tune_command *c, kvb_error *err)
 
 // ---- Command line ----
 
-// "90", "90s", "10min", "1.5h": seconds, or 0 where it is none of these.
+// Parses "90", "90s", "10min" or "1.5h". Returns seconds, or 0 for anything else.
 static double parse_time(const char *text)
 {
     static const struct {

@@ -22,7 +22,7 @@ static int is_text_name(const struct dirent *d)
     return kvb_ends_with(d->d_name, ".txt") || kvb_ends_with(d->d_name, ".jsonl");
 }
 
-// The text of a file: of calibration data, its first context.
+// Reads the text of a file, or the first context of calibration data. The caller frees *text, also after a failure.
 static kvb_status read_tune_text(char **text, size_t *size, const char *path, kvb_error *err)
 {
     if (kvb_ends_with(path, ".jsonl")) {
@@ -46,7 +46,7 @@ static kvb_status read_tune_text(char **text, size_t *size, const char *path, kv
     return status;
 }
 
-// Takes the path, which is malloc'd.
+// Adds a text, unless it is too short. Takes ownership of the path, which is malloc'd.
 static kvb_status add_tune_text(tune_texts *t, char *path, tune_part part, bool own, const tokenizer *tokens,
                                 size_t least, kvb_error *err)
 {

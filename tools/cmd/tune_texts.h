@@ -24,10 +24,10 @@ typedef struct tune_texts {
     size_t too_short; // texts that are left out because they have fewer tokens than a context and what follows it
 } tune_texts;
 
-// The user's texts are dealt in turn: two to calibrate, one to select, one to judge. Those of the program's own folder
-// (KVBUDGET_DATA, calib-data beside the program's folder, or share/kvbudget/calib-data) have their parts from there:
+// Opens the texts. The user's are dealt in turn: two to calibrate, one to select, one to judge. In the program's own
+// folder (KVBUDGET_DATA, calib-data beside the program's folder, or share/kvbudget/calib-data) the place decides:
 // calib-data/*.jsonl and most of plain/ calibrate, every third of plain/ selects, eval/ judges. Errors: KVB_IO (no
-// such file, no such folder), KVB_FORMAT, KVB_ARGUMENT (a text of the user's that is too short, a text twice).
+// such file, no such folder), KVB_FORMAT, KVB_ARGUMENT (a user's text that is too short, a text given twice).
 kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const tokenizer *tokens, uint32_t n_tokens,
                            uint32_t n_next, kvb_error *err);
 void tune_texts_close(tune_texts *t); // a zero struct is allowed

@@ -42,7 +42,7 @@ static kvb_status validate_metric(const solve_line *l, const selection *from, co
     return status;
 }
 
-// However a table was made, what counts is its mean loss, and the best that a table under its limits could have.
+// Opens a table to compare: however it was made, its mean loss is compared with the best that its limits allow.
 static kvb_status open_for_comparison(solve_line *l, kvb_table **table, selection *from, const char *path,
                                       const char *table_path, kvb_error *err)
 {
@@ -96,7 +96,7 @@ static kvb_status run_check(table_check *k, bool quiet, kvb_error *err)
     return status == KVB_OK ? table_check_limits(k, err) : status;
 }
 
-// KVB_MISMATCH: a row does not hold.
+// Checks a table's bounds. Fails with KVB_MISMATCH if those of a row do not hold.
 static kvb_status check_certificate(const solve_line *l, const char *table, const char *path, kvb_error *err)
 {
     uint32_t faults = 0;
@@ -117,7 +117,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
 
 // ---- The command ----------------------------------------------------------------------------------------------------
 
-// An exit code. A table names its metric itself.
+// Checks the settings; a table names its metric itself. Returns an exit code.
 static int check_settings(solve_line *l, bool from_table)
 {
     const char *any = "all";

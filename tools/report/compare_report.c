@@ -74,7 +74,7 @@ static void print_ratio(const char *of, interval x)
     printf(" of %s", of);
 }
 
-// What a table is worth at a ratio, and what to do where it is worth nothing. The interval decides how surely.
+// Prints what a table is worth at a ratio, and what to do if it is worth nothing. The interval tells how sure that is.
 static void print_verdict(const eval_report *e, const sweep_summary *r)
 {
     const allocator *a = e->with.methods.columns[r->column].how;
@@ -119,7 +119,7 @@ void eval_report_print(const eval_report *e)
 
 // ---- eval: JSON and CSV ---------------------------------------------------------------------------------------------
 
-// Per text: mean KL, agreement and NLL.
+// Adds the mean KL, agreement and NLL of every text.
 static void add_texts(const eval_report *e, cJSON *to, size_t cell)
 {
     const sweep *s = e->s;

@@ -30,7 +30,7 @@ typedef struct eval_report {
 } eval_report;
 
 void eval_report_print(const eval_report *r);
-// The caller frees them.
+// Makes the results, which the caller frees.
 results eval_report_results(const eval_report *r);
 
 // ---- task -----------------------------------------------------------------------------------------------------------

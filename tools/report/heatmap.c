@@ -7,8 +7,8 @@
 static const double TICKS[] = {0, 0.01, 0.05, 0.10, 0.25, 0.50, 0.75, 1};
 enum { N_TICKS = sizeof TICKS / sizeof *TICKS };
 
-// Place of a kept share on the colour bar. The square root spreads the small shares: at 90 % pruned nearly all heads
-// keep less than a third, and whether one keeps 1 % or 5 % is what matters.
+// Returns the place of a kept share on the colour bar. The square root spreads the small shares: at 90 % pruned nearly
+// all heads keep less than a third, and whether one keeps 1 % or 5 % is what matters.
 static double scale(double kept)
 {
     return sqrt(fmin(1, fmax(0, kept)));
@@ -29,7 +29,7 @@ static range panel_range(const heatmap *map, const double *kept)
     return r;
 }
 
-// A share as a percentage of at most three characters: ".4", "7", "42", "100". Fewer than one in a thousand is 0.
+// Prints a share as a percentage of at most three characters: ".4", "7", "42", "100". At most 0.05 % is "0".
 static const char *percent(char out[8], double share)
 {
     double value = 100 * share;
@@ -68,7 +68,7 @@ static svg_layout layout_svg(const heatmap *map)
     l.column_step = LAYER_LABELS + l.panel_width + PANEL_SPACE;
     l.width = 2 * MARGIN + l.column_step * (int)map->n_ratios + BAR_SPACE;
     l.height = MARGIN + PANEL_TITLE + l.panel_height + PANEL_FOOT;
-    if (l.height < 200 + 2 * MARGIN) l.height = 200 + 2 * MARGIN; // the colour bar of few layers
+    if (l.height < 200 + 2 * MARGIN) l.height = 200 + 2 * MARGIN; // room for the colour bar
     return l;
 }
 

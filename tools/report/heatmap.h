@@ -13,5 +13,5 @@ typedef struct heatmap {
     const double *kept;   // [n_ratios, n_layers, n_heads], share of its tokens that a head keeps, 0 to 1
 } heatmap;
 
-// Leaves it to the caller to look at ferror(out).
+// Writes the picture as SVG. The caller checks ferror(out).
 void heatmap_svg(const heatmap *map, FILE *out);

@@ -56,7 +56,7 @@ static void print_parameter(const spec_parameter *p)
     else printf("    %-16s %-8g %g to %g: %s\n", p->name, p->value, p->low, p->high, p->meaning);
 }
 
-// The text with each further line indented as the first one is.
+// Prints a text behind its label, with each further line indented as the first one is.
 static void print_indented(const char *label, const char *text)
 {
     printf("    %-10s ", label);
@@ -86,7 +86,7 @@ static void print_scorer(const scorer *s)
     for (int i = 0; s->spec.parameters[i].name; i++) print_parameter(&s->spec.parameters[i]);
 }
 
-// Default and choices of a parameter; `real`, the list, where it need not be whole.
+// Adds a parameter's default and choices, and its name to the list `real` if it need not be a whole number.
 static void add_parameter(cJSON *values, cJSON *choices, cJSON *real, const spec_parameter *p, const metric *m)
 {
     char text[SPEC_NUMBER_MAX];

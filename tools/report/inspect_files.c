@@ -7,21 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What moves a head's scores: the features, with layer_mean their means over the layer's heads, and recency.
+// Counts what moves a head's scores: the features, with layer_mean their means over the layer's heads, and recency.
 static uint32_t count_effects(const kvb_ranking_info *r)
 {
     return (r->layer_mean ? 2 : 1) * r->n_features + 1;
 }
 
-// The effect of a feature is |w + w'|, what one deviation upwards does; that of a mean |u|, that of recency |w_r|,
-// since log(T - j) has a deviation of 1 whatever T. `head` is l * G + g.
+// Returns effect i of a head, l * G + g: of a feature |w + w'|, what one standard deviation upwards does; of a mean
+// |u|; of recency |w_r|, since log(T - j) has a standard deviation of about 1 for any T.
 static double effect_of(const kvb_ranking_info *r, size_t head, uint32_t i)
 {
     const double *w = r->weights + head * r->n_columns;
     return i < r->n_features ? fabs(w[2 * i] + w[2 * i + 1]) : fabs(w[r->n_features + i]);
 }
 
-// The mean of every effect over the heads that are ranked: those of layers with a window have weights of 0.
+// Adds the mean of every effect over the heads that are ranked: those of layers with a window have weights of 0.
 static void add_effects(cJSON *doc, const kvb_ranking_info *r)
 {
     size_t heads = (size_t)r->n_layers * r->n_kv_heads, ranked = 0;

@@ -1,8 +1,8 @@
-// What `kvbudget inspect` says of a learned ranking: it is added to a JSON document.
+// Adds to a JSON document what `kvbudget inspect` says about a learned ranking.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
 
-// Shape, what the ranking says of itself, and how much its heads weigh each feature on average. Errors: those of
+// Adds its name, shape and description, and the mean effect of every feature over its heads. Errors: those of
 // kvb_ranking_open().
 kvb_status inspect_ranking(cJSON *doc, const char *path, kvb_error *err);

@@ -29,7 +29,7 @@ static int by_score(const void *a, const void *b)
     return (x->score > y->score) - (x->score < y->score);
 }
 
-// The sets that lose least, and the chosen one wherever it stands.
+// Prints the sets that lose least, and the chosen one wherever it ranks.
 static void print_sets(const learned *l)
 {
     const learn_trial *sorted[LEARN_TRIALS_MAX] = {NULL};
@@ -37,7 +37,7 @@ static void print_sets(const learned *l)
     double lambda = l->trials[l->best].lambda, exponent = l->trials[l->best].exponent;
     for (uint32_t i = (uint32_t)l->from->n_metrics; i < l->n_trials; i++) {
         const learn_trial *t = &l->trials[i];
-        bool again = false; // the chosen set's settings repeat it
+        bool again = false; // the trials of settings repeat the chosen set
         for (uint32_t k = 0; k < n; k++) again |= sorted[k]->set == t->set;
         if (!again && t->lambda == lambda && t->exponent == exponent) sorted[n++] = t;
     }

@@ -1,8 +1,8 @@
-// What `kvbudget learn` tells of a fit.
+// What `kvbudget learn` reports about a fit.
 #pragma once
 #include "study/learn.h"
 
-// Plain metrics, the best sets, and the settings of the chosen one, with their losses on texts left out.
+// Prints plain metrics, the best sets, and the settings of the chosen one, with their losses on texts left out.
 void print_learned(const learned *l, const char *name);
-// The same and all trials, as a JSON object; the caller owns it.
+// Returns the same and all trials as a JSON object, which the caller frees.
 cJSON *learned_to_json(const learned *l, const char *name);

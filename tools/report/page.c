@@ -33,7 +33,7 @@ static kvb_status open_table(page_table *t, const char *path, kvb_error *err)
     if (status == KVB_OK) status = sha256_file_hex(path, t->sha256, err);
     if (status != KVB_OK) return status;
     t->knows_losses = is_known(t->file, "table_loss");
-    // Of one question there is no deviation.
+    // One question has no deviation.
     t->knows_deviation = is_known(t->file, "std") && kvb_table_info(t->file)->n_questions > 1;
     return KVB_OK;
 }
@@ -45,7 +45,7 @@ static kvb_status open_record(page_record *r, const char *path, kvb_error *err)
     return status == KVB_OK ? record_file_sha256(r->file, r->sha256, err) : status;
 }
 
-// A record says nothing about a table that was not made from it.
+// Links a record to the tables that were made from it. Fails with KVB_MISMATCH if there are none.
 static kvb_status match_record(page *p, const page_record *r, kvb_error *err)
 {
     size_t n = 0;
@@ -73,7 +73,7 @@ kvb_status page_open(page *p, const page_paths *paths, kvb_error *err)
                         paths->n_results);
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < paths->n_tables && status == KVB_OK; i++) {
-        p->n_tables++; // counted before, so that what a failure leaves open is closed
+        p->n_tables++; // counted first, so that page_free() closes what a failure leaves open
         status = open_table(&p->tables[i], paths->tables[i], err);
     }
     for (size_t i = 0; i < paths->n_records && status == KVB_OK; i++) {
@@ -106,7 +106,7 @@ typedef struct page_writer {
     FILE *out;
 } page_writer;
 
-// The row of a table nearest to a ratio.
+// Returns the row of a table nearest to a ratio.
 static kvb_row row_near(const kvb_table *t, double ratio)
 {
     kvb_row best = {0}, row;
@@ -117,15 +117,15 @@ static kvb_row row_near(const kvb_table *t, double ratio)
     return best;
 }
 
-// What an `eval` says of a table at one ratio, and of the even split beside it.
+// What results of `eval` say about a table at one ratio, and about the even split beside it.
 typedef struct worth {
     double ratio;
     interval kl, to_uniform, agree; // nats per token; of uniform's KL; share of equal next tokens
     double uniform_kl, uniform_agree;
-    double texts; // how many; NaN: not told
+    double texts; // how many; NaN: unknown
 } worth;
 
-// What the results call the table: their list of allocators names each with its identity, "table SHA-256".
+// Returns what the results call the table, or NULL: their list of allocators has identities, "table SHA-256".
 static const char *label_of(const results_document *r, const page_table *t)
 {
     char identity[80];
@@ -172,7 +172,7 @@ static int by_ratio(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-// The rows of all results about a table, by ratio. Returns how many there are, at most `room`.
+// Finds the rows of all results about a table, in order of ratio. Returns how many there are, at most `room`.
 static size_t find_worth(const page *p, const page_table *t, worth *out, size_t room)
 {
     const kvb_info *info = kvb_table_info(t->file);
@@ -193,7 +193,7 @@ static size_t find_worth(const page *p, const page_table *t, worth *out, size_t 
     return n;
 }
 
-// "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
+// Writes "snapkv:kvpress", followed by the file's name if two tables are for one metric.
 static void put_name(const page_writer *w, const page_table *t)
 {
     const char *metric = kvb_table_info(t->file)->metric;
@@ -204,7 +204,7 @@ static void put_name(const page_writer *w, const page_table *t)
     if (same > 1) html_fill(w->out, " (%s)", file_base(t->path));
 }
 
-// A heading of a table's own part.
+// Writes the heading of a table's own part.
 static void put_table_heading(const page_writer *w, const page_table *t)
 {
     fputs("<h3>", w->out);
@@ -220,14 +220,14 @@ static const double SAME_ENOUGH = 0.95;
 
 typedef enum verdict { BETTER, OPEN, WORSE, N_VERDICTS } verdict;
 
-// Against uniform: certain when the whole interval lies on one side.
+// Compares a table with uniform: it is better or worse if the whole interval lies on one side.
 static verdict judge(const worth *x)
 {
     if (x->to_uniform.high < 1) return BETTER;
     return x->to_uniform.low > 1 ? WORSE : OPEN;
 }
 
-// "50, 80 and 90 %" of the rows with this verdict.
+// Writes the ratios of the rows with this verdict: "50, 80 and 90 %".
 static void put_ratios(FILE *out, const worth *x, size_t n, verdict which)
 {
     size_t left = 0;
@@ -300,7 +300,7 @@ static void put_advice(FILE *out)
           out);
 }
 
-// Whether what the table loses is counted in nats (docs/objective.md).
+// Tells whether the table's losses are in nats (docs/objective.md).
 static bool in_nats(const page_table *t)
 {
     const char *loss = kvb_table_metadata(t->file, "loss");
@@ -332,7 +332,7 @@ static void put_untried(page_writer *w, const page_table *t)
     fputs(" --results worth.json -o report.html</pre>\n", w->out);
 }
 
-// Heads of which the questions' own best budgets differ by more than what the head is given.
+// Lists the heads for which the questions' own best budgets differ by more than the head is given.
 static void put_unsure(page_writer *w, const kvb_info *info, const kvb_row *row)
 {
     enum { LISTED = 16 };
@@ -366,7 +366,7 @@ static void put_warnings(page_writer *w, const page_table *t)
     fputs("</ul>\n", w->out);
 }
 
-// Returns how the table does at its worst ratio.
+// Writes a table's verdict. Returns that of its worst ratio, or BETTER if nothing was measured.
 static verdict put_verdict(page_writer *w, const page_table *t)
 {
     static const char *const classes[N_VERDICTS] = {"good", "open", "bad"};
@@ -432,7 +432,7 @@ static void put_number(FILE *out, const svg_chart *c, const svg_series *s, size_
     fputs("</td>", out);
 }
 
-// With a point for every per cent a table of all would hide what matters.
+// Tells whether the table of numbers shows a point: all of a few, else those at every ten per cent and the last one.
 static bool is_shown(const svg_chart *c, size_t i)
 {
     enum { FEW = 20 };
@@ -453,7 +453,7 @@ static void put_chart_numbers(FILE *out, const svg_chart *c)
     fputs("</tbody></table></div></details>", out);
 }
 
-// Names beside their strokes, as text of the page, so that long ones find room.
+// Writes the names beside their strokes, as text of the page, so that long ones find room.
 static void put_keys(FILE *out, const svg_chart *c)
 {
     fputs("<div class=\"keys\">", out);
@@ -466,9 +466,9 @@ static void put_keys(FILE *out, const svg_chart *c)
     fputs("</div>\n", out);
 }
 
-// A figure with the chart's title, its picture, the names of its lines, and a table of its numbers that can be opened;
-// with many points that has every tenth of the x axis only. At most SVG_SERIES_MAX lines are drawn, and the table has
-// all.
+// Writes a figure with the chart's title, its picture, the names of its lines, and a table of its numbers that can be
+// opened; with many points the table has only those at every ten per cent. At most SVG_SERIES_MAX lines are drawn, but
+// the table has all.
 static void put_chart(page_writer *w, const svg_chart *chart)
 {
     enum { WIDTH = 440, HEIGHT = 260 };
@@ -508,7 +508,7 @@ static void put_losses_of(page_writer *w, const page_table *t)
                               .y_unit = in_nats(t) ? SVG_NUMBERS : SVG_SHARES});
 }
 
-// The KL that a table promises and the one that was found on texts that it has not seen.
+// Draws the KL that each table predicts, and the KL that was measured on texts that it has not seen.
 static void put_predicted(page_writer *w)
 {
     bool any = false;
@@ -560,7 +560,7 @@ static void put_losses(page_writer *w)
     fputs("</div></section>\n", w->out);
 }
 
-// The charts of all results: held-out losses, or what was measured by evicting.
+// Draws the charts of all results: held-out losses, or what was measured by evicting.
 static void put_results(page_writer *w, const char *heading, bool held_out)
 {
     bool any = false;
@@ -584,7 +584,7 @@ static void put_results(page_writer *w, const char *heading, bool held_out)
 
 enum { MAPS_MAX = 1000000, BYTES_OF_A_CELL = 140 };
 
-// The maps at the usual ratios; of many heads only the one that the verdict speaks of.
+// Draws a table's maps at the usual ratios; with many heads only the map at HEADLINE.
 static void put_map(page_writer *w, const page_table *t, size_t n_cells)
 {
     const kvb_info *info = kvb_table_info(t->file);
@@ -689,7 +689,7 @@ static void put_file(FILE *out, const char *kind, const char *path, const char *
               path, *sha256 ? sha256 : "not known");
 }
 
-// The words of a flat object, with a heading; nested ones stay text of JSON.
+// Writes a flat object as a table under a heading; nested values are written as JSON.
 static void put_object(FILE *out, const char *title, const cJSON *object)
 {
     const cJSON *item;

@@ -11,7 +11,7 @@ static const promise_row *row_of(const promise_report *r, uint32_t criterion, ui
     return &r->rows[(size_t)criterion * r->task->n_ratios + ratio];
 }
 
-// Texts with the losses of these that it takes to promise a ratio under all limits; 0: more would not help.
+// Returns how many texts like these it takes to promise a ratio under all limits; 0: more would not help.
 static uint32_t texts_needed(const promise_report *r, uint32_t ratio)
 {
     const promise_task *t = r->task;
@@ -28,7 +28,7 @@ static uint32_t texts_needed(const promise_report *r, uint32_t ratio)
     return most;
 }
 
-// Bytes of keys and values, of `length` tokens: all with two bytes an element, and what stays at the ratio.
+// Counts the bytes of keys and values of `length` tokens: of all, at two bytes an element, and of what the ratio keeps.
 static kvb_status count_bytes(const promise_report *r, double ratio, double *all, double *stays, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(r->table);

@@ -42,7 +42,7 @@ void results_free(results *r)
     *r = (results){0};
 }
 
-// An empty object at the end of a list.
+// Appends an empty object to a list and returns it.
 static cJSON *append_object(cJSON *list)
 {
     cJSON *item = cJSON_CreateObject();
@@ -94,7 +94,7 @@ void results_interval(cJSON *row, const char *name, interval x)
 
 // ---- CSV ------------------------------------------------------------------------------------------------------------
 
-// The columns of rows, each once, in the order of their first appearance: an object of nulls, the caller's.
+// Lists the columns of rows, each once, in the order of first appearance, as an object of nulls that the caller frees.
 static cJSON *list_columns(const cJSON *rows)
 {
     const cJSON *row, *cell;
@@ -123,7 +123,7 @@ static void put_text(FILE *out, const char *text)
     putc('"', out);
 }
 
-// Numbers as the JSON document has them, so that both are the same ones.
+// Writes a cell, with numbers as the JSON document has them, so that both are the same.
 static void put_cell(FILE *out, const cJSON *cell)
 {
     if (!cell || cJSON_IsNull(cell)) return;
@@ -132,7 +132,7 @@ static void put_cell(FILE *out, const cJSON *cell)
         return;
     }
     char *text = cJSON_PrintUnformatted(cell);
-    if (strcmp(text, "null") != 0) put_text(out, text); // what JSON makes of NaN
+    if (strcmp(text, "null") != 0) put_text(out, text); // NaN prints as null
     cJSON_free(text);
 }
 
@@ -164,7 +164,7 @@ kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
     cJSON *columns = list_columns(r->rows);
     put_csv(file.stream, r->rows, columns);
     cJSON_Delete(columns);
-    return atomic_file_commit(&file, err); // finds what went wrong with the stream
+    return atomic_file_commit(&file, err); // reports the stream's write errors too
 }
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ bool grid_has_row(const grid_rows *from, const cJSON *row)
     if (from->method && strcmp(results_method(row), from->method) != 0) return false;
     if ((strcmp(results_text(row, "acts"), "every step") == 0) != from->steps) return false;
     if (strcmp(results_text(row, "task"), from->task ? from->task : "") != 0) return false;
-    double kept = results_number(row, "sink") + results_number(row, "window"); // NaN: not told, so as usual
+    double kept = results_number(row, "sink") + results_number(row, "window"); // NaN: unknown, not bare
     return (kept == 0) == from->bare;
 }
 
@@ -338,7 +338,7 @@ static size_t grid_find_ratio(const results_grid *g, double ratio)
     return i;
 }
 
-// Keeps the ratios ascending.
+// Adds a ratio unless it is there or does not fit; keeps the ratios ascending.
 static void add_ratio(results_grid *g, double ratio)
 {
     if (grid_find_ratio(g, ratio) < g->n_ratios) return;

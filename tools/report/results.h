@@ -57,14 +57,14 @@ typedef struct results_document {
 // Reads `size` bytes. KVB_FORMAT: not JSON, another schema, or a row that is not flat, with its place; KVB_VERSION;
 // KVB_MEMORY. On failure *out is zero.
 kvb_status results_parse(results_document *out, const char *text, size_t size, const char *name, kvb_error *err);
-// The same of a file of at most 64 MiB. Errors also: KVB_IO, KVB_UNSUPPORTED (larger).
+// The same for a file of at most 64 MiB. Further errors: KVB_IO, KVB_UNSUPPORTED (larger).
 kvb_status results_open(results_document *out, const char *path, kvb_error *err);
 void results_close(results_document *r); // a zero struct is allowed; leaves it zero
 
-// A cell of a row: NaN and "" where the row has no such column, or null, or another kind of value.
+// Return a cell of a row: NaN or "" if the row has no such column, or null, or another kind of value there.
 double results_number(const cJSON *row, const char *column);
 const char *results_text(const cJSON *row, const char *column);
-// Of the columns NAME, NAME_low and NAME_high.
+// Returns the interval in the columns NAME, NAME_low and NAME_high.
 interval results_interval_at(const cJSON *row, const char *name);
 
 // ---- Lines over the ratio -------------------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ typedef struct grid_rows {
     const cJSON *rows;
     const char *method; // "keydiff": what results_method() gives; NULL: all
     const char *task;   // NULL: rows without one
-    bool steps;         // of policies, which act at every step and may be called like metrics
-    bool bare;          // of rows with sinks and window, or of those where nothing was protected
+    bool steps;         // true: only policies, which act at every step and may be called like metrics; false: others
+    bool bare;          // true: only rows where nothing was protected; false: only the others
 } grid_rows;
 
-// What a row ranks tokens or evicts by: its metric, policy or method; "" where it has none.
+// Returns what a row ranks tokens or evicts by: its metric, policy or method; "" if it has none.
 const char *results_method(const cJSON *row);
-// Whether a row is one of them.
+// Tells whether a row is one of them.
 bool grid_has_row(const grid_rows *from, const cJSON *row);
-// The values of a column, by the row's allocator; names and ratios that do not fit are left out.
+// Fills a grid with a column's values, by the rows' allocators; names and ratios that do not fit are left out.
 void results_grid_fill(results_grid *g, const grid_rows *from, const char *column);

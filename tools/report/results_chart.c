@@ -18,7 +18,7 @@ static const struct {
              {"loss", "loss, share of all importance that can be lost", SVG_SHARES, false}};
 enum { N_KNOWN = sizeof KNOWN / sizeof *KNOWN };
 
-// Whether the list has a chart of these rows already, be they with sinks and window or without.
+// Tells whether the list has a chart of these rows already, with or without protected tokens.
 static bool has_chart(const chart_list *all, const chart_rows *one)
 {
     for (size_t i = 0; i < all->n; i++) {
@@ -32,7 +32,7 @@ static bool has_chart(const chart_list *all, const chart_rows *one)
     return false;
 }
 
-// Rows of the full cache belong to no allocator.
+// Adds the charts of a row's method and task. Rows of the full cache, which belong to no allocator, have none.
 static void add_row_charts(chart_list *to, const cJSON *rows, const cJSON *row, bool bare)
 {
     const char *task = results_text(row, "task");
@@ -43,7 +43,7 @@ static void add_row_charts(chart_list *to, const cJSON *rows, const cJSON *row, 
                        .steps = strcmp(results_text(row, "acts"), "every step") == 0},
                       NULL};
     if (!*results_text(row, "allocator") || !grid_has_row(&one.from, row)) return;
-    bool evicted = !isnan(results_number(row, "kl")); // its "loss" is of importance, on the very text: it has no chart
+    bool evicted = !isnan(results_number(row, "kl")); // its "loss" is importance lost on the text itself: no chart
     for (size_t i = 0; i < N_KNOWN && to->n < CHARTS_MAX; i++) {
         one.column = KNOWN[i].column;
         if (isnan(results_number(row, one.column)) || (evicted && strcmp(one.column, "loss") == 0)) continue;
@@ -53,13 +53,13 @@ static void add_row_charts(chart_list *to, const cJSON *rows, const cJSON *row, 
 
 void charts_add(chart_list *to, const cJSON *rows)
 {
-    for (int bare = 0; bare < 2; bare++) { // bare ones only of methods that have no others
+    for (int bare = 0; bare < 2; bare++) { // bare rows only for methods that have no others
         const cJSON *row;
         cJSON_ArrayForEach(row, rows) add_row_charts(to, rows, row, bare);
     }
 }
 
-// Share solved with the full cache, of the rows that belong to no allocator; NaN where there are none.
+// Returns the share solved with the full cache, from the task's row without an allocator; NaN if there is none.
 static double full_score(const grid_rows *from)
 {
     const cJSON *row;

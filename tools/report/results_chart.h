@@ -1,4 +1,4 @@
-// Charts of results: for every method and task of documents a chart of each column that people look at, with a line per
+// Charts of results: for every method and task of documents, one chart per column that people look at, with a line per
 // allocator. NAME.svg of eval and task and the page draw the same ones.
 #pragma once
 #include "tools/report/results.h"
@@ -6,7 +6,7 @@
 
 enum { CHARTS_MAX = 64, CHART_TITLE_SIZE = 320 };
 
-// What a chart is of: rows of one document, method and task, and a column of them.
+// What a chart shows: a column of the rows of one document, method and task.
 typedef struct chart_rows {
     grid_rows from;
     const char *column; // "kl", "top1", "score" or "loss"
@@ -20,7 +20,7 @@ typedef struct chart_list {
 // Adds the charts of rows, which must outlive the list. What does not fit is left out.
 void charts_add(chart_list *to, const cJSON *rows);
 
-// A chart with its numbers; `chart` points into the rest.
+// A chart with its numbers; `chart` points into the other members, so the struct must not be copied.
 typedef struct filled_chart {
     results_grid grid;
     svg_series series[GRID_NAMES_MAX];
@@ -29,6 +29,6 @@ typedef struct filled_chart {
 } filled_chart;
 void chart_fill(filled_chart *out, const chart_rows *of);
 
-// Draws all of them, two side by side, and writes the SVG atomically. KVB_ARGUMENT: there are none; other
-// errors are those of atomic_file.h. `about` names where the rows are from.
+// Draws all charts, two side by side, and writes the SVG atomically. `about` says where the rows come from. Errors:
+// KVB_ARGUMENT if there are no charts, and those of atomic_file.h.
 kvb_status charts_write(const chart_list *all, const char *path, const char *about, kvb_error *err);

@@ -26,7 +26,7 @@ void warn_of_pairs(const pair_set *p)
                 p->fewest_queries, p->most_queries);
 }
 
-// What exactness brought, and where it was most.
+// Prints how much less the optimum loses than greedy, on average and at most.
 static void print_exact(const study_table *t)
 {
     const study_options *o = &t->options;
@@ -48,7 +48,7 @@ static void print_exact(const study_table *t)
             unproved, o->n_rows);
 }
 
-// Heads on whose budgets the questions disagree by more than the head keeps.
+// Counts the heads on whose budgets the questions disagree by more than the head keeps; flags may be NULL.
 static uint32_t count_unsure(const study_table *t, int row, uint8_t *flags)
 {
     uint32_t n = t->n_heads;
@@ -137,7 +137,7 @@ void print_table(const study_table *t)
     const study_options *o = &t->options;
     static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
     size_t all = sizeof shown / sizeof *shown, n_shown = o->n_rows;
-    if (!o->own_ratios) // those that there are, and the last one
+    if (!o->own_ratios) // the usual ones that there are, and the last one
         for (n_shown = 0; n_shown < all && shown[n_shown] < o->n_rows;) n_shown++;
     bool last = !o->own_ratios && o->n_rows < ROWS;
     char pairs[WORDS_SIZE];
@@ -359,7 +359,7 @@ static void add_check_row(results *to, const table_check *k, const kvb_row *row,
 
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err)
 {
-    double slack = 0; // how far stored bounds are from our own
+    double slack = 0; // how far stored bounds are from recomputed ones
     *faults = 0;
     for (uint32_t r = 0; r < k->options.n_rows; r++) {
         kvb_row row;

@@ -43,7 +43,7 @@ void svg_end(FILE *out)
 
 // ---- Colours of cells -----------------------------------------------------------------------------------------------
 
-// Eleven even steps; straight lines between them stay within what the eye can tell.
+// Eleven even steps. Straight lines between them differ from the scale by less than the eye can tell.
 static const viridis_rgb STEPS[VIRIDIS_LAST + 1] = {{68, 1, 84},    {72, 36, 117},  {65, 68, 135},  {53, 95, 141},
                                                     {42, 120, 142}, {33, 145, 140}, {34, 168, 132}, {68, 191, 112},
                                                     {122, 209, 81}, {189, 223, 38}, {253, 231, 37}};
@@ -71,7 +71,7 @@ typedef enum series_mark { MARK_DOT, MARK_SQUARE, MARK_DIAMOND, MARK_UP, MARK_DO
 enum { N_MARKS = MARK_RING + 1 };
 
 typedef struct series_style {
-    unsigned colour; // 0xRRGGBB, to be read on white and on black
+    unsigned colour; // 0xRRGGBB, legible on white and on black
     series_mark mark;
     unsigned dash; // length of a dash and of the gap behind it, pixels; 0: a solid line
 } series_style;
@@ -117,8 +117,8 @@ static uint32_t letters(const char *name)
     return h;
 }
 
-// The style of what is drawn under this name: of the allocator that it names or begins with ("kvbudget-exact" looks
-// like no other, but is as blue as "kvbudget"). Names that are not known get one of the remaining by their letters.
+// Returns the style of a known name. A name that begins with a known one has its colour ("kvbudget-exact" looks like no
+// other, but is as blue as "kvbudget"); all else in a style comes from the name's letters.
 static series_style series_style_of(const char *name)
 {
     static const unsigned others[] = {ORANGE, WINE, SKY, GREEN};
@@ -167,7 +167,7 @@ static double place_y(const axes *a, double y)
     return a->top + a->height * (1 - (y - a->y_least) / (a->y_most - a->y_least));
 }
 
-// Least positive and largest of n numbers; NaN and infinity count as none of them.
+// Widens a range by the least positive and the largest of n numbers. NaN and infinity do not count.
 static void widen(double *least, double *most, const double *y, size_t n)
 {
     for (size_t i = 0; y && i < n; i++) {
@@ -176,7 +176,7 @@ static void widen(double *least, double *most, const double *y, size_t n)
     }
 }
 
-// The logarithm of a 1, 2 or 5 times a power of ten: the next one to x, itself a logarithm, up or down.
+// Rounds x, a logarithm, up or down to the logarithm of 1, 2 or 5 times a power of ten.
 static double snap(double x, bool up)
 {
     static const double steps[] = {0, 0.30102999566398120, 0.69897000433601880, 1}; // log10 of 1, 2, 5, 10
@@ -209,15 +209,15 @@ static void find_range(axes *a, const svg_chart *chart)
     if (a->y_least >= a->y_most) a->y_least = a->y_most - 1;
 }
 
-// 1, 2 or 5 times a power of ten, so that a span has five to ten steps.
+// Returns 1, 2 or 5 times a power of ten, so that a span has four to ten steps.
 static double nice_step(double span)
 {
     double step = pow(10, floor(log10(span)));
     return step * (span / step < 2 ? 0.2 : span / step < 5 ? 0.5 : 1);
 }
 
-// The multiples of a step from `least` to `most`, at most TICKS_MAX. They are counted, since adding a step to a large
-// number may leave it as it is.
+// Lists the multiples of a step from `least` to `most`, at most TICKS_MAX, and returns how many. Each is a product,
+// since adding a step to a large number may not change it.
 static int list_ticks(double ticks[TICKS_MAX], double least, double most, double step)
 {
     double first = ceil(least / step - 1e-9);
@@ -239,7 +239,7 @@ static void put_y_tick(FILE *out, const axes *a, double y, double value)
     svg_text(out, a->left - 6, at + 4, "r", text);
 }
 
-// Powers of ten, and with few of them 2 and 5 times these too.
+// Draws ticks at powers of ten, and if these are few also at 2 and 5 times them.
 static void put_log_axis(FILE *out, const axes *a)
 {
     static const double times[] = {1, 2, 5};
@@ -286,7 +286,7 @@ static void put_x_axis(FILE *out, const axes *a, const svg_chart *chart)
     svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", "per cent pruned");
 }
 
-// Height of a value in the picture; NaN where it has none.
+// Returns the height of a value in the picture, or NaN if it has none.
 static double height_of(const axes *a, double y)
 {
     if (a->logarithmic) y = y > 0 ? log10(y) : -INFINITY;
@@ -363,8 +363,8 @@ static void put_line(FILE *out, const axes *a, const svg_chart *chart, size_t se
     }
 }
 
-// The styles of the lines that are drawn; how many. Where two unknown names got the same one, the later has another
-// mark.
+// Chooses the styles of the lines that are drawn, and returns how many. A style with the mark and dashes of an earlier
+// line gets another mark.
 static size_t choose_styles(const svg_chart *chart, series_style styles[SVG_SERIES_MAX])
 {
     size_t n = chart->n_series < SVG_SERIES_MAX ? chart->n_series : SVG_SERIES_MAX;

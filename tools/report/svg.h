@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-// Head of the document with title, subtitle (NULL: none) and style; its background follows the reader's dark mode.
+// Writes the head of a document with title, subtitle (NULL: none) and style; its background follows the dark mode.
 void svg_begin(FILE *out, int width, int height, const char *title, const char *subtitle);
 void svg_end(FILE *out);
 
@@ -23,7 +23,7 @@ typedef enum svg_unit { SVG_SHARES, SVG_NUMBERS } svg_unit; // SVG_SHARES: label
 
 // Lines over the pruned share, each in the style of its name, with marks at the points, or at twenty of
 // many. Up to twelve shares have a tick each. On a logarithmic axis values of 0 leave a gap, and so do those more than
-// eight decades below the largest. Name the fields: what is left out is zero, and zero is the usual thing.
+// eight decades below the largest. Use designated initialisers: zero is the usual value of what is left out.
 typedef struct svg_chart {
     const char *title;
     const double *x; // [n], ascending
@@ -31,14 +31,14 @@ typedef struct svg_chart {
     const svg_series *series;
     bool logarithmic; // the y axis
     svg_unit y_unit;
-    bool bare; // without title and names of the lines, which the caller puts beside it (svg_chart_key)
+    bool bare; // without title and names of the lines: the caller puts these beside it (svg_chart_key)
 } svg_chart;
 
 enum { SVG_SERIES_MAX = 8 }; // lines that can be told apart; more are not drawn
 
-// The chart with its labels in a box of this size.
+// Draws the chart with its labels in a box of this size.
 void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height);
-// What tells a line from the others: a stroke of 24 pixels from (x, y) on with a mark in its middle.
+// Draws a line's key for a legend: a stroke of 24 pixels from (x, y) on with a mark in its middle.
 void svg_chart_key(FILE *out, const svg_chart *chart, size_t series, double x, double y);
 
 // The colour scale of all heat maps: viridis (van der Walt and Smith, public domain). Equal steps look equally large,

@@ -11,7 +11,7 @@ static inline const char *plural(uint64_t n, const char *one, const char *many)
     return n == 1 ? one : many;
 }
 
-// "59 questions on 4 contexts", where `what` is the place in the singular. Returns out.
+// Writes "59 questions on 4 contexts" to `out`, where `what` is "context", the singular. Returns out.
 static inline const char *questions_on(char out[WORDS_SIZE], uint32_t questions, uint32_t n, const char *what)
 {
     snprintf(out, WORDS_SIZE, "%u %s on %u %.30s%s", questions, plural(questions, "question", "questions"), n, what,

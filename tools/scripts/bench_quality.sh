@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# What the tables of `kvbudget tune` are worth on real models, beside the published way and equal budgets: KL at equal
-# memory on the texts of calib-data/eval. Prints CSV; everything that is measured stays in $OUT, so that a run that was
-# stopped goes on. Called by `make bench-quality`, which keeps the CSV as docs/models.csv. MODELS are names of
-# get-model.sh.
+# Compares the tables of `kvbudget tune` on real models with published and with equal budgets: KL at equal memory on the
+# texts of calib-data/eval. Prints CSV. All measurements stay in $OUT, so that a run that was stopped continues. Called
+# by `make bench-quality`, which keeps the CSV as docs/models.csv. MODELS are names of get-model.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 BUILD=${BUILD:-build}
@@ -19,7 +18,7 @@ measured() {
 
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
     model=$(tools/scripts/get-model.sh "$name")
-    # The steps of both lie in NAME.tune; the table without refitting comes last and stays.
+    # Both runs keep their steps in NAME.tune; the second one, without refitting, leaves its table.
     "$KVB" tune "$model" -o "$OUT/$name" --refit >&2
     "$KVB" tune "$model" -o "$OUT/$name" >&2
     # The texts that tune judged on: those that are long enough for this tokenizer.

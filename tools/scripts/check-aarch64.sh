@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The runtime library on 64-bit ARM: built by Debian's cross compiler, its unit tests run by qemu's emulation. Installs
-# both where it may; where they cannot be had it says so and checks nothing.
+# Tests the runtime library on 64-bit ARM: builds it with Debian's cross compiler, and runs its unit tests under qemu's
+# emulation. Installs both if it may; if they cannot be had, it says so and checks nothing.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 CC=aarch64-linux-gnu-gcc
@@ -19,5 +19,5 @@ if ! is_there; then
 fi
 
 make --no-print-directory CC="$CC" BUILD="$BUILD" CUDA=0 MPI=0 LIBS='-lcjson -lm' runtime-tests || exit 1
-# Check's forked tests never come back under qemu.
+# Forked tests of the library Check never return under qemu.
 CK_FORK=no EMULATOR='qemu-aarch64-static -L /usr/aarch64-linux-gnu' exec tests/run.sh unit="$BUILD"

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# For a machine with an NVIDIA GPU: everything that needs one, unattended: every operation against the plain-C reference
-# in three precisions, a small model and its metrics, logits on cuda against cpu, and the operations once more under
-# compute-sanitizer (memory, barriers, races; its initcheck does not see what cuBLAS writes, so memory that nobody wrote
-# is left to the emulated device, which fills it with NaN). `make check-cuda` builds what it runs. A stage
-# that fails does not keep the next ones from running; the last line counts. Without a device it says so.
+# Runs all checks that need an NVIDIA GPU, unattended: every operation against the plain-C reference in three
+# precisions, a small model and its metrics, logits on cuda against cpu, and the operations once more under
+# compute-sanitizer (memory, barriers, races; its initcheck does not see what cuBLAS writes, so uninitialised memory is
+# left to the emulated device, which fills it with NaN). `make check-cuda` builds what it runs. A stage that fails does
+# not keep the next ones from running; the last line has the counts. Without a device it says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 BUILD=${BUILD:-build}
 test=$BUILD/tests/test_profiler_backend_cuda
 passed=0 failed=0 skipped=0
 
-# stage SECONDS NAME COMMAND...: runs it, whatever the stages before did. A command that prints a line "skip - " was
-# skipped.
+# stage SECONDS NAME COMMAND...: runs it, whatever the earlier stages did. A command that prints a line "skip - " counts
+# as skipped.
 stage() {
     local limit=$1 name=$2 start=$SECONDS code
     shift 2

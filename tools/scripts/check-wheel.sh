@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The wheel as its users have it: check-wheel.sh FOLDER MODEL.gguf, with one wheel in FOLDER. A fresh environment gets
+# Tests the wheel as users get it: check-wheel.sh FOLDER MODEL.gguf, with one wheel in FOLDER. A fresh environment gets
 # the wheel with what README names and nothing else of this project; then the commands and Python lines of
 # python/README.md, sections "From a model to a table" and "Use a table", are run as they stand, in an empty folder.
 # KVBUDGET_VENV names an environment that has torch and transformers already (they are several GB): then only the wheel
@@ -15,7 +15,7 @@ passed=0 failed=0
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 
-# judge NAME COMMAND...: a test; what a failed one said is shown.
+# judge NAME COMMAND...: runs a test, and shows the output of a failed one.
 judge() {
     local name=$1
     shift
@@ -34,7 +34,7 @@ block() {
     awk -v kind="$1" -v n="$2" '$0 == "```" kind { on = ++seen == n; next } $0 == "```" { on = 0 } on' python/README.md
 }
 
-# as_user COMMAND...: in the empty folder, with the environment and the system's own programs alone.
+# as_user COMMAND...: runs it in the empty folder, with only the environment's and the system's own programs.
 as_user() {
     (cd "$work/home" && env -i HOME="$work/home" PATH="$venv/bin:/usr/bin:/bin" MODEL=model.gguf HF_HUB_OFFLINE=1 \
         TQDM_DISABLE=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}" "$@")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Hashes of a fixed set of results, to prove that a change of the code changed no number: run it with the program of
-# before and with that of after, on one machine, and compare.
+# Prints hashes of a fixed set of results, to prove that a change of the code changed no number: run it with the program
+# before and after the change, on one machine, and compare.
 #   tools/scripts/fixed_set.sh BUILD [--tiny] >after.txt; diff before.txt after.txt
 # BUILD holds kvbudget and tests/tiny_model, tokens and logits. --tiny leaves out the default model. Contents are
 # hashed, as exported, not files, whose attributes may name versions.
@@ -16,20 +16,20 @@ kvbudget() { "$BUILD/kvbudget" "$@" --quiet >>"$work/log" 2>&1 \
 plain() { "$BUILD/kvbudget" "$@" 2>>"$work/log" || { tail -n 3 "$work/log" >&2; echo "failed: kvbudget $*" >&2; exit \
     1; }; }
 hash_file() { printf '%s  %s\n' "$(sha256sum <"$1" | cut -c1-24)" "$2"; }
-# hash_worth NAME: of an evaluation's numbers, but those of one run: bytes as malloc gave them, seconds.
+# hash_worth NAME: hashes an evaluation's numbers, except those that differ between runs: malloc's bytes, seconds.
 hash_worth() { cut -d, -f1-27 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
-# ratios TABLE: its prune ratios, as the file has them.
+# ratios TABLE: prints its prune ratios as they are in the file.
 ratios() { python3 -c 'import json, sys
 data = open(sys.argv[1], "rb").read()
 start = 8 + int.from_bytes(data[:8], "little")
 begin, end = json.loads(data[8:start])["prune_ratio"]["data_offsets"]
 sys.stdout.buffer.write(data[start + begin : start + end])' "$1"; }
-# hash_folder FOLDER NAME: of all files in it, by name.
+# hash_folder FOLDER NAME: hashes all files in it, in order of name.
 hash_folder() { printf '%s  %s\n' \
     "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
     | cut -c1-24)" "$2"; }
 
-# from_record RECORD NAME RANKS: what is made of a record; RANKS divides the KV heads of a layer.
+# from_record RECORD NAME RANKS: hashes what is made from a record; RANKS divides the KV heads of a layer.
 from_record() {
     local record=$1 name=$2 ranks=$3 how metric table
     plain export "$record" --format lukv-steps -o "$work/steps" >/dev/null

@@ -76,7 +76,7 @@ done
 chmod -R u+w "$work/unpacked"
 found=$work/unpacked/nvidia/cu13
 [ -f "$found/bin/nvcc" ] || fail "the packages do not hold nvidia/cu13/bin/nvcc"
-# zipfile forgets which files are programs.
+# zipfile does not restore the execute permission of programs.
 chmod +x "$found"/bin/* "$found"/nvvm/bin/*
 "$found/bin/nvcc" --version >/dev/null || fail "nvcc does not start"
 if ! mv -T "$found" "$home" 2>/dev/null; then # another run may have been quicker

@@ -32,7 +32,7 @@ fail() {
     exit 1
 }
 
-# Read from standard input: sha256sum writes names that hold a backslash or a line end in a way of its own.
+# Read from standard input, since sha256sum escapes names that hold a backslash or a line end.
 sha256() { sha256sum <"$1" | cut -d ' ' -f 1; }
 
 path_only=no name=smollm2-135m

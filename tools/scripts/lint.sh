@@ -64,7 +64,7 @@ but() {
 }
 wc -l "${written[@]}" | awk '$2 != "total" && $1 > 1200 { print $2, $1 " lines" }' |
     but file | check 'no file is longer than 1,200 lines'
-# A budget of lines: what comes must make room. Judges (tests/peer) and what makes golden data are not counted.
+# A budget of lines: additions must make room elsewhere. Judges (tests/peer) and what makes golden data are not counted.
 # lines MOST WHAT: reads names of files.
 lines() {
     local sum
@@ -133,12 +133,12 @@ if have "${PYTHON:-python3}"; then
     "${PYTHON:-python3}" tools/scripts/lint_figures.py | check 'README and pages quote docs/figures.json'
 fi
 
-# An error may show first when a file is closed: what was written must look at it, what was only read says (void).
+# An error may first show when a file is closed: code that wrote must check it, code that only read says (void).
 mapfile -t sources_c < <(find runtime formats solver study profiler evaluator tools -name '*.c' | sort)
 grep -nE '^ *(if \([^()]*\) |else )?(f?close|closedir|pclose|H5[A-Z]{1,2}close)\(' "${sources_c[@]}" |
     check 'every close is looked at, or is (void) where the file was only read'
 
-# A mapped file that another program writes meanwhile reads as zeros or as a mixture: whoever maps one asks afterwards.
+# A mapped file that another program writes meanwhile reads as zeros or as a mixture: code that maps one must check it.
 # gguf.c hands its mapping on (gguf_file.map).
 grep -lE '\bfile_map\(' "${sources_c[@]}" | grep -vxF -e formats/file_read.c -e profiler/weights/gguf.c |
     while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
