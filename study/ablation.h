@@ -24,5 +24,5 @@ typedef struct ablation {
 // protection are used. Errors: those of pairs_open(). The caller calls ablation_free(), also after a failure.
 kvb_status ablation_open(ablation *x, const selection *from, const char *metric, const study_options *o,
                          kvb_error *err);
-kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err);
+kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err); // fills loss and head_loss
 void ablation_free(ablation *x);

@@ -1,4 +1,4 @@
-// Tables that choose tokens and formats: what the formats of a record's heads lose, as a problem of bytes.
+// For tables that choose tokens and formats: what formats lose, and the problem of spending bytes on both.
 #pragma once
 #include "solver/bytes.h"
 #include "study/options.h"

@@ -33,10 +33,10 @@ typedef struct holdout {
     uint32_t fitted;           // the text that is held out; n_texts: none yet
 } holdout;
 
-// Prepares to leave out each text in turn. Only scope, hull, min_keep and protection of the options are used. Errors:
-// those of pairs_open(); KVB_ARGUMENT for fewer than two texts. The caller calls holdout_free, also after a failure.
+// Prepares to leave out each text in turn. The options must have no limits, and a row for every per cent. Errors: those
+// of pairs_open(); KVB_ARGUMENT for fewer than two texts. The caller calls holdout_free(), also after a failure.
 kvb_status holdout_open(holdout *h, const selection *from, const char *metric, const study_options *o, kvb_error *err);
-kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err);
+kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err); // fills loss, mean and ratio
 void holdout_free(holdout *h);
 
 // Returns the largest change against the paper's table between 30 and 95 % pruned; *percent receives the ratio.

@@ -96,7 +96,7 @@ interval interval_share(const value_groups *a)
     return (interval){p, fmax(0, center - half), fmin(1, center + half)};
 }
 
-// The error of mean(a) - mean(b) by the jackknife over groups.
+// Returns the standard error of mean(a) - mean(b) by the jackknife over groups.
 static double difference_error(const value_groups *a, const double *const *b, sums all, double n_values)
 {
     double mean = 0, square = 0, n = a->n_groups;

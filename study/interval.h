@@ -44,8 +44,8 @@ typedef struct loss_sample {
     const uint32_t *first;                // [n_texts + 1] first pair of each text; the last entry is P
 } loss_sample;
 
-// mean [M]: each method's mean over the pairs; ratio [M]: this mean divided by that of method `base`, minus 1 (0 if the
-// latter is 0). All methods are measured on the same texts, so ratios vary less than means.
+// Fills mean [M], each method's mean over the pairs, and ratio [M], this mean divided by that of method `base`, minus 1
+// (0 if the latter is 0). All methods are measured on the same texts, so ratios vary less than means.
 void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio);
 
 // Flags heads whose budget is unreliable: the pairs disagree about what the head should keep by more than it keeps, std

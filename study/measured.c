@@ -72,7 +72,7 @@ static void fill_losses(measured_work *w, const double *levels, uint32_t n_level
     }
 }
 
-// Returns the row from which on a group keeps this share, and in *part how far it is towards the next row.
+// Returns the row r for which a group keeps this share between r and r + 1, and in *part how far it is towards r + 1.
 static uint32_t find_share(const measured_work *w, uint32_t group, double share, double *part)
 {
     const double *at = w->share + (size_t)group * (w->base->n_rows + 1);

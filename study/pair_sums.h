@@ -9,7 +9,7 @@ typedef struct pair_sums {
     ratio_mean best; // of the pairs' own optima
 } pair_sums;
 
-// For contexts up to `longest`, with `steps` steps of the kept share and n_rows ratios.
+// Begins empty sums for contexts up to `longest`, with `steps` steps of the kept share and n_rows ratios.
 void pair_sums_init(pair_sums *p, const cache_shape *longest, uint32_t steps, uint32_t n_rows);
 void pair_sums_free(pair_sums *p);
 // Adds a pair whose problem is solved.

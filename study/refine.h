@@ -41,6 +41,6 @@ typedef struct refine_result {
     uint32_t rounds;
 } refine_result;
 
-// The same losses give the same result. On failure *out is zero.
+// Runs the search; the caller frees *out. The same losses give the same result. On failure *out is zero.
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
 void refine_free(refine_result *r); // a zero struct is allowed

@@ -17,7 +17,7 @@ typedef struct refine_table {
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err);
 void refine_table_free(refine_table *t); // a zero struct is allowed
 
-// The table with the shifts [n_knots, L*G] of shift.h, as an engine would open it; the caller closes it.
+// Makes the table with the shifts [n_knots, L*G] of shift.h, as an engine would open it; the caller closes it.
 kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
                               kvb_table **out, kvb_error *err);
 // Writes that table, with `about`, an account of how it was found, as metadata "refined". Bounds and multipliers are

@@ -60,7 +60,7 @@ static kvb_status improve(study_table *t, problem *p, const loss_curves *c, doub
     kvb_status status =
         o->limits ? constrained_solve(&x, c, o->limits, o->ratios, ROWS, true, err) : exact_solve(&x, c, a, err);
     if (status != KVB_OK) return status;
-    double scale = c->total > 0 ? 1 / c->total : 0;
+    double scale = c->total > 0 ? 1 / c->total : 0; // losses count as shares of the problem's total, times `weight`
     for (int r = 0; r < ROWS; r++) {
         t->greedy[r] += weight * scale * x.greedy[r];
         t->optimum[r] += weight * scale * x.loss[r];

@@ -49,7 +49,7 @@ kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_erro
 // Makes the metadata of a solved table's file (formats/README.md), a flat object of strings; the caller frees it with
 // cJSON_Delete. Fails with KVB_IO if the record was changed since it was opened.
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err);
-// Write atomically: the table; the pairs' own budgets, if the table was opened with pair_budgets.
+// Write, atomically, the table, and the pairs' own budgets if the table was opened with pair_budgets.
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err);
 kvb_status study_table_write_budgets(const study_table *t, const char *path, kvb_error *err);
 

@@ -19,5 +19,5 @@ typedef struct validation {
 // The caller frees, also after a failure.
 kvb_status validation_open(validation *v, const selection *from, const char *metric, const study_options *o,
                            const double *table, kvb_error *err);
-kvb_status validation_run(validation *v, study_progress *progress, kvb_error *err);
+kvb_status validation_run(validation *v, study_progress *progress, kvb_error *err); // fills losses, counts and seconds
 void validation_free(validation *v);

@@ -145,7 +145,7 @@ static bool is_columns(const file_start *f, char mark)
     return marks > 0 || (n == 0 && f->size == 1);
 }
 
-// What a file of each kind looks like: all of what is given must hold.
+// What a file of each kind looks like: every property that is given must hold.
 static const struct {
     const char *name; // in messages: "expected ... there"
     kvb_file_kind container;

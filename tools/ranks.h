@@ -10,7 +10,7 @@ typedef struct ranks {
     int local_rank, local_size; // on this machine, which share its cores, memory and devices
 } ranks;
 
-// Whether a launcher started this process as one of several, as its environment variables say.
+// Tells whether a launcher started this process as one of several, as its environment variables say.
 bool ranks_launched(void);
 
 // Joins the run; *out receives this process's place in it. Every rank must call ranks_end() at the end. Fails with

@@ -58,7 +58,7 @@ void cli_watch_signals(void)
     signal(SIGXFSZ, SIG_IGN); // writing then fails, and the message names the file
     sigemptyset(&stop_signals);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        // What is ignored stays so: Ctrl-C in a shell's background jobs, SIGHUP under nohup.
+        // Signals that are ignored stay so: Ctrl-C in a shell's background jobs, SIGHUP under nohup.
         if (sigaction(numbers[i], NULL, &before) != 0 || before.sa_handler == SIG_IGN) continue;
         sigaddset(&stop_signals, numbers[i]);
         signal(numbers[i], SIG_DFL); // a library may have installed a handler, but the second signal must end

@@ -96,7 +96,7 @@ static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
     status = table_metadata_read(&metadata, path, err);
     cJSON_AddItemToObject(doc, "metadata", metadata);
     uint32_t n_rows = kvb_table_info(table)->n_rows;
-    // A table that was solved for chosen ratios says how many; its rows are what was asked for.
+    // A table that was solved for chosen ratios has n_rows in its metadata; all of its rows are shown.
     bool chosen = kvb_table_metadata(table, "n_rows") != NULL;
     uint32_t n_shown = chosen ? n_rows : sizeof per_cent / sizeof *per_cent;
     cJSON_AddNumberToObject(doc, "n_rows", n_rows);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <sys/resource.h>
 
-// Every shard is an open file, and a job array may have thousands.
+// Raises the limit of open files: every shard is one, and a job array may have thousands.
 static void allow_many_files(void)
 {
     struct rlimit limit;

@@ -166,8 +166,8 @@ static kvb_status protect_as(const methods *e, const kvb_info *info, method *to,
     return KVB_OK;
 }
 
-// A table says which metric it is for and what it protects; all allocators of that metric follow it. Policies take any
-// table.
+// Makes metrics follow a table, which says which metric it is for and what it protects: all allocators of that metric
+// protect the same. Policies take any table.
 static kvb_status follow_table(methods *e, const allocator *a, bool *seen, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(a->table);

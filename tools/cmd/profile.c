@@ -126,7 +126,7 @@ static bool parse_weights(profile_command *p)
     return false;
 }
 
-// Ranks of one machine share its cores, unless the launcher gave each its own.
+// Sets the number of threads. Ranks of one machine share its cores, unless the launcher gave each its own.
 static int share_cores(const profile_command *p)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN) / p->ranks.local_size, mine = omp_get_num_procs();
@@ -262,7 +262,7 @@ static int check_base(const profile_command *p)
     return EXIT_DONE;
 }
 
-// ---- Before it runs: the texts, the model, and who gets which memory ----
+// ---- Before the run: the texts, the model, and how memory is divided ----
 
 static uint64_t questions_of(const profile_command *p, const calib_context *c)
 {

@@ -159,10 +159,10 @@ static int check_recommend_options(recommend_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-// A table that was solved for the output predicts its KL, as a third to all of what is measured. So the answer lies
-// between the ratios at which a tenth of the limit and the limit itself are predicted. All ratios there are tried, or
-// every second one and so on, 16 at most, and three below, in case the prediction fails. They are chosen before any
-// text is measured, so the promise still holds.
+// A table that was solved for the output predicts its KL: the prediction is a third to all of the measured KL. So the
+// answer lies between the ratios at which a tenth of the limit and the limit itself are predicted. All ratios there are
+// tried, or every second one and so on, 16 at most, and three below, in case the prediction fails. They are chosen
+// before any text is measured, so the promise still holds.
 static void take_ratios_near_limit(const recommend_command *c, methods *with)
 {
     const kvb_table *table = with->columns[0].how->table;

@@ -150,7 +150,7 @@ static kvb_status add_table(const tables_command *c, kvb_error *err)
 
 // ---- Command line ----
 
-// ORGANISATION/NAME,...: letters, digits, dots, dashes, underscores.
+// Tells whether the names are ORGANISATION/NAME,... of letters, digits, dots, dashes and underscores.
 static bool are_public_names(const char *names)
 {
     for (size_t n; *names; names += n + (names[n] == ',' && names[n + 1])) {

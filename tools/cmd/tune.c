@@ -31,7 +31,7 @@ enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXT
 // With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
 // continuation hardly needs.
 enum { LINES = 4 };
-// Without --time: multiplications and additions of all prefills of one profile; a model of half a billion parameters
+// Without --time: multiplications and additions of all prefills of one profile. A model of half a billion parameters
 // gets all texts of the program, one of 1.5 billion six.
 static const double USUAL_WORK = 3e13;
 
@@ -422,7 +422,7 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
     return status;
 }
 
-// Records what the folder's steps are for. Steps of other texts or settings are not continued.
+// Records which model, texts and settings the folder's steps are for. Steps of others are not continued: KVB_MISMATCH.
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
@@ -488,7 +488,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
 
-// After a stop, takes the best table that there is. One that is not measured does not replace a table of before.
+// After a stop, takes the best table that there is. One that is not measured does not replace an earlier table.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
     const char *const order[] = {chosen(c), "importance"};

@@ -14,7 +14,7 @@ typedef struct compared {
     size_t n_ratios;
 } compared;
 
-// Adds the setting "allocators", how each is called and what it is, and the tables among them as inputs.
+// Adds the setting "allocators" with each one's label and identity, and the tables among them as inputs.
 void add_allocators(results *to, const compared *with);
 // Writes NAME.json, NAME.csv and, if anything is compared, NAME.svg, each atomically.
 kvb_status compared_write(const results *found, const char *name, kvb_error *err);
