@@ -65,7 +65,7 @@ interval interval_mean(const value_groups *a)
 }
 
 // Without b, computes a mean above 0. Two degrees of freedom are spent: on both means of a ratio, or on the mean and on
-// the spread, which few skewed values show badly.
+// the spread, which a few skewed values estimate badly.
 interval interval_ratio(const value_groups *a, const double *const *b)
 {
     sums all = sums_of_all(a, b);

@@ -135,7 +135,7 @@ typedef struct file_start {
     size_t size;
 } file_start;
 
-// Tells whether the first line has names or numbers with `mark` between them, and no other characters, or is all empty.
+// Tells whether the first line is names or numbers with `mark` between them, or the file is a single empty line.
 static bool is_columns(const file_start *f, char mark)
 {
     size_t n = 0, marks = 0;

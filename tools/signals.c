@@ -61,7 +61,7 @@ void cli_watch_signals(void)
         // Signals that are ignored stay so: Ctrl-C in a shell's background jobs, SIGHUP under nohup.
         if (sigaction(numbers[i], NULL, &before) != 0 || before.sa_handler == SIG_IGN) continue;
         sigaddset(&stop_signals, numbers[i]);
-        signal(numbers[i], SIG_DFL); // a library may have installed a handler, but the second signal must end
+        signal(numbers[i], SIG_DFL); // replaces a library's handler, since the second signal must end the program
     }
     pthread_sigmask(SIG_BLOCK, &stop_signals, NULL);
     bool begun = pthread_attr_init(&attributes) == 0;

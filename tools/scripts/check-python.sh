@@ -51,7 +51,7 @@ case $BUILD in /*) KVBUDGET_LIBRARY=$BUILD/libkvbudget.so KVBUDGET_PROGRAM=$BUIL
 code=0
 (cd python && timeout 1500 "$python" -m pytest -q -rs --tb=short -p no:cacheprovider) 2>&1 | tee "$log" || code=$?
 
-# Checks types, as one more test. mypy is not pinned in the environment: all 6 GB of it would be made anew.
+# Checks types, as one more test. mypy is not among the environment's pins: a new pin makes all 6 GB anew.
 typed=0 mistyped=0
 if "$python" -m mypy --version >/dev/null 2>&1 || { [ -z "${KVBUDGET_PYTHON:-}" ] \
     && timeout 120 "$python" -m pip --disable-pip-version-check install --quiet --retries 1 mypy==2.4.1; }; then
