@@ -45,7 +45,7 @@ static const spec_row *allocator_spec(size_t i)
 
 static const spec_list ALLOCATORS = {"allocator", allocator_spec, NULL};
 
-// Exactly what it is: logs tell results apart by it.
+// Writes the kind and all its parameters, by which logs tell results apart.
 static void write_identity(allocator *a, const char *name)
 {
     char beta[SPEC_NUMBER_MAX], alpha[SPEC_NUMBER_MAX];
@@ -60,7 +60,7 @@ static void write_identity(allocator *a, const char *name)
     snprintf(a->identity, sizeof a->identity, "%s tau1=%s tau2=%s", name, beta, alpha);
 }
 
-// The packing of so many bits; KVB_PACKINGS for none.
+// Returns the packing of so many bits per number, or KVB_PACKINGS if there is none.
 static kvb_packing packing_of(uint32_t bits)
 {
     kvb_packing p = KVB_PACK_BF16;
@@ -71,7 +71,7 @@ static kvb_packing packing_of(uint32_t bits)
 kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err)
 {
     size_t row;
-    *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8}; // that of the others too: identities name all three
+    *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8}; // for every kind: identities name all three
     kvb_status status = spec_read(&ALLOCATORS, text, 0, strlen(text), &row, out, err);
     if (status != KVB_OK) return status;
     out->kind = ROWS[row].kind;
@@ -88,7 +88,7 @@ static void append_label(allocator *a, const char *prefix, const char *text)
     snprintf(a->label + used, sizeof a->label - used, "%s%s", prefix, text);
 }
 
-// "lukv" for the published way to solve, "kvbudget" for `solve`'s default, and how the table differs from it.
+// Labels a table "lukv" for the published way to solve, "kvbudget" for `solve`'s default, and adds what differs.
 static void name_table(allocator *a)
 {
     const kvb_info *info = kvb_table_info(a->table);
@@ -113,8 +113,8 @@ static void name_table(allocator *a)
     if (kvb_table_metadata(a->table, "refined")) append_label(a, "-", "refined");
 }
 
-// The path in `LABEL=FILE:strict`, malloc'd; *label is the length of the label, 0 for none. A label is a short word: a
-// path with '=' in it has a '/' or a '.' before it, or is there under its whole name.
+// Returns the path in `LABEL=FILE:strict`, which the caller frees; *label is the length of the label, 0 for none. The
+// '=' belongs to the path if a '/' or '.' comes before it, or if a file of the whole name exists.
 static char *table_path(const char *text, size_t *label, bool *strict)
 {
     static const char STRICT[] = ":strict";
@@ -178,7 +178,7 @@ kvb_status allocator_formats(const allocator *a, const allocator_shape *shape, d
     return KVB_OK;
 }
 
-// CAKE: by dispersion and shift, heads alike. LAVa: by entropy, heads by LAVa's own scores.
+// CAKE: layers by dispersion and shift, heads of a layer alike. LAVa: layers by entropy, heads by LAVa's own scores.
 static void allocate_attended(const allocator *a, const allocate_shape *s, double ratio, const window_attention *seen,
                               uint32_t sink, uint32_t window, uint32_t *keep)
 {
@@ -190,7 +190,7 @@ static void allocate_attended(const allocator *a, const allocate_shape *s, doubl
     free(weight);
 }
 
-// The most tokens whose bytes are no more than what a bfloat16 cache would keep.
+// Every head keeps the most tokens (at least one) that pack into the bytes of (1 - ratio) T tokens in bfloat16.
 static void allocate_packed(const allocator *a, const allocate_shape *s, double ratio, uint32_t head_dim,
                             uint32_t *keep)
 {
@@ -204,7 +204,7 @@ static void allocate_packed(const allocator *a, const allocate_shape *s, double 
     for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++) keep[h] = n;
 }
 
-// All layers count.
+// allocator_budgets() when no layer is bounded, and for tables.
 static kvb_status allocate_all(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                                const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
                                uint32_t *keep, kvb_error *err)
@@ -226,7 +226,7 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
     case ALLOCATOR_ADA:
     case ALLOCATOR_ADA_ORIGINAL:
     case ALLOCATOR_ADA_GLOBAL:
-    case ALLOCATOR_ORACLE: // by importance: gains in that order fall, so this is the optimum
+    case ALLOCATOR_ORACLE: // a token's gain is its importance: the best tokens of all heads are the optimum
         allocate_ada(&s, ratio, a->kind == ALLOCATOR_ORACLE ? 0 : a->alpha, scores, sink, window, forms[a->kind], keep);
         break;
     case ALLOCATOR_LAVA:
@@ -239,12 +239,12 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
     case ALLOCATOR_TABLE:
         return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, keep, heads, err);
     }
-    // Rounding costs the methods up to a token per head; compared is what they do with equally many.
+    // Rounding costs the methods up to a token per head, but they are to be compared at the same total.
     allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, keep);
     return KVB_OK;
 }
 
-// The layers of values [L, row] that are not bounded, side by side; to be freed.
+// Copies the layers of values [L, row] that are not bounded, one after the other. The caller frees the copy.
 static float *budgeted_layers(const allocator_shape *shape, const float *values, size_t row)
 {
     float *out = need(shape->n_layers * row, sizeof *out, "scores"), *to = out;
@@ -256,7 +256,7 @@ static float *budgeted_layers(const allocator_shape *shape, const float *values,
     return out;
 }
 
-// From the front of a grant's array to the layers' places; bounded ones get `bounded`.
+// Moves the budgets of `from` layers from the front of values [L, G] to their places. Bounded layers get `bounded`.
 static void spread_layers(const allocator_shape *shape, uint32_t from, uint32_t bounded, uint32_t *values)
 {
     size_t heads = shape->n_kv_heads;

@@ -25,10 +25,10 @@ typedef struct allocator {
     double beta, alpha;
     double tau1, tau2;     // CAKE's: its exponents are 1 / tau1 and 1 / tau2
     uint32_t window;       // PyramidKV's
-    uint32_t keys, values; // bits of a number, of ALLOCATOR_PACKED
+    uint32_t keys, values; // ALLOCATOR_PACKED's bits of a number
     kvb_table *table;      // ALLOCATOR_TABLE; owned
     char *path;            // of the table; owned
-    bool strict;           // of a table: no head keeps less than sinks and window (kvb_budget_options)
+    bool strict;           // a table's budgets never cut into sinks and window (kvb_budget_options)
 } allocator;
 
 typedef struct allocator_shape {
@@ -37,7 +37,7 @@ typedef struct allocator_shape {
     uint32_t head_dim;             // d; only ALLOCATOR_PACKED needs it
 } allocator_shape;
 
-// Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
+// Parses `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
 // lava, cake (tau1 1, tau2 1: the authors fit them to each model and size), packed (keys 4, values 4 bits), oracle.
 // Errors list the known names. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, kvb_error *err);
@@ -50,9 +50,9 @@ void allocator_free(allocator *a);
 
 // Whether the allocator reads the context's scores: AdaKV in every form, LAVa, CAKE and the oracle do.
 bool allocator_needs_scores(const allocator *a);
-// Whether heads are stored in formats, and not as floats.
+// Whether heads are packed in formats, and not stored as floats.
 bool allocator_has_formats(const allocator *a);
-// Whether it reads the attention of the context's last queries: LAVa and CAKE do.
+// Whether the allocator reads the attention of the context's last queries: LAVa and CAKE do.
 bool allocator_needs_attention(const allocator *a);
 
 // Computes the budgets keep [L*G] for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] are the
@@ -64,7 +64,7 @@ kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, d
                              const float *scores, const window_attention *attention, uint32_t sink, uint32_t window,
                              uint32_t *keep, kvb_error *err);
 
-// Returns in *formats how each head is stored, [L*G, 2] kvb_packing of keys and values, which the caller frees; NULL if
-// that is as floats.
+// Writes to *formats how each head is stored, [L*G, 2] kvb_packing of keys and values, which the caller frees, or NULL
+// if all are stored as floats.
 kvb_status allocator_formats(const allocator *a, const allocator_shape *shape, double ratio, uint8_t **formats,
                              kvb_error *err);

@@ -46,7 +46,7 @@ SIMD_CLONES static void add_scaled(float *o, const float *v, float factor, size_
     for (size_t i = 0; i < n; i++) o[i] += factor * v[i];
 }
 
-// x = softmax(x), beside one more score that is no entry's; sink NULL: none
+// x = softmax(x), with the score *sink, which belongs to no entry, in the denominator; NULL: none
 SIMD_CLONES static void softmax(float *x, size_t n, const float *sink)
 {
     float top = sink ? *sink : -INFINITY, sum = 0;
@@ -64,7 +64,7 @@ SIMD_CLONES static void softmax(float *x, size_t n, const float *sink)
     for (size_t i = 0; i < n; i++) x[i] *= scale;
 }
 
-// Few lines: the keys and values are read once for the whole group, which is what a decode step's time goes to.
+// For few lines: reads keys and values, on which a decode step spends its time, once for the whole group.
 SIMD_CLONES static void scores_few(float *scores, size_t ld, const float *q, uint32_t lines, const float *k, size_t n,
                                    uint32_t d, float scale)
 {
@@ -95,7 +95,7 @@ static void cap_scores(float *line, size_t n, float cap)
     for (size_t i = 0; cap > 0 && i < n; i++) line[i] = cap * tanhf(line[i] / cap);
 }
 
-// Entries, from the first on, that come before position `first`.
+// Counts the entries of `before`, then `span`, whose positions are less than `first`.
 static size_t entries_before(kv_span before, kv_span span, uint32_t first)
 {
     size_t n = 0;
@@ -128,7 +128,7 @@ static void attend_chosen(attend_scratch *s, uint32_t group, kv_span span, uint3
     }
 }
 
-// Scores of all lines against a part of the head's entries, into columns of `scores` that are `ld` apart.
+// Computes scores of all lines against a part of the head's entries; lines of `scores` are `ld` apart.
 static void score_part(float *scores, size_t ld, const float *q, uint32_t lines, kv_span part, uint32_t d)
 {
     float scale = 1.0f / sqrtf((float)d);

@@ -2,15 +2,15 @@
 #pragma once
 #include "evaluator/cache.h"
 
-// Query heads of the group times rows that are computed at once; scratch is sized for it.
+// The most lines (rows times query heads of a group) that are computed at once; scratch is sized for it.
 enum { ATTEND_LINES = 192 };
 
 typedef struct attend_scratch {
     float *scores;  // [ATTEND_LINES, entries]
     float *queries; // [ATTEND_LINES, d]
     float *outputs; // [ATTEND_LINES, d]
-    size_t entries; // that fit
-    float *rows;    // [unpacked] of a head of a packed cache
+    size_t entries; // that a line of `scores` has room for
+    float *rows;    // [unpacked] keys and values of a packed cache's head, as floats
     size_t unpacked;
 } attend_scratch;
 
@@ -18,8 +18,8 @@ typedef struct attend_scratch {
 void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim);
 void attend_release(attend_scratch *s);
 
-// The entries of a head of the cache's base, unpacked into the scratch where they are packed; the next call overwrites
-// them.
+// Returns a head's entries in the cache's base, none without a base. Packed ones are unpacked into the scratch, where
+// the next call overwrites them.
 kv_span attend_before(attend_scratch *s, const kv_cache *cache, uint32_t layer, uint32_t kv_head);
 
 // What a layer does beyond plain attention (attention_shape in profiler/backend/backend.h), for one KV head.

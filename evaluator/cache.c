@@ -19,7 +19,7 @@ static void free_arrays(kv_cache *c)
     c->capacity = 0;
 }
 
-// Takes the arrays for c->offsets, which are set already, or keeps those that are there and large enough.
+// Allocates the arrays for c->offsets, which are set already, unless the present ones are large enough.
 static void take_arrays(kv_cache *c)
 {
     size_t entries = c->offsets[n_heads(c)];
@@ -31,7 +31,7 @@ static void take_arrays(kv_cache *c)
     c->capacity = entries;
 }
 
-// Without entries or room for any.
+// Makes a cache without entries or room for any.
 static kv_cache *open_bare(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim)
 {
     kv_cache *c = need(1, sizeof *c, "caches");
@@ -150,7 +150,7 @@ static float *rows_of(kv_cache *c, size_t i)
     return (i % 2 ? c->v : c->k) + c->offsets[i / 2] * c->head_dim;
 }
 
-// The keys, or values, of head i / 2.
+// Packs the keys (even i) or values (odd i) of head i / 2 into `to`.
 static kvb_status pack_rows(kv_cache *c, size_t i, uint8_t format, void *to, kvb_error *err)
 {
     kvb_error mine = {KVB_OK, ""};

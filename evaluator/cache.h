@@ -16,8 +16,8 @@ typedef struct kv_cache {
     uint32_t *positions;                     // [offsets[L*G]]
     size_t capacity;                         // entries that these three have memory for
     const struct kv_cache *base; // a cache whose entries come before its own; borrowed and never changed; NULL: none
-    uint8_t *formats;            // [L*G, 2] how keys and values are packed (kvb_packing); NULL: they are not
-    unsigned char *packed;       // in place of k and v: keys and values of head h from packed_at[2 h] and [2 h + 1] on
+    uint8_t *formats;            // [L*G, 2] how keys and values are packed (kvb_packing); NULL: not packed
+    unsigned char *packed;       // replaces k and v: head h's keys begin at packed_at[2 h], its values at [2 h + 1]
     size_t *packed_at;           // [2 L*G + 1] bytes
 } kv_cache;
 
@@ -28,8 +28,8 @@ typedef struct kv_span {
     uint32_t count;
 } kv_span;
 
-// Which tokens of a context stay, per head: head h keeps positions[offsets[h]] .. positions[offsets[h + 1] - 1],
-// ascending. And how they are stored.
+// Which tokens of a context every head keeps, and how they are stored. Head h keeps positions[offsets[h]] ..
+// positions[offsets[h + 1] - 1], ascending.
 typedef struct kept_set {
     uint32_t n_heads;
     size_t *offsets; // [n_heads + 1]
@@ -37,37 +37,37 @@ typedef struct kept_set {
     uint8_t *formats; // [n_heads, 2] kvb_packing of keys and values; NULL: as floats
 } kept_set;
 
-// An empty cache with room for room[h] entries of each of the L*G heads. The caller closes it, as all of these.
+// Opens an empty cache with room for room[h] entries of each of the L*G heads. The caller closes every cache.
 kv_cache *kv_cache_open(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const uint32_t *room);
 void kv_cache_close(kv_cache *c); // NULL is allowed
-// A copy with room for `extra` more entries in every head. The cache must not have a base.
+// Returns a copy with room for `extra` more entries in every head. The cache must not have a base or be packed.
 kv_cache *kv_cache_fork(const kv_cache *c, uint32_t extra);
 
-// An empty cache that continues `base`, with room for `room` entries in every head: new entries are appended to it, and
-// attention sees both. This is how many questions share one context. `base` must not have a base itself, and must
-// outlive the new cache without being changed.
+// Opens an empty cache that continues `base`, with room for `room` entries in every head: new entries are appended
+// to it, and attention sees both. This is how many questions share one context. `base` must not have a base itself, and
+// must outlive the new cache without being changed.
 kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 
-// The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything)
-// and leaves room for `extra` entries in every head. The next token has position n_tokens.
+// Opens the cache of a context of n_tokens: copies the keys and values, of k and v [L, G, T, d], that `kept` lists
+// (NULL: all), and leaves room for `extra` entries in every head. The next token has position n_tokens.
 kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
                           uint32_t n_tokens, const kept_set *kept, uint32_t extra);
 
-// The same into an existing cache without a base, reusing its memory if that is large enough: for many cuts in turn.
+// Does the same with an existing cache without a base, whose memory is reused if large enough: for many cuts in turn.
 void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
                      uint32_t extra);
 
-// Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, looked
-// at by kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
+// Packs a cache without a base as `formats` [L*G, 2] says, and frees the floats. It can then only be extended, read by
+// kv_cache_unpack, and closed. Fails with KVB_NUMERIC if a number that becomes an integer is not finite.
 kvb_status kv_cache_pack(kv_cache *c, const uint8_t *formats, kvb_error *err);
-// The rows of a cache without a base as that would give them back, in floats. Fails as kv_cache_pack().
+// Rounds the floats of a cache without a base to what packing and unpacking would return. Fails as kv_cache_pack().
 kvb_status kv_cache_round(kv_cache *c, const uint8_t *formats, kvb_error *err);
-// One head of a packed cache as floats, in `rows` [2, count, d].
+// Unpacks one head of a packed cache into `rows` [2, count, d], and returns it as a span.
 kv_span kv_cache_unpack(const kv_cache *c, uint32_t layer, uint32_t kv_head, float *rows);
 
-kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own
-kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // of its base; zero without one
-// Free entries of the fullest head.
+kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own entries
+kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // its base's; zero without one
+// Returns the number of free entries of the fullest head.
 uint32_t kv_cache_room(const kv_cache *c);
 // Appends one entry; the head must have room.
 void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float *k, const float *v, uint32_t position);
@@ -84,6 +84,6 @@ uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
 uint64_t kv_cache_bytes(const kv_cache *c);
 uint64_t kv_cache_allocated(const kv_cache *c);
 
-// Room for n_positions kept positions of n_heads heads.
+// Allocates room for n_positions kept positions of n_heads heads.
 kept_set kept_set_open(uint32_t n_heads, size_t n_positions);
 void kept_set_free(kept_set *kept); // a zero struct is allowed; leaves it zero

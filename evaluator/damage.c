@@ -8,11 +8,11 @@ struct damage {
     damage_plan plan;
     session *s;
     float *logits;     // of the last batch, cut after cut, a row for every token that follows: [rows, vocabulary]
-    kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
+    kv_cache **caches; // [batch] of the last cuts; the next ones reuse their memory
     uint32_t *n_rows;  // [batch] n_next each
     int32_t *ids;      // [rows]
     row_damage *rows;  // [rows]
-    damage_cut *cuts;  // [batch] that are gathered, where the caller has no such list
+    damage_cut *cuts;  // [batch] list of a batch, where the caller passes none
 };
 
 static session_plan session_plan_of(const damage_plan *p)
@@ -93,7 +93,7 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 
 // ---- Cuts ----
 
-// The text is open in the session.
+// Makes *cache the cut of the text that is open in the session, with room for `extra` entries in every head.
 static kvb_status gather_cut(damage *d, const damage_cut *c, uint32_t extra, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
@@ -128,11 +128,11 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
     return sum;
 }
 
-// From d->logits of the n cuts' continuations to what they cost.
+// Computes what n cuts cost from d->logits, the logits of their continuations.
 static void judge_cuts(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
-#pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
+#pragma omp parallel for collapse(2) schedule(static) // row by row: the full cache's row serves all cuts
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
             const predictions *full = &cuts[i].text->full;
@@ -181,8 +181,8 @@ kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, const
 
 // ---- Heads cut one at a time ----
 //
-// Below the head's layer nothing changes, so a cut begins there, with the residual stream of the full cache; and all
-// cuts share the context's keys and values but those of the head itself.
+// Nothing changes below the head's layer, so a cut begins at that layer with the residual stream of the full cache. All
+// cuts share the context's keys and values except those of the head itself.
 
 // One text, open in the session.
 typedef struct head_work {
@@ -190,13 +190,13 @@ typedef struct head_work {
     damage_text *t;
     const uint32_t *keep; // [n, L*G]
     uint32_t n;
-    kv_cache **cut;    // [n] what each row of `keep` leaves
+    kv_cache **cut;    // [n] the context with all heads cut to a row of `keep`
     kv_cache *whole;   // the context
     kv_cache *hidden;  // [G] the context without one head of the present layer
     uint32_t *counts;  // [G, L*G] of `hidden`
     float *streams;    // [L, n_next, D] in front of every layer, full cache
     float *stream;     // [batch, n_next, D]
-    kv_cache **caches; // [batch] of the cuts that wait, which are in d->cuts
+    kv_cache **caches; // [batch] of the waiting cuts, which d->cuts lists
     uint32_t waiting;
     damage_value *out;
 } head_work;
@@ -224,7 +224,7 @@ static kvb_status cut_levels(head_work *w, kvb_error *err)
     return status;
 }
 
-// The full cache's residual streams.
+// Fills w->streams with the full cache's residual streams.
 static kvb_status run_whole(head_work *w, kvb_error *err)
 {
     damage *d = w->d;
@@ -250,7 +250,7 @@ static kvb_status open_head_work(head_work *w, kvb_error *err)
     return status == KVB_OK ? run_whole(w, err) : status;
 }
 
-// The context as it looks to a cut of head (layer, g): without that head's entries, which the cut brings itself.
+// Makes hidden[g] the context as a cut of head (layer, g) sees it: without that head's entries, which the cut holds.
 static void hide_head(head_work *w, uint32_t layer, uint32_t g)
 {
     size_t heads = work_heads(w);
@@ -277,7 +277,7 @@ static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut
     return out;
 }
 
-// Runs the cuts that wait, all of one layer.
+// Runs and judges the waiting cuts, all of one layer.
 static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
 {
     damage *d = w->d;

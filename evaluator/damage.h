@@ -11,7 +11,7 @@ typedef struct damage_plan {
     uint32_t batch;            // cuts that are decoded together, at least 1
     const metric *by;          // ranks the tokens; lives as long as the damage
     uint32_t sink, window;     // first and last tokens that are kept before any other
-    uint32_t refit;            // every cut is refitted with so many reference queries a KV head; 0: not
+    uint32_t refit;            // reference queries per KV head with which every cut is refitted; 0: no refitting
 } damage_plan;
 
 typedef struct damage damage;
@@ -29,7 +29,7 @@ typedef struct damage_value {
     double nll;   // rise in NLL of the true next tokens, nats; may be negative
 } damage_value;
 
-// On failure *out is NULL.
+// Opens a measurement with a model, which must outlive it. On failure *out is NULL.
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err);
 void damage_close(damage *d); // NULL is allowed
 // Bytes that one text takes while it is open.
@@ -48,7 +48,7 @@ typedef struct damage_cut {
     damage_text *text;
     const uint32_t *keep;
     damage_value *out;
-    const uint8_t *formats; // [L*G, 2] in which what is kept is stored; NULL: as it is
+    const uint8_t *formats; // [L*G, 2] in which the kept tokens are stored; NULL: as floats
 } damage_cut;
 
 // Measures n cuts, of one text or of several. A cut's result has the same bits whatever else is in the batch and for

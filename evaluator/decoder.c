@@ -18,7 +18,7 @@ struct decoder {
     uint32_t *positions;                  // [max_rows]
     float *host_q, *host_o;               // [max_rows, H*d]
     float *host_k, *host_v;               // [max_rows, G*d]
-    const float *queries, *keys, *values; // of the present layer: these, or the device's own where it shares the host's
+    const float *queries, *keys, *values; // of the present layer: host_q, ..., or device memory that the host can read
     uint32_t *chosen;                     // [threads, entries] of the choose hook
     size_t chosen_entries;
     attend_scratch *scratch; // [n_threads]
@@ -34,13 +34,13 @@ typedef struct decode_batch {
     const decode_hooks *hooks; // [n_sequences], or NULL
 } decode_batch;
 
-// NULL where a sequence has none.
+// Returns a sequence's hooks, or NULL if the batch has none.
 static const decode_hooks *hooks_of(const decode_batch *batch, uint32_t sequence)
 {
     return batch->hooks ? &batch->hooks[sequence] : NULL;
 }
 
-// Attention is the host's, so are its sinks.
+// Copies the attention sinks to the host, where attention runs.
 static void take_sinks(decoder *d)
 {
     const model_config *c = &d->m->config;
@@ -67,7 +67,7 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
     dev *const places[] = {&d->x, &d->picked, &d->q_raw, &d->q};
     for (int i = 0; i < 4; i++) *places[i] = backend_memory(m->device, rows * (i < 2 ? c->width : heads), "rows");
     take_sinks(d);
-    backend_limits limits = layer_limits(m, 1, 1, max_rows); // attention is not the device's
+    backend_limits limits = layer_limits(m, 1, 1, max_rows); // attention does not run on the device
     kvb_status status = layer_pass_open(&d->pass, m, &limits, max_positions, err);
     if (status != KVB_OK) {
         decoder_close(d);
@@ -92,7 +92,7 @@ void decoder_begin_context(decoder *d, uint32_t n_tokens)
     layer_begin_context(&d->pass, n_tokens);
 }
 
-// n floats of the device on the host: where they stand, or a copy in `host`.
+// Returns n floats of the device as host memory: the device's own if the host can read it, else a copy in `host`.
 static const float *bring(const decoder *d, float *host, dev from, size_t n)
 {
     const float *shared = d->b->host_view(d->pass.on, from);
@@ -102,7 +102,7 @@ static const float *bring(const decoder *d, float *host, dev from, size_t n)
 
 // ---- Attention ----
 
-// Room for the longest head of the batch in every thread's scratch.
+// Makes room for the longest head of the batch in every thread's scratch.
 static void reserve_scratch(decoder *d, const decode_batch *batch)
 {
     uint32_t longest = 1;
@@ -123,7 +123,7 @@ static void reserve_scratch(decoder *d, const decode_batch *batch)
     d->chosen = need((size_t)d->n_threads * d->chosen_entries, sizeof *d->chosen, "chosen entries");
 }
 
-// One KV head of one sequence; `first` is the sequence's first row in the batch.
+// Runs attention of one KV head of one sequence; `first` is the sequence's first row in the batch.
 static void attend_sequence(decoder *d, const decode_batch *batch, const decode_view *view, uint32_t first, uint32_t g)
 {
     const model_config *c = &d->m->config;
@@ -182,7 +182,7 @@ static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
             }
 }
 
-// From queries to host_o.
+// Runs attention of all sequences and heads, from d->queries to d->host_o.
 static void attend_heads(decoder *d, const decode_batch *batch, uint32_t layer)
 {
     const model_config *c = &d->m->config;
@@ -268,7 +268,7 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, decod
     return KVB_OK;
 }
 
-// Counts the rows, checks everything but their ids, and places them.
+// Counts the rows, checks everything but their ids, and assigns their positions.
 static kvb_status begin_batch(decoder *d, decode_batch *batch, decode_logits which, kvb_error *err)
 {
     uint64_t total = 0;
@@ -285,7 +285,7 @@ static kvb_status begin_batch(decoder *d, decode_batch *batch, decode_logits whi
     return KVB_OK;
 }
 
-// The layers from `first` on, over d->x. `streams` [L, rows, D], or NULL, receives what goes into each.
+// Runs the layers from `first` on over d->x. `streams` [L, rows, D], or NULL, receives the input of each.
 static kvb_status run_layers(decoder *d, const decode_batch *batch, uint32_t first, float *streams, decode_logits which,
                              float *logits, kvb_error *err)
 {

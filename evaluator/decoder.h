@@ -34,7 +34,7 @@ typedef struct decode_hooks {
 
 typedef enum decode_logits { LOGITS_ALL, LOGITS_LAST } decode_logits; // of every row, or of each sequence's last
 
-// A decoder for at most max_rows rows at once at positions below max_positions.
+// Opens a decoder for at most max_rows rows at once at positions below max_positions. On failure *out is NULL.
 kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err);
 void decoder_close(decoder *d);
 // Announces that caches decoded from now on belong to a context of n_tokens tokens: some models' rotary positions
@@ -52,7 +52,7 @@ kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences
 
 // The same in two halves, for sequences that only differ in their upper layers. decoder_run_streams writes the residual
 // stream in front of every layer, streams [L, rows, D], and makes no logits. decoder_run_from begins at `layer` with
-// the rows of `stream` [rows, D], the rows in front of it; the caches' lower layers are neither read nor written.
+// `stream` [rows, D], the residual stream in front of it; the caches' lower layers are neither read nor written.
 kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                                const int32_t *ids, float *streams, kvb_error *err);
 kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,

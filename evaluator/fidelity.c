@@ -64,7 +64,7 @@ void fidelity_cell_free(fidelity_cell *c)
     *c = (fidelity_cell){0};
 }
 
-// Share of all importance that is not kept.
+// Returns the share of all importance that is evicted.
 static double evicted_importance(const fidelity *f, const kept_set *kept)
 {
     size_t T = f->s->now.n_tokens;
@@ -76,7 +76,7 @@ static double evicted_importance(const fidelity *f, const kept_set *kept)
     return total > 0 ? fmax(0, 1 - stays / total) : 0;
 }
 
-// Row i of the continuation.
+// Measures row i of the continuation, whose logits are `got`.
 static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelity_cell *out)
 {
     row_damage row = predictions_row(&f->full, i, got);
@@ -96,7 +96,7 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
 }
 
-// *packed is the context's where it is packed: *cache then only has room for the continuation.
+// Makes and measures a cell's cache. If the context is packed, it is in *packed, and *cache extends it.
 static kvb_status measure_cell(const fidelity *f, const kept_set *kept, kv_cache **cache, kv_cache **packed,
                                fidelity_cell *out, kvb_error *err)
 {
@@ -119,7 +119,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     size_t rows = (size_t)n * f->n_next, vocabulary = f->s->m->config.vocabulary;
     double start = meter_now();
     memset(out, 0, n * sizeof *out);
-    kv_cache **caches = need(2 * (size_t)n, sizeof *caches, "cells"); // and those that they continue, where packed
+    kv_cache **caches = need(2 * (size_t)n, sizeof *caches, "cells"); // then the packed ones that they extend
     uint32_t *n_rows = need(n, sizeof *n_rows, "cells");
     int32_t *ids = need(rows, sizeof *ids, "token ids");
     kvb_status status = KVB_OK;

@@ -32,8 +32,8 @@ typedef struct fidelity_cell {
     double seconds;     // this cell's share of the time
 } fidelity_cell;
 
-// For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's
-// max_rows and n_next <= its max_new; its plan has the oracle. On failure *out is NULL.
+// Opens a measurement for contexts of at most the session's max_tokens, continued by n_next >= 2 tokens. batch * n_next
+// must be <= the session's max_rows, n_next <= its max_new, and its plan must have the oracle. On failure *out is NULL.
 kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err);
 void fidelity_close(fidelity *f);
 
@@ -46,12 +46,12 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 // has to be freed.
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
 
-enum { FIDELITY_POLICIES = 16 }; // stepped together, at most
+enum { FIDELITY_POLICIES = 16 }; // at most so many step together
 
-// The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and
-// they act at every step. It begins a new turn. Needs a session with max_rows >= FIDELITY_POLICIES.
+// Measures n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation begins a new turn and goes in token
+// by token, and the policies act at every step. Needs a session with max_rows >= FIDELITY_POLICIES.
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
-// Zeroed results of n rows.
+// Allocates zeroed results of n rows; the caller frees them with fidelity_cell_free.
 fidelity_cell fidelity_cell_open(uint32_t n);
 void fidelity_cell_free(fidelity_cell *c); // a zero struct is allowed

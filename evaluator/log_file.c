@@ -16,14 +16,14 @@
 
 typedef struct log_entry {
     char key[LOG_KEY];
-    uint32_t number; // of the line, from 1; 0: of this run
+    uint32_t number; // of the line in the file, from 1; 0: added by this run
     cJSON *line;
 } log_entry;
 
 struct log_file {
-    char *path; // NULL: memory alone
+    char *path; // NULL: in memory only
     int file;
-    off_t size; // of the lines that are whole
+    off_t size; // bytes of all complete lines
     void *tree; // of log_entry, by key (POSIX tsearch)
 };
 
@@ -40,7 +40,7 @@ static void free_entry(void *entry)
     free(entry);
 }
 
-// Takes the line over, if it is a result: an object with a key.
+// Takes ownership of the line and returns true if it is a result, an object with a key.
 static bool remember(log_file *log, cJSON *line, uint32_t number)
 {
     const char *key = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "key"));
@@ -50,7 +50,7 @@ static bool remember(log_file *log, cJSON *line, uint32_t number)
     entry->number = number;
     entry->line = line;
     void *found = needed(tsearch(entry, &log->tree, compare_entries), "results");
-    if (*(log_entry **)found != entry) free_entry(entry); // known already, and then the same
+    if (*(log_entry **)found != entry) free_entry(entry); // already known: an equal key means an equal result
     return true;
 }
 
@@ -149,7 +149,7 @@ bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name)
 
 // ---- Writing ----
 
-// Length of the file up to and with its last line end.
+// Returns the length of the file up to and including its last newline, or -1 if it cannot be read.
 static off_t whole_lines(int file, off_t size)
 {
     char block[4096];
@@ -165,7 +165,7 @@ static off_t whole_lines(int file, off_t size)
     return 0;
 }
 
-// Two runs with one log would measure everything twice, and each count the other's lines as its own.
+// Opens and locks the file: two runs with one log would measure everything twice. Cuts off an incomplete last line.
 static kvb_status begin_adding(log_file *log, kvb_error *err)
 {
     struct stat st = {0};

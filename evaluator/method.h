@@ -11,7 +11,7 @@ typedef struct method {
     uint32_t sink, window; // of a metric: what every allocator protects. Policies have their own rules
 } method;
 
-// "snapkv:kvpress", "morphkv:window=8".
+// Returns the method's canonical text: "snapkv:kvpress", "morphkv:window=8".
 const char *method_name(const method *m);
 
 // A method with its allocator. A table is for the metric that it was solved for. Policies take any table, but no

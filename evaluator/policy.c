@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The indices of the best `keep` of n scores, ascending; how many. The last `recent` and the first `sinks` are kept
-// before others; of equal scores the lower index.
+// Writes the indices of the best `keep` of n scores to `out`, ascending, and returns how many. The last `recent` and
+// the first `sinks` are kept before others; of equal scores the lower index.
 static uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent,
                             uint32_t *out)
 {
@@ -32,7 +32,7 @@ static void compact_row(float *x, const uint32_t *keep, uint32_t n_keep)
 // ---- MorphKV (arXiv 2503.00979, algorithm 1; methods.md 3.5) ----
 //
 // memory [R, room]: S_r[j] = sum over the group of A_r[h,j] for the last R queries, oldest first from row counts[0] on,
-// in a ring; counts[1] rows are there. A row that is older than an entry has 0 for it. Kept: the C = capacity - R best
+// in a ring of counts[1] rows so far. A row that is older than an entry has 0 for it. Kept: the C = capacity - R best
 // older entries by F[j] = sum (or max) over r of S_r[j], and the last R, the newest included (the paper's listing
 // forgets it).
 
@@ -51,7 +51,7 @@ static float *morph_row(policy_head *h, uint32_t i)
     return h->memory + (size_t)((h->counts[0] + i) % h->p->set.morphkv.window) * h->room;
 }
 
-// F over `count` entries, in the last row of the memory.
+// Computes F over `count` entries into the last row of the memory, and returns it.
 static float *morph_fuse(policy_head *h, uint32_t count)
 {
     bool maximum = h->p->set.morphkv.fusion == FUSION_MAX;
@@ -111,8 +111,8 @@ static const policy_kind policy_morphkv = {
     .evict = morph_evict,
 };
 
-// ---- TOVA (arXiv 2401.06104): memory [room], the last query's attention, mean over the group as in KeyDiff's baseline
-// ----
+// ---- TOVA (arXiv 2401.06104) ----
+// memory [room]: the last query's attention, mean over the group as in KeyDiff's baseline
 
 static size_t one_row(const policy_head *h)
 {
@@ -150,8 +150,8 @@ static const policy_kind policy_tova = {.spec = {.name = "tova"},
                                         .attended = tova_attended,
                                         .evict = tova_evict};
 
-// ---- H2O (arXiv 2306.14048): memory [room], attention summed over all queries so far; half of the capacity is recent
-// ----
+// ---- H2O (arXiv 2306.14048) ----
+// memory [room]: attention summed over all queries so far; by default, half of the capacity is recent tokens
 
 static uint32_t h2o_recent(const policy_head *h)
 {
@@ -211,11 +211,11 @@ static const policy_kind policy_streaming = {
     .summary = "the first tokens and the most recent ones",
     .evict = stream_evict};
 
-// ==== Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV
-// recursively (2504.04704, 3.4) ====
+// ==== Policies that evict by keys and values alone ====
+// KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV recursively (arXiv 2504.04704, methods.md 3.4).
 
-// ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most
-// recent ----
+// ---- KeyDiff ----
+// Keeps the N_c keys that point away from the mean of the keys compared; a share f of N_c is the most recent tokens.
 
 static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t n, uint32_t *keep, uint32_t *n_keep,
                                kvb_error *err)
@@ -240,8 +240,8 @@ static kvb_status keydiff_evict(policy_head *h, kv_span span, uint32_t *keep, ui
     return span.count <= h->capacity ? KVB_OK : keydiff_best(h, span.k, span.count, keep, n_keep, err);
 }
 
-// As kvpress's BlockPress: all keys come from one full prefill; the first N_c are there, then block after block joins
-// them and the best N_c of both stay. So N_c + B keys are compared at most.
+// As kvpress's BlockPress: all keys come from one full prefill. The first N_c are kept, then block after block joins
+// them and the best N_c of both stay, so at most N_c + B keys are compared at a time.
 static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, uint32_t *keep, uint32_t *n_keep,
                                   kvb_error *err)
 {
@@ -293,8 +293,8 @@ static uint32_t kept_per_partition(const policy_head *h)
     return kept < lag ? kept : lag;
 }
 
-// Compresses the oldest partition of n entries with keys k and values v; removes the others from `keep`, the list of
-// what is left.
+// Compresses the oldest partition of the entries that `keep` lists, with keys k and values v: removes from `keep` those
+// that the partition loses.
 static void compress_partition(policy_head *h, const float *k, const float *v, uint32_t *keep, uint32_t *n_keep)
 {
     uint32_t lag = h->p->set.lagkv.lag, d = h->head_dim, first = h->counts[0], kept = kept_per_partition(h);
@@ -346,7 +346,7 @@ static const policy_kind policy_topk, policy_quest, policy_sparq, policy_rocketk
 
 // ---- The arithmetic ----
 
-// The second stage for a head that keeps n tokens and may fetch `fetched` keys and values.
+// Computes the second stage for a head that keeps n tokens and may fetch `fetched` keys and values.
 static void rocket_second(rocket_split *s, double n, double fetched, uint32_t d)
 {
     s->second = fetched > 0 && n > fetched ? n / fetched : 1;
@@ -389,8 +389,8 @@ void hsa_absorb(hsa *h, const float *key)
     h->n++;
 }
 
-// The k1 channels with the largest sum over the group of |q_c| (ties: lower channel), and the share of all |q_c| that
-// they hold, per query head.
+// Picks the k1 channels with the largest sum over the group of |q_c| (ties: lower channel), and computes the share of
+// all |q_c| that they hold, per query head.
 static void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share)
 {
     float sums[BACKEND_MAX_HEAD_DIM] = {0};
@@ -419,10 +419,10 @@ float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, cons
     return (float)x;
 }
 
-// Mean over the group of softmax(x / sqrt(d share)) over all n keys, each with its page's x; scratch [pages].
+// Computes the group's mean of softmax(x / sqrt(d share)) over all n keys, each with its page's x; scratch [pages].
 static void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch)
 {
-    enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
+    enum { MAX_GROUP = 256 }; // query heads per KV head; any beyond that are ignored
     uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
                                            group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
     double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
@@ -464,7 +464,7 @@ static look look_of(const policy_head *h)
     if (kind == &policy_quest) return (look){h->p->set.quest.page, h->head_dim, h->capacity};
     if (kind == &policy_sparq) return (look){1, clamp(h->p->set.sparq.channels, 1, h->head_dim), h->capacity};
     if (kind == &policy_topk || h->split <= 0) return (look){1, h->head_dim, h->capacity};
-    // Every head saves as much in the second stage, whatever the first kept of it.
+    // Every head saves by the same factor in the second stage, however much of it the first stage kept.
     rocket_split s = rocket_split_for(h->n_context, h->n_context * (1 - h->split), h->head_dim);
     rocket_second(&s, h->capacity, h->capacity / s.second, h->head_dim);
     return (look){s.page, s.k1, s.k2 ? s.k2 : 1};
@@ -533,8 +533,8 @@ static void multi_see(policy_head *h, const layer_view *view)
     for (uint32_t i = first; i < T; i++) remember_query(h, view->q + (i + view->n_queries - T) * step + offset);
 }
 
-// The first stage again, over the whole history and with the queries that came last. Nothing was evicted, so every
-// token can come back.
+// Runs the first stage again, over the whole history and with the last queries. Nothing was evicted, so every token can
+// come back.
 static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
 {
     uint32_t window = h->counts[3];
@@ -645,7 +645,7 @@ kvb_status policy_prefill(policy_head *h, const layer_view *view, const float *s
     const policy_kind *kind = h->p->kind;
     uint32_t T = view->n_tokens;
     size_t at = (size_t)h->kv_head * T * h->head_dim;
-    // Only read from: what an eviction may change is its caller's.
+    // A span's pointers are not const, but policies only read it: callers apply what an eviction decides.
     kv_span context = {view->k ? (float *)(uintptr_t)(view->k + at) : NULL,
                        view->v ? (float *)(uintptr_t)(view->v + at) : NULL, NULL, T};
     memset(h->counts, 0, sizeof h->counts);

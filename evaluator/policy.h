@@ -1,7 +1,7 @@
 // Policies act on a cache while tokens are generated: some evict at every step, others attend to a part of the cache.
 //
-// A policy is written `name[:parameter=value...]`. What a policy may keep (or fetch, where it evicts nothing) is one
-// number per KV head, its capacity: the same for all heads as published, or a table's.
+// A policy is written `name[:parameter=value...]`. Its capacity, one number per KV head, is how many entries it may
+// keep, or fetch per step if it evicts nothing: the same for all heads, as published, or a table's budgets.
 #pragma once
 #include "evaluator/cache.h"
 #include "profiler/metric/scorer.h"
@@ -10,7 +10,7 @@ enum { POLICY_SPEC_MAX = 192 };
 
 typedef struct policy_kind policy_kind;
 
-// The parameters of each policy; the policies' own files say what a field means.
+// The parameters of each policy; its policy_kind in policy.c says what a field means.
 typedef union policy_settings {
     struct policy_morphkv_settings {
         uint32_t window;
@@ -46,8 +46,7 @@ typedef struct policy {
     const policy_kind *kind;
     char spec[POLICY_SPEC_MAX]; // canonical text
     policy_settings set;
-    metric scores; // the metric that ranks tokens, after the prefill or at every step; kind NULL if the policy has its
-                   // own rule
+    metric scores;     // ranks tokens after the prefill or at every step; kind NULL: the policy has its own rule
     uint32_t interval; // new tokens from one eviction to the next
 } policy;
 
@@ -73,10 +72,10 @@ typedef struct policy_head {
     uint32_t room;          // entries that the cache may ever hold
     uint32_t sink;          // first entries that always stay, where a table says so
     double split;           // pruned share of all traffic that was asked for (RocketKV)
-    uint32_t counts[4];     // the policy's own counters; see each file
+    uint32_t counts[4];     // the policy's own counters; policy.c says which
     uint64_t looked, steps; // entries attended to, summed over steps
     float *memory;          // kind->floats() numbers
-    uint32_t *marks;        // [room]
+    uint32_t *marks;        // [room] entries that RocketKV-MT's first stage chose
 } policy_head;
 
 struct policy_kind {
@@ -89,7 +88,7 @@ struct policy_kind {
     bool ranks;                             // true: after the prefill the `capacity` best tokens by that metric stay
     // Called with a layer's prefill, to learn from it; NULL: nothing is learned.
     void (*see)(policy_head *h, const layer_view *view);
-    // Which of the T tokens of a prefilled context stay; see policy_prefill. NULL: those that `evict` leaves.
+    // Selects which of the T tokens of a prefilled context stay; see policy_prefill. NULL: those that `evict` leaves.
     kvb_status (*prefill)(policy_head *h, const layer_view *view, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
     // As decode_hooks.choose and .attended, for one row: q [group, d], weights [group, span.count]. NULL: everything is
     // looked at; nothing is learned.
@@ -97,7 +96,7 @@ struct policy_kind {
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
-    // Which entries stay after a step. `keep` [span.count] and *n_keep list all entries on entry. NULL: all stay.
+    // Selects which entries stay after a step. `keep` [span.count] and *n_keep list all of them before. NULL: all stay.
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };
 
@@ -119,7 +118,7 @@ typedef struct rocket_split {
     uint32_t k1, k2; // int(k1) within 1 .. d; floor(t / 2)
 } rocket_split;
 
-// For a sequence of S tokens of which `fetched` keys and values may be fetched per KV head and step.
+// Splits a sequence of S tokens, of which `fetched` keys and values may be fetched per KV head and step.
 rocket_split rocket_split_for(double S, double fetched, uint32_t head_dim);
 
 // Hybrid sparse attention: pages of `page` keys with each channel's minimum and maximum.
@@ -129,10 +128,10 @@ typedef struct hsa {
     float *low, *high; // [pages, d]
 } hsa;
 
-void hsa_absorb(hsa *h, const float *key);
-// x of one page for query head r: sum over the picked channels of q_rc times the page's maximum where the group's sum
-// of q_c is positive, else times its minimum. With all channels it bounds q_r k from above for every key of the page
-// where the group's signs agree (Quest's bound).
+void hsa_absorb(hsa *h, const float *key); // adds a key to the last page, or begins the next page with it
+// Returns x of one page for query head r: the sum over the picked channels of q_rc times the page's maximum where the
+// group's sum of q_c is positive, else times its minimum. With all channels, and if the group's signs agree, it bounds
+// q_r k from above for every key of the page (Quest's bound).
 float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, const uint32_t *picked, uint32_t k1);
 
 // Tells a head that a new turn begins after the entries of `span`. RocketKV-MT then selects its tokens again; other
