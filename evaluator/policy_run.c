@@ -6,7 +6,7 @@
 // Everything that changes while a policy runs, so that a run can be set back to an earlier copy.
 typedef struct policy_state {
     policy_head *heads; // [n_heads]
-    float *memory;      // of all heads, from memory_at on
+    float *memory;      // of all heads; head i's begins at memory_at[i]
     uint32_t *marks;    // [n_heads, T + extra]
 } policy_state;
 
@@ -15,15 +15,15 @@ struct policy_run {
     const model *m;
     uint32_t n_tokens, extra, max_room;
     size_t n_heads;
-    policy_state now, after; // at work; as after the prefill
+    policy_state now, after; // the present state; a copy of that after the prefill
     size_t *memory_at;       // [n_heads + 1] where a head's floats begin
-    uint32_t *keep;          // [max_room] of layer_done
+    uint32_t *keep;          // [max_room] scratch of evict_layer
     float *scores;           // [G, T] of the policy's metric
     kept_set kept;           // positions; filled layer by layer
     size_t n_kept;
-    const kvb_table *table; // NULL: capacities stay as they are
+    const kvb_table *table; // NULL: capacities do not change
     kvb_growth growth;      // when a cache is cut; with a table also to how many rows
-    uint32_t cut_at;        // tokens that had been seen then
+    uint32_t cut_at;        // tokens that had been seen at the last cut
     uint32_t *budgets;      // [n_heads] scratch
 };
 
@@ -39,8 +39,8 @@ static void free_state(policy_state *s)
     free_all(s->heads, s->memory, s->marks);
 }
 
-// Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in
-// decode, but the prefill shows it the whole context.
+// Sets up every head and its memory. The room is the whole text's: in decode, a policy that evicts at every step needs
+// one entry more than its capacity, but the prefill shows it the whole context.
 static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double ratio, kvb_error *err)
 {
     const model_config *c = &r->m->config;
@@ -111,7 +111,7 @@ void policy_run_close(policy_run *r)
     free_all(r->memory_at, r->keep, r->scores, r->budgets, r);
 }
 
-// What the table grants for so many tokens becomes the heads' capacity.
+// Sets the heads' capacities to the budgets that the table grants once n_tokens tokens have been seen.
 static kvb_status grant(policy_run *r, uint32_t n_tokens, kvb_error *err)
 {
     kvb_status status =
@@ -177,7 +177,7 @@ layer_observer policy_observer(policy_watch *watch)
 
 void policy_run_restart(policy_run *r)
 {
-    for (size_t i = 0; i < r->n_heads; i++) { // what was counted stays
+    for (size_t i = 0; i < r->n_heads; i++) { // the counts go on
         r->after.heads[i].looked = r->now.heads[i].looked;
         r->after.heads[i].steps = r->now.heads[i].steps;
     }

@@ -22,8 +22,8 @@ void predictions_close(predictions *a)
     *a = (predictions){0};
 }
 
-// exp(x) for x <= 0, or NaN: 1e-15 relative error, 0 below -700. Inline, so that the loop around it vectorises, which
-// libm's does not let it; in double, since a KL is a small difference of these sums.
+// exp(x) for x <= 0 or NaN, with a relative error of 1e-15; 0 below -700. Inline, so that the loop around it
+// vectorises, which a call of libm's exp prevents; in double, since a KL is a small difference of these sums.
 static inline double exp_below(double x)
 {
     const double shifter = 6755399441055744.0; // 1.5 * 2^52: adding it rounds to an integer in the low mantissa bits
@@ -51,7 +51,7 @@ SIMD_CLONES static float largest(const float *x, size_t n)
     return top;
 }
 
-// The first of them.
+// Returns the index of the first element that equals `value`.
 static uint32_t place_of(const float *x, uint32_t n, float value)
 {
     uint32_t i = 0;
@@ -68,7 +68,7 @@ SIMD_CLONES static double log_sum_exp(const float *x, size_t n, float top)
     return top + log(fmax(sum, 1)); // the largest adds 1
 }
 
-// Sum of p (full - got + shift).
+// Returns the sum of p (full - got + shift).
 SIMD_CLONES static double divergence(const float *p, const float *full, const float *got, size_t n, double shift)
 {
     double sum = 0;

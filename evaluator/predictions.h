@@ -14,7 +14,7 @@ typedef struct predictions {
     uint32_t *likeliest; // [n] the token with the largest logit, the first of equal ones
 } predictions;
 
-// Memory for n rows. The caller frees with predictions_close.
+// Allocates memory for n rows. The caller frees it with predictions_close.
 predictions predictions_open(uint32_t n, uint32_t vocabulary);
 void predictions_close(predictions *a); // a zero struct is allowed
 
@@ -28,5 +28,5 @@ typedef struct row_damage {
     bool agree; // the likeliest token is the same
 } row_damage;
 
-// `got` [vocabulary] logits of row i over a cut cache.
+// Compares `got` [vocabulary], the logits of row i over a cut cache, with the full cache's row i.
 row_damage predictions_row(const predictions *a, uint32_t i, const float *got);

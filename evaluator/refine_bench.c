@@ -151,7 +151,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
     return w->n > first ? fill_text(b, text, err) : KVB_OK;
 }
 
-// Measures them a batch at a time, and logs each batch before the next begins.
+// Measures the new cuts a batch at a time, and logs each batch before the next begins.
 static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err)
 {
     kvb_status status = KVB_OK;
@@ -197,7 +197,7 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
 
 // ---- Candidates ----
 
-// The budgets that an engine would get from a table at n ratios: [n, heads].
+// Reads the budgets that an engine would get from a table at n ratios: keep [n, heads].
 static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
                                uint32_t *keep, kvb_error *err)
 {
@@ -209,7 +209,7 @@ static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, co
     return status;
 }
 
-// The budgets of one candidate at the knots: [n_knots, heads].
+// Computes the budgets of one candidate at the knots: keep [n_knots, heads].
 static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
 {
     kvb_table *table;
@@ -219,7 +219,7 @@ static kvb_status find_budgets(const refine_bench *b, const double *shift, uint3
     return status;
 }
 
-// The budgets of n candidates: [n, n_knots, heads].
+// Computes the budgets of n candidates: keep [n, n_knots, heads].
 static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
 {
     size_t each = b->n_knots * bench_heads(b);
@@ -290,7 +290,7 @@ kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shi
 
 // ---- Heads alone ----
 
-// In cut i only head i is cut.
+// Writes the keys [n, heads] of cuts in which one head alone is cut: in keys[i] head i % heads keeps keep[i] tokens.
 static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, char (*keys)[LOG_KEY])
 {
     size_t heads = bench_heads(b);
@@ -302,7 +302,7 @@ static void name_heads(const refine_bench *b, uint32_t text, const uint32_t *kee
     free(cut);
 }
 
-// All n cuts of every head on one text, [n, heads]; read from the log if it has all of them.
+// Measures n cuts of every head alone on one text, out [n, heads], or reads them from the log if it has all of them.
 static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
@@ -326,7 +326,7 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
     return status;
 }
 
-// The KL when only one head is cut: loss [n_levels, heads], the mean over the first n_texts texts of the search.
+// Measures the KL when only one head is cut: loss [n_levels, heads], the mean over the first n_texts calibration texts.
 static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts,
                                 double *loss, kvb_error *err)
 {
@@ -351,7 +351,7 @@ kvb_status refine_bench_start(refine_bench *b, refine_task *t, double *shift, ui
 {
     double levels[MEASURED_LEVELS_MAX];
     uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
-    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
+    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text's cost, in evaluations
     *n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
     if (*n_texts == 0) return KVB_OK;
     double *loss = need((size_t)n_levels * t->n_heads, sizeof *loss, "losses");

@@ -29,7 +29,7 @@ size_t refitter_floats(const refitter *r)
     return (size_t)c->n_layers * c->n_heads * r->per_head * c->head_dim;
 }
 
-// Reference queries of one query head in a context of n_tokens.
+// Returns the number of reference queries of one query head in a context of n_tokens.
 static uint32_t queries_each(const refitter *r, uint32_t n_tokens)
 {
     return r->per_head < n_tokens ? r->per_head : n_tokens;
@@ -52,7 +52,7 @@ void refitter_see(refitter *r, const layer_view *view)
         }
 }
 
-// Head h of the cache, which has its entries at the front of its room; `head` has what all heads share.
+// Refits head h of the cache, whose entries are at the front of its room; `head` has what all heads share.
 static kvb_status refit_head(const refitter *r, kvb_refit_head head, const float *k, const float *v,
                              const kept_set *kept, uint32_t h, kv_cache *cache, void *work, size_t bytes,
                              kvb_error *err)

@@ -10,7 +10,7 @@ static size_t heads_of(const session *s)
     return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
 }
 
-// Memory for a context, except for its reference queries.
+// Allocates memory for a context, except for its reference queries.
 static session_context open_context(const session *s)
 {
     const session_plan *plan = &s->plan;
@@ -107,7 +107,7 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     return KVB_OK;
 }
 
-// From layers that are budgeted, side by side, to their places among all; the others get zeros.
+// Moves the importance of the budgeted layers from the front of the array to their places. Other layers get zeros.
 static void spread_importance(const session *s, float *importance)
 {
     const model_config *c = &s->m->config;

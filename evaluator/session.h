@@ -16,13 +16,13 @@
 
 typedef struct session_plan {
     uint32_t max_tokens;   // longest context, T
-    uint32_t max_new;      // positions after it
+    uint32_t max_new;      // positions after the context
     uint32_t max_rows;     // rows that the decoder runs in one call, over all sequences
-    const metric *metrics; // live as long as the session
+    const metric *metrics; // must live as long as the session
     size_t n_metrics;
     bool oracle;    // session_reference will be asked for importance
     bool attention; // allocators will ask for session.attention
-    uint32_t refit; // reference queries a KV head, for session_refit; 0: caches stay as cut
+    uint32_t refit; // reference queries per KV head for session_refit; 0: no refitting
 } session_plan;
 
 // The result of a prefill.
@@ -32,7 +32,7 @@ typedef struct session_context {
     float **scores;    // [n_metrics][L, G, T]
     float **first;     // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
     size_t n_metrics;
-    float *queries; // of the refitter; NULL in the session itself, whose refitter has them
+    float *queries; // the refitter's reference queries; NULL in session.now, since session.refit holds them
 } session_context;
 
 typedef struct session {
@@ -40,41 +40,41 @@ typedef struct session {
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    session_context now;        // the current one
-    float *ranked;              // [L, G, T], of session_rank; NULL where no metric needs it
+    session_context now;        // the current context
+    float *ranked;              // [L, G, T], of session_rank; NULL if no metric needs it
     window_attention attention; // of the context that was prefilled last; zero unless planned
     refitter refit;             // zero unless planned
     double score_seconds;       // spent in scorers, over all prefills
 } session;
 
-// On failure *out is NULL.
+// Opens a session with a model, which must outlive it. On failure *out is NULL.
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
 void session_close(session *s);
 
-// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer too: queries, keys and values.
+// Prefills a context and fills k, v and scores of session.now. `also` (NULL: none) observes every layer too.
 kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                            const forward_progress *progress, kvb_error *err);
 
-// Teacher-forces n <= max_new tokens behind the full context, in one pass of the profiler's forward pass (not of the
+// Teacher-forces n <= max_new tokens after the full context, in one call of the profiler's forward pass (not of the
 // decoder). `importance` (NULL: none; needs plan.oracle) receives I [L, G, T] over these n queries; `logits` (NULL:
 // none) [n, vocabulary].
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err);
 
-// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.now.scores[i], or, where its
-// order depends on the budget (metric_rank), memory that the next call overwrites.
+// Sets *scores to the scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.now.scores[i],
+// or, if its order depends on the budget (metric_rank), memory that the next call overwrites.
 kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err);
 
-// The keep[h] best tokens of every head by scores [L, G, T] (session.now.scores[i], or anyone's), sinks and window
-// first (kvb_select_all). The caller frees *out with kept_set_free.
+// Selects the keep[h] best tokens of every head by scores [L, G, T] (session.now.scores[i], or any others), sinks and
+// window first (kvb_select_all). The caller frees *out with kept_set_free.
 kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
                           kept_set *out, kvb_error *err);
 
-// A cache of what `kept` lists of the prefilled context (NULL: the whole context), with room for `extra` tokens. The
-// caller closes it.
+// Opens a cache of what `kept` lists of the prefilled context (NULL: the whole context), with room for `extra` more
+// tokens. The caller closes it.
 kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 
-// The same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
+// Does the same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
 // Refits a cache that was cut to `kept` of the prefilled context (refitter_apply), if that was planned; leaves it alone
@@ -87,7 +87,7 @@ kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_
 // session_context_free, which accepts a zero struct.
 session_context session_context_open(const session *s);
 void session_context_free(session_context *c);
-// Bytes that one takes.
+// Returns the bytes that one takes.
 uint64_t session_context_bytes(const model *m, const session_plan *plan);
 // Swaps it with the session's current context; nothing is copied. The session's next calls work on that context.
 void session_exchange(session *s, session_context *c);

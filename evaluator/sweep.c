@@ -131,7 +131,7 @@ static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
     return log_add(s->log, &line, 1, err);
 }
 
-// One line for tests/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
+// Writes one line for tests/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
 static kvb_status write_kept(FILE *out, const sweep *s, const sweep_cell *cell, const kept_set *kept, kvb_error *err)
 {
     cJSON *line = describe_cell(s, cell);
@@ -164,7 +164,7 @@ typedef struct sweep_run_state {
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
-    policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is at work
+    policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL for cells without a policy
 } sweep_run_state;
 
 static bool report_progress(sweep_run_state *r, double part)
@@ -173,7 +173,7 @@ static bool report_progress(sweep_run_state *r, double part)
            r->watch->progress(r->watch->context, (double)r->n_done + part, (double)r->s->n_cells);
 }
 
-// A prefill shows as progress of up to one cell, so that the bar moves.
+// Reports a prefill as progress of up to one cell, so that the bar moves.
 static bool prefill_step(void *context, double done, double total)
 {
     return report_progress(context, 0.99 * done / total);
@@ -188,7 +188,7 @@ static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_
     return status == KVB_OK && r->s->log ? add_result(r->s, c, err) : status;
 }
 
-// Measures cells[0..n-1] of one text together; they evict once.
+// Measures cells[0..n-1] of one text together: cells that evict once.
 static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32_t n, kvb_error *err)
 {
     const sweep *s = r->s;
@@ -205,7 +205,7 @@ static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32
     return status;
 }
 
-// Runs cells with policies.
+// Measures cells with policies together.
 static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, policy_run *const *runs, uint32_t n,
                                kvb_error *err)
 {
@@ -237,7 +237,7 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
                     r->s->log ? "; the same command continues" : "");
 }
 
-// The missing cells of a text, first those without a policy, in batches.
+// Measures the missing cells of a text in batches, first those without a policy.
 static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb_error *err)
 {
     sweep_batch b = {.n = 0};
@@ -332,7 +332,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
 
 typedef struct summary_rows {
     const double **kl, **nll, **agree, **other; // [texts]
-    uint32_t *n, *n_less;                       // [texts] n, and n - 1
+    uint32_t *n, *n_less;                       // [texts] n_next, and n_next - 1
 } summary_rows;
 
 static summary_rows rows_open(const sweep *s)
@@ -357,7 +357,7 @@ static bool is_rival(const allocator *a, allocator_kind kind)
            (!shrink || strtod(shrink, NULL) == 0);
 }
 
-// The cell of such an allocator beside cells[i] (same text, metric, ratio), or NULL.
+// Returns the cell with the text, metric and ratio of cells[i] whose allocator is of the kind `rival`, or NULL.
 static const sweep_cell *beside(const sweep *s, size_t i, allocator_kind rival)
 {
     const sweep_cell *c = &s->cells[i];
@@ -372,7 +372,7 @@ static const sweep_cell *beside(const sweep *s, size_t i, allocator_kind rival)
     return NULL;
 }
 
-// The KL of cells[at] and of the same cell of all texts, as a ratio to another allocator's.
+// Returns the KL of cells[at], and of the same cell of all texts, divided by another allocator's; NaN without one.
 static interval ratio_to(const sweep *s, size_t at, allocator_kind rival, const value_groups *kl, summary_rows *r)
 {
     size_t per_text = s->n_cells / s->n_texts;
@@ -419,6 +419,6 @@ sweep_summary *sweep_summarize(const sweep *s, size_t *n)
     sweep_summary *all = need(*n, sizeof *all, "summaries");
     summary_rows r = rows_open(s);
     for (size_t i = 0; i < *n; i++) summarize_one(s, i, &r, &all[i]);
-    free_all(r.kl, r.n); // each the first of its lists
+    free_all(r.kl, r.n); // the other lists are parts of these two
     return all;
 }

@@ -72,10 +72,10 @@ typedef struct sweep_summary {
     double full_nll;                           // of the full cache
     double loss;                               // evicted share of the oracle importance
     double looked;           // share of the context's entries that a policy attends to per step; NaN without one
-    double effective;        // what was really pruned
+    double effective;        // share that was really pruned
     double bytes, allocated; // per text
     double seconds;          // per run
 } sweep_summary;
 
-// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the array.
+// Returns *n = columns * ratios summaries in the order of the cells, all of which must be done. The caller frees it.
 sweep_summary *sweep_summarize(const sweep *s, size_t *n);

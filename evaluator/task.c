@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A stream of draws: number `step` of sample `index` of the seed. Copying it goes on from the same place.
+// A stream of draws: number `step` of sample `index` of the seed. A copy continues from the same place.
 typedef struct task_random {
     uint64_t seed, index;
     uint32_t stream, step;
@@ -29,7 +29,7 @@ struct task_draft {
 
 // ---- Draws ----
 
-// Uniform in 0 .. n-1, n >= 1.
+// Draws a number in 0 .. n-1 uniformly, n >= 1.
 static uint32_t draw_below(task_random *r, uint32_t n)
 {
     return (uint32_t)(sampler_uniform(r->seed, r->index, r->stream, r->step++) * n);
@@ -44,7 +44,7 @@ static void shuffle_items(task_random *r, uint32_t *items, size_t n)
     }
 }
 
-// n different numbers of 0 .. pool-1 in random order, n <= pool. The caller frees them.
+// Draws n different numbers of 0 .. pool-1 in random order, n <= pool. The caller frees them.
 static uint32_t *pick_items(task_random *r, uint32_t pool, size_t n)
 {
     uint32_t *items = need(pool, sizeof *items, "numbers");
@@ -105,9 +105,9 @@ enum {
     N_WORDS = N_SIMPLE + N_PAIRS
 };
 
-// The word number i < N_WORDS of a list without repetition: nouns, adjectives, then both joined by a hyphen.
 enum { TASK_WORD_MAX = 48 };
 
+// Writes word number i < N_WORDS of a list without repetition: nouns, adjectives, then both joined by a hyphen.
 static void write_word(char room[TASK_WORD_MAX], uint32_t i)
 {
     if (i < N_NOUNS) snprintf(room, TASK_WORD_MAX, "%s", NOUNS[i]);
@@ -129,7 +129,7 @@ static void draw_uuid(char room[37], task_random *r)
 
 enum { NAME_MAX_ROOM = 7 };
 
-// n different names of so many letters from `first` ('A' or 'a') on.
+// Draws n different names of so many letters, of the 26 from `first` ('A' or 'a') on.
 static void draw_names(char (*names)[NAME_MAX_ROOM], size_t n, int letters, char first, task_random *r)
 {
     for (size_t i = 0; i < n; i++) {
@@ -144,8 +144,8 @@ static void draw_names(char (*names)[NAME_MAX_ROOM], size_t n, int letters, char
 
 // ---- Questions ----
 
-// Adds a question, whose texts it takes over, or a gold string to the last question. There is place: the parameters'
-// ranges end at these limits.
+// Adds a question, taking ownership of its texts, or a gold string to the last question. There is always room: the
+// parameters' ranges end at these limits.
 static void add_question(task_sample *s, char *text, char *prefix)
 {
     s->questions[s->n_questions++] = (task_question){.text = text, .prefix = prefix};
@@ -177,7 +177,7 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-// Writes `units` lines, NOISE or the texts of `hay`, and the needles in front of different ones, in the order given.
+// Writes `units` lines, NOISE or the texts of `hay`, and in front of some, drawn, one needle each, in the order given.
 static void hide_in_lines(FILE *to, task_random *r, size_t units, const needle *hay, const char *const *needles,
                           size_t n_needles)
 {
@@ -193,8 +193,8 @@ static void hide_in_lines(FILE *to, task_random *r, size_t units, const needle *
 
 static const char WHITE[] = " \n\r\t\f\v";
 
-// The end of the sentence that begins at `at`: behind a full stop, question or exclamation mark that a blank follows,
-// or the text's end. (RULER asks NLTK's punkt, which knows abbreviations.)
+// Returns the end of the sentence that begins at `at`: after a full stop, question or exclamation mark that a blank or
+// the text's end follows, or the text's end itself. (RULER asks NLTK's punkt, which knows abbreviations.)
 static const char *sentence_end(const char *at)
 {
     for (; *at; at++)
@@ -202,7 +202,7 @@ static const char *sentence_end(const char *at)
     return at;
 }
 
-// The text's first n words, from its beginning again where it is over, each behind one blank; malloc'd.
+// Returns the text's first n words, joined by blanks; a text that is too short is repeated. The caller frees them.
 static char *first_words(const char *text, size_t n)
 {
     char *words = NULL;
@@ -223,7 +223,7 @@ static char *first_words(const char *text, size_t n)
 
 enum { N_DEPTHS = 40 };
 
-// Writes the first `units` words of the haystack, a needle behind every drawn share of its sentences. A piece between
+// Writes the first `units` words of the haystack, and the needles after drawn shares of its sentences. A piece between
 // two needles may be empty; it still has its two blanks.
 static void hide_in_essay(task_draft *d, const char *const *needles, size_t n_needles)
 {
@@ -247,7 +247,7 @@ static void hide_in_essay(task_draft *d, const char *const *needles, size_t n_ne
 
 // ---- Needles in a haystack (RULER, 3) ----
 
-// Needles of n_keys keys with n_values values each, and behind them `others` of other keys. The caller frees them.
+// Draws needles for n_keys keys with n_values values each, then `others` needles of other keys. The caller frees them.
 static needle *draw_needles(task_draft *d, size_t n_keys, size_t n_values, size_t others)
 {
     const task_kind *kind = d->t->kind;
@@ -283,7 +283,7 @@ static void hide_needles(task_draft *d, const needle *n, size_t count)
     free_all(order, texts);
 }
 
-// One question for all values of these keys, whose first needles are given.
+// Adds one question that asks for all values of n_keys keys; keys[i] is the first of a key's n_values needles.
 static void ask_for_keys(task_draft *d, const needle *const *keys, size_t n_keys, size_t n_values, const char *kind)
 {
     bool single = n_keys * n_values == 1;
@@ -337,7 +337,7 @@ enum { HOPS_MAX = 10 };
     "Answer: According to the chain(s) of variable assignment in the text above, %u variables are assigned the " \
     "value %u, they are: "
 
-// A chain of assignments in so many lines of noise. Fills names[0 .. n-1], which have so many letters, and the value.
+// Writes a chain of n assignments in lines of noise. Fills names[0 .. n-1], of so many letters each, and the value.
 static void write_chain(FILE *to, task_random *r, uint32_t n, int letters, size_t noises, char (*names)[NAME_MAX_ROOM],
                         uint32_t *value)
 {
@@ -354,7 +354,7 @@ static void write_chain(FILE *to, task_random *r, uint32_t n, int letters, size_
     hide_in_lines(to, r, noises, NULL, needles, n);
 }
 
-// RULER's solved example in front of the text: as much noise as makes 500 tokens of it, and five lines at least.
+// Writes RULER's solved example in front of the text, with as much noise as fits into 500 tokens, at least five lines.
 static kvb_status show_solved_chain(task_draft *d, uint32_t n, kvb_error *err)
 {
     enum { EXAMPLE_TOKENS = 500, EXAMPLE_LINES = 5 };
@@ -393,14 +393,14 @@ static kvb_status build_tracking(task_draft *d, kvb_error *err)
     return status;
 }
 
-// ---- Common words (RULER 3.3): a numbered list in which ten words stand more often than the others ----
+// ---- Common words (RULER 3.3): a numbered list in which ten words appear more often than the others ----
 
 enum { N_COMMON = 10 };
 
 #define LIST_QUESTION "Question: What are the 10 most common words in the above list? "
 #define LIST_PREFIX "Answer: The top 10 words that appear most often in the list are:"
 
-// A list of n different words, the first ten of which stand `often` times in it. The caller frees them.
+// Writes a list of n different words, the first ten `often` times, the rest `rarely`. Returns them; the caller frees.
 static uint32_t *write_list(task_draft *d, size_t n, size_t often, size_t rarely)
 {
     size_t length = N_COMMON * often + (n - N_COMMON) * rarely, at = 0;
@@ -422,7 +422,7 @@ static uint32_t *write_list(task_draft *d, size_t n, size_t often, size_t rarely
 
 static kvb_status build_common(task_draft *d, kvb_error *err)
 {
-    bool brief = d->n_tokens < 4096; // RULER's frequencies of short contexts
+    bool brief = d->n_tokens < 4096; // RULER's frequencies for short contexts
     size_t n = d->units > N_COMMON ? d->units : N_COMMON;
     char word[TASK_WORD_MAX];
     if (n > N_WORDS)
@@ -534,7 +534,7 @@ static bool answer_stands_in(const char *text, const char *answer)
     return words && found * 5 >= words * 4;
 }
 
-// The text's first n_tokens tokens, cut back to the last end of a sentence where one is near. malloc'd.
+// Cuts a text to n_tokens tokens (0: all), and back to their last full stop if one is near. The caller frees *out.
 static kvb_status cut_text(char **out, const char *text, const tokenizer *tokens, size_t n_tokens, kvb_error *err)
 {
     int32_t *ids = NULL;
@@ -580,14 +580,14 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
     return status;
 }
 
-// ---- Scores as kvpress gives them for RULER (evaluation/benchmarks/ruler/calculate_metrics.py, string_match_all), and
-// SQuAD's F1 for answers that are sentences ----
+// ---- Scores ----
+// kvpress's for RULER (evaluation/benchmarks/ruler/calculate_metrics.py, string_match_all); SQuAD's F1 for sentences.
 
 static bool holds(const char *answer, const char *gold)
 {
     char *plain = need(strlen(answer) + 1, 1, "characters"), *to = plain;
     for (; *answer; answer++)
-        if ((unsigned char)*answer >= 0x20) *to++ = *answer; // not even a line's end
+        if ((unsigned char)*answer >= 0x20) *to++ = *answer; // line ends go too
     bool found = strcasestr(plain, gold) != NULL;
     free(plain);
     return found;
@@ -605,7 +605,7 @@ static bool is_article(const char *at, size_t length)
            (length == 3 && strncasecmp(at, "the", 3) == 0);
 }
 
-// Words of the first line that is not empty, without punctuation and articles, as SQuAD normalises answers.
+// Lists the words of the first line that is not empty, without punctuation and articles, as SQuAD normalises answers.
 static size_t split_line(word *out, size_t cap, const char *text)
 {
     size_t n = 0;
@@ -657,7 +657,7 @@ bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, 
 // ---- Tasks ----
 
 #define QUESTIONS(settings, most, meaning) SPEC(settings, questions, 1, 1, most, meaning)
-// RULER's form of needles. Where fewer keys are hidden than questions name, there are as many as they name.
+// A task of RULER's with needles. If the questions name more keys than `keys`, as many as they name are hidden.
 #define NIAH(label, hay_, uuid_keys_, uuid_values_, keys_, values_, queries_, about)                             \
     {                                                                                                            \
         .spec = {.name = label,                                                                                  \
@@ -743,7 +743,7 @@ void task_sample_free(task_sample *s)
     memset(s, 0, sizeof *s);
 }
 
-// FNV-1a of the task's text: draws of different tasks do not resemble each other.
+// FNV-1a of the task's text, so that draws of different tasks do not resemble each other.
 static uint32_t stream_of(const char *text)
 {
     uint32_t h = 2166136261u;
@@ -751,7 +751,7 @@ static uint32_t stream_of(const char *text)
     return h;
 }
 
-// Tokens of the context, and of all that RULER's length counts.
+// Counts the tokens of the context, and of all that RULER's length includes.
 static kvb_status measure_sample(task_sample *s, const task *t, const tokenizer *tokens, kvb_error *err)
 {
     size_t most = 0;
@@ -767,7 +767,7 @@ static kvb_status measure_sample(task_sample *s, const task *t, const tokenizer 
     return status;
 }
 
-// The sample with so many units of filler.
+// Builds the sample with so many units of filler. On failure *out is zero.
 static kvb_status build_with(task_sample *out, const task *t, const task_source *source, size_t n_tokens,
                              uint64_t index, size_t units, kvb_error *err)
 {
@@ -785,8 +785,8 @@ static kvb_status build_with(task_sample *out, const task *t, const task_source 
     return status;
 }
 
-// The most units whose length is at most n_tokens tokens: doubling, then halving the step. More filler is hardly ever
-// fewer tokens, as every unit adds some of its own.
+// Finds the most units with which the sample takes at most n_tokens tokens, by doubling and then halving the step. More
+// filler hardly ever takes fewer tokens, since every unit adds some of its own.
 static kvb_status fit_units(size_t *units, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                             kvb_error *err)
 {
@@ -800,7 +800,7 @@ static kvb_status fit_units(size_t *units, const task *t, const task_source *sou
         if (fits) best += step;
         growing = growing && fits;
         step = growing ? step * 2 : step / 2;
-        if (best > n_tokens) break; // a unit has a token at least
+        if (best > n_tokens) break; // a unit has at least one token
     }
     *units = best;
     return KVB_OK;
@@ -837,7 +837,7 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
 
 // ---- As calibration data ----
 
-// The answer that is expected: the gold strings joined by ", " behind a blank; malloc'd.
+// Returns the expected answer, a blank and the gold strings joined by ", ". The caller frees it.
 static char *join_gold(const task_question *q)
 {
     char *joined = need_text("%s%s", q->n_gold ? " " : "", q->n_gold ? q->gold[0] : "");

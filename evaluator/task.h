@@ -2,9 +2,9 @@
 // no download, word for word as NVIDIA's generator writes them, key-value pairs, and questions about given texts. The
 // context is compressed before any question is seen, as kvpress does it; scores are kvpress's.
 //
-// A task is written `name[:parameter=value...]`, e.g. `niah_multikey_1:keys=8`. The sample number i of a task depends
-// on (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them, so words, numbers and
-// places are not those that the generator's Python would draw.
+// A task is written `name[:parameter=value...]`, e.g. `niah_multikey_1:keys=8`. Sample number i of a task depends only
+// on (task, length, seed, i, tokenizer, haystack). Draws come from Philox, keyed by the task, seed and i, so words,
+// numbers and places are not those that the generator's Python would draw.
 #pragma once
 #include "formats/calib.h"
 #include "profiler/metric/spec.h"
@@ -14,7 +14,7 @@
 
 enum { TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
 
-// The parameters of each task; the tasks' own files say what a field means.
+// The parameters of each task; task_kinds in task.c say what a field means.
 typedef union task_settings {
     struct task_niah_settings {
         uint32_t keys, values, queries, questions;
@@ -39,7 +39,7 @@ typedef enum task_rule {
 
 typedef struct task_question {
     char *text;                // "What is the special magic number for sharp-apple mentioned in the provided text? "
-    char *prefix;              // how its answer begins, behind the end of a chat's turn; "": as the model likes
+    char *prefix;              // how its answer begins, after the end of a chat's user turn; "": as the model likes
     char *gold[TASK_MAX_GOLD]; // n_gold strings
     size_t n_gold;
 } task_question;
@@ -70,9 +70,9 @@ struct task_kind {
     spec_row spec; // name and parameters, whose values are in task.set
     const char *summary;
     task_rule rule;
-    uint32_t new_tokens; // the most that an answer takes, as RULER has it
+    uint32_t new_tokens; // the most tokens of an answer, as in RULER
     bool whole_text;     // made from task_source.texts instead of a length
-    task_hay hay;        // of needles, and what their keys and values are instead of words and numbers
+    task_hay hay;        // of needle tasks; so are these: whether keys and values are UUIDs, not words and numbers
     bool uuid_keys, uuid_values;
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };
@@ -81,7 +81,7 @@ struct task_kind {
 typedef struct task_source {
     const tokenizer *tokens; // counts the length
     uint64_t seed;
-    const char *haystack;    // UTF-8 text for the tasks of HAY_ESSAY, repeated where it is too short; NULL: none
+    const char *haystack;    // UTF-8 text for the tasks of HAY_ESSAY, repeated if it is too short; NULL: none
     const calib_file *texts; // for `qa` alone: contexts with questions and answers; else NULL
 } task_source;
 
@@ -91,15 +91,15 @@ extern const size_t task_kind_count;
 // Parses `name[:parameter=value...]`; on KVB_ARGUMENT the message lists the known tasks.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
-// Makes sample number `index`, as long as fits into n_tokens tokens with its question and answer (of `qa` the context's
-// tokens alone; 0: the whole text). Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is
-// missing. On failure *out is zero.
+// Makes sample number `index`, as long as fits into n_tokens tokens with its question and answer (for `qa`, n_tokens
+// counts the context alone; 0: the whole text). Fails with KVB_ARGUMENT if n_tokens is too short for the task or a
+// source is missing. On failure *out is zero.
 kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                      kvb_error *err);
 void task_sample_free(task_sample *sample); // leaves it zero
 
-// Scores one answer. Letters compare without case (ASCII). TASK_ALL looks for the gold strings as they are, in the
-// answer without its control characters.
+// Returns the score of one answer, 0 to 1. The case of ASCII letters is ignored. TASK_ALL looks for the gold strings as
+// they are, in the answer without its control characters.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 // Whether the rest of the answer cannot change the score: everything is found, or the line that counts is complete.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);

@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 1024 };                 // of the decoder: the questions of some dozen cells at once
+enum { ROWS = 1024 };                 // of the decoder: room for the questions of some dozen cells
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
 
 // ---- Answers of the model ----
 
-// Token ids of a sample's context, BOS first where texts begin with it. *ids is malloc'd.
+// Encodes a sample's context, BOS first if texts begin with it. The caller frees *ids.
 static kvb_status sample_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
                                      const task_sample *sample, kvb_error *err)
 {
@@ -55,7 +55,7 @@ static kvb_status encode_question(asked_question *k, const model_text *text, con
     return KVB_OK;
 }
 
-// How many positions after the context the longest question and its answer can take.
+// Counts how many positions after the context the longest question and its answer can take.
 static kvb_status count_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
                                   kvb_error *err)
 {
@@ -71,7 +71,7 @@ static kvb_status count_positions(uint32_t *out, const model_text *text, const t
     return status;
 }
 
-// The largest logit; ties go to the lower id. NaN is an error.
+// Picks the token with the largest logit; ties go to the lower id. Fails with KVB_NUMERIC if a logit is NaN.
 static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_error *err)
 {
     uint32_t best = 0;
@@ -84,7 +84,7 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
     return KVB_OK;
 }
 
-// The answer so far, as text and score.
+// Decodes and scores the answer so far.
 static void read_answer(const asked_question *k, const model_text *text, const task *t)
 {
     const task_question *q = k->turn->question;
@@ -164,8 +164,8 @@ static kvb_status step_take(decode_step *s, const model_text *text, const task *
 }
 
 // Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
-// under a policy, for which a new turn begins behind it. An answer ends at an end token, after the task's number of new
-// tokens, or where nothing that followed could change its score. On failure no answer has to be freed.
+// under a policy, for which a new turn begins after it. An answer ends at an end token, after the task's number of new
+// tokens, or when nothing that followed could change its score. On failure no answer has to be freed.
 static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
                                kvb_error *err)
 {
@@ -226,7 +226,7 @@ void task_study_close(task_study *s)
     s->known = NULL;
 }
 
-// Hash of the sample's own words, so that other texts, haystacks and lengths are other samples.
+// Hashes the sample's own words, so that other texts, haystacks and lengths are other samples.
 static void hash_sample(const task_sample *sample, char out[65])
 {
     char *text = NULL;
@@ -243,7 +243,7 @@ static void hash_sample(const task_sample *sample, char out[65])
     free(text);
 }
 
-// Everything that a result depends on; its hash names the result in the log.
+// Hashes everything that a result depends on into the key that names the result in the log.
 static void name_result(const task_study *s, const task_cell *c, const char *sample, char key[LOG_KEY])
 {
     const method_column *column = c->column;
@@ -352,7 +352,7 @@ static double kept_share(const sample_bench *b, const kv_cache *cache)
     return model_kept_share(c, kv_cache_entries(cache), b->n_tokens);
 }
 
-// The cache that all questions of a cell share.
+// Opens the cache that all questions of a cell share.
 static kvb_status open_context(sample_bench *b, bench_cell *c, kvb_error *err)
 {
     const method_column *column = c->cell->column;
@@ -394,7 +394,7 @@ static void close_turns(sample_bench *b)
         kv_cache_close(b->turns[i].cache);
         free(b->turns[i].answer);
     }
-    for (size_t i = 0; i < b->n_turns; i++) { // after all of their turns
+    for (size_t i = 0; i < b->n_turns; i++) { // once all of their turns are closed
         kv_cache_close(b->owners[i]->context);
         b->owners[i]->context = NULL;
     }
@@ -514,7 +514,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
 
 // ---- Over all samples ----
 
-// The uniform allocator's cell beside this one.
+// Returns the uniform allocator's cell with the same method and ratio, or NULL.
 static const task_cell *uniform_beside(const task_study *s, const task_cell *c)
 {
     for (size_t i = 1; c->column && i < s->n_cells; i++)

@@ -41,10 +41,10 @@ typedef struct task_study {
     uint32_t n_samples;
     method_list methods;
     const char *log;  // results so far; NULL: none
-    uint32_t refit;   // cut caches are refitted with so many reference queries a KV head; 0: not. Not with policies
+    uint32_t refit;   // reference queries per KV head for refitting cut caches, not a policy's; 0: no refitting
     task_cell *cells; // the full cache first; owned
     size_t n_cells;
-    size_t n_answered, n_resumed; // cells of samples, of this run and from the log
+    size_t n_answered, n_resumed; // cells of all samples: measured by this run; taken from the log
     log_file *known;              // NULL: no log; owned
 } task_study;
 
@@ -67,5 +67,5 @@ typedef struct task_outcome {
     size_t n_questions;
 } task_outcome;
 
-// One cell over all samples; every sample must have been answered.
+// Summarizes one cell over all samples. Fails with KVB_ARGUMENT if a sample has not been answered.
 kvb_status task_summarize(const task_study *s, size_t cell, task_outcome *out, kvb_error *err);

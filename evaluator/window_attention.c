@@ -23,7 +23,7 @@ static double entropy_term(double p)
     return p > 0 ? -p * log(p) : 0;
 }
 
-// One query head: adds to CAKE's sums, and writes the mean over the queries, pooled, to pooled [old]. rows [W,T].
+// Adds one query head to CAKE's sums, and writes its mean over the queries, pooled, to pooled [old]. rows [W+2,T].
 static void see_head(const layer_view *view, uint32_t h, uint32_t W, float *rows, float *pooled, double cake[2])
 {
     uint32_t T = view->n_tokens, old = T - W;
@@ -46,7 +46,7 @@ static void see_head(const layer_view *view, uint32_t h, uint32_t W, float *rows
     pool_row(pooled, mean, scratch, old, WINDOW_ATTENTION_KERNEL, true);
 }
 
-// LAVa's scores of one KV head: the largest of its query heads' votes times its largest value.
+// Computes LAVa's scores of one KV head: the largest of its query heads' pooled means times its largest value norm.
 static void see_group(const layer_view *view, uint32_t g, uint32_t W, float *score, double cake[2])
 {
     uint32_t T = view->n_tokens, d = view->head_dim, old = T - W, group = view->n_heads / view->n_kv_heads;

@@ -1,6 +1,6 @@
-// What methods that divide a cache over layers compute from the attention of the last context queries, W =
-// WINDOW_ATTENTION_QUERIES, or T - 1 where that is less. A[h,w,j] is query head h's attention from the w-th of them to
-// position j < T - W.
+// What methods that divide a cache over layers compute from the attention of the last W context queries, W =
+// WINDOW_ATTENTION_QUERIES, or T - 1 if that is less. A[h,w,j] is query head h's attention from the w-th of these
+// queries to position j < T - W.
 //
 //     CAKE (arXiv 2503.12491):  dispersion = - sum over h, w, j of A log A
 //                               shift      = sum over h, j of the variance over w of A (divisor W - 1)
@@ -15,7 +15,7 @@ enum { WINDOW_ATTENTION_QUERIES = 32, WINDOW_ATTENTION_KERNEL = 7 };
 // Collected from the budgeted layers, one after the other.
 typedef struct window_attention {
     uint32_t n_layers;                    // seen so far
-    float *score;                         // [L, G, T] LAVa's; the W last tokens have the layer's maximum
+    float *score;                         // [L, G, T] LAVa's; the last W tokens have the layer's maximum
     double *entropy, *dispersion, *shift; // [L]
 } window_attention;
 
