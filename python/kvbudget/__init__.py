@@ -1,6 +1,6 @@
-"""Budgets of KV-cache heads in Python: open and check a table, really evict in transformers, record any model.
+"""Budgets for the heads of a KV cache: open and check tables, really evict in transformers, record any model.
 
-Only numpy is needed for tables. What needs torch and transformers, or kvpress, is imported when it is first used.
+Tables need only numpy. Names that need torch and transformers, or kvpress, are imported when they are first used.
 """
 
 import importlib
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def version() -> str:
-    """The version of the C library."""
+    """Returns the version of the C library."""
     text: str = library().kvb_version().decode()
     return text
 
@@ -57,6 +57,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Only names that can be imported here, since help() asks for every name in the list."""
+    """Lists only names that can be imported here, since help() looks up every name in the list."""
     ready = [name for name in __all__ if name not in _LATER or all(map(importlib.util.find_spec, _needs(name)))]
     return sorted([*ready, "__version__", *(name for name in globals() if name.startswith("__"))])

@@ -1,7 +1,7 @@
-"""libkvbudget through ctypes: budgets, limits, selection and checks are the C library's, the one source of them.
+"""libkvbudget through ctypes: the C library is the one source of budgets, limits, selection and checks.
 
-The library is looked for in the environment variable KVBUDGET_LIBRARY, then inside of the package (wheels bring it),
-then where the system's linker looks. Structures and signatures repeat runtime/kvbudget.h.
+If the environment variable KVBUDGET_LIBRARY is set, it names the library. Else it is the one inside of the package
+(wheels contain it), or the one that the system's linker finds. Structures and signatures repeat runtime/kvbudget.h.
 """
 
 import ctypes as c
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 SONAME = "libkvbudget.so.0"
-MAX_BYTES = 64 << 20  # of a table or a ranking, as the library has it
-BUDGETS_VERSION = 3  # of the arithmetic that this package was written for
+MAX_BYTES = 64 << 20  # the library's limit for a table or a ranking
+BUDGETS_VERSION = 3  # version of the arithmetic that this package expects
 
 
 class KVBudgetError(ValueError):
-    """What the C library refused. ``status`` is its name there, such as ``MISMATCH`` or ``FORMAT``."""
+    """An error of the C library or of this package. ``status`` is its name in C, such as ``MISMATCH`` or ``FORMAT``."""
 
     def __init__(self, message: str, status: str = "ARGUMENT"):
         super().__init__(message)
@@ -174,7 +174,7 @@ _OTHER: dict[str, tuple[list[Any], Any]] = {
 
 
 def _candidates() -> list[str]:
-    """Where the library may be, best first; a name without a folder is left to the system's linker."""
+    """Returns the paths to try, best first; a name without a folder is left to the system's linker."""
     named = os.environ.get("KVBUDGET_LIBRARY")
     bundled = Path(__file__).parent / "lib" / SONAME
     return [named] if named else [str(bundled)] * bundled.exists() + [SONAME]
@@ -182,7 +182,7 @@ def _candidates() -> list[str]:
 
 @functools.cache
 def library() -> c.CDLL:
-    """The loaded library. Raises ImportError when there is none, or when it computes other budgets than we expect."""
+    """Returns the library, loaded once. Raises ImportError if there is none or its budgets are of another version."""
     tried = []
     for path in _candidates():
         try:
@@ -210,7 +210,7 @@ def library() -> c.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that returns a kvb_status; what it refuses becomes an exception with its message.
+    """Calls a function that returns a kvb_status; a failure becomes an exception with the library's message.
 
     Every count and ratio goes through :func:`count` and :func:`real`, because ctypes silently cuts off bits that do not
     fit.
@@ -225,7 +225,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def count(value: Any, name: str = "a count", most: int = 2**32 - 1) -> int:
-    """Checks a whole number from 0 to ``most``. ``name`` is what messages call it."""
+    """Returns a whole number as int if it is from 0 to ``most``. ``name`` is what messages call it."""
     try:
         found = operator.index(value)
     except TypeError:
@@ -242,7 +242,7 @@ def one_of(name: str, value: Any, known: Sequence[str]) -> str:
 
 
 def real(value: Any, name: str = "ratio") -> float:
-    """Checks a number; a text such as "80%" is refused."""
+    """Returns a number as float; a text such as "80%" is refused."""
     try:
         if not isinstance(value, str):
             return float(value)
@@ -252,7 +252,7 @@ def real(value: Any, name: str = "ratio") -> float:
 
 
 def text(name: str, value: str | None) -> bytes | None:
-    """A text as C reads it; None stands for "do not look at it", so an empty one is a mistake."""
+    """Encodes a text for C. None means that it is not to be compared, so an empty text is refused as a mistake."""
     if value is None:
         return None
     if not value or "\0" in value:
@@ -261,7 +261,7 @@ def text(name: str, value: str | None) -> bytes | None:
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
-    """The bytes of a file; of a larger one ``most`` and one more, which the library then refuses."""
+    """Reads a file; of a larger one only ``most`` + 1 bytes, which the library then refuses."""
     try:
         with open(path, "rb") as file:
             return file.read(most + 1)

@@ -1,4 +1,4 @@
-"""The program ``kvbudget`` of a wheel: hands over to the binary that the wheel brings."""
+"""The program ``kvbudget`` of a wheel: runs the binary that the wheel contains."""
 
 import os
 import shutil
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def program() -> str:
-    """Where the program is: KVBUDGET_PROGRAM, inside of the package, or in PATH."""
+    """Returns the path of the program: KVBUDGET_PROGRAM, the one inside of the package, or the one in PATH."""
     bundled = Path(__file__).parent / "bin" / "kvbudget"
     found = os.environ.get("KVBUDGET_PROGRAM") or (str(bundled) if bundled.exists() else None)
     if found is None:
         found = shutil.which("kvbudget")
-        if found is not None and Path(found).read_bytes()[:4] != b"\x7fELF":  # the script of this very package
+        if found is not None and Path(found).read_bytes()[:4] != b"\x7fELF":  # this package's own script
             found = None
     if found is None:
         raise FileNotFoundError(

@@ -1,9 +1,9 @@
 """Attention over a cut cache, registered with transformers as the implementations ``kvbudget`` and ``kvbudget_eager``.
 
 A layer that is not cut goes to sdpa or eager attention with unchanged arguments, so a model may keep the registered
-name for good. Per segment there are two ways to compute, with one interface:
+name for good. For a cut layer there are two kernels:
 
-segments  product by product for each sequence and head: works everywhere, and unpacks a head for it
+segments  one product per sequence and head: works everywhere, and unpacks packed heads
 varlen    torch.nn.attention.varlen over the flat tensors, for passes of one token: on CUDA, in half precision, without
           padding or softcaps
 """
@@ -25,7 +25,7 @@ from ._library import KVBudgetError
 from .ragged import RaggedLayer, eager
 
 SDPA, EAGER = "kvbudget", "kvbudget_eager"
-#: implementation that a model has: the one that takes its place
+#: a model's attention implementation: the one that replaces it
 REPLACES = {"sdpa": SDPA, SDPA: SDPA, "eager": EAGER, EAGER: EAGER}
 
 try:
@@ -35,10 +35,10 @@ except ImportError:  # torch before 2.10
 
 
 def new_tokens_mask(layer: RaggedLayer, n: int, mask: Tensor | None) -> Tensor | None:
-    """What the n new tokens see of those that came after the cut, bool [B, n, later]; None: a single token sees all.
+    """Returns which tokens after the cut the n new ones see, bool [B, n, later]; None: a single token sees all.
 
     mask is what transformers made: bool, or 0 where visible and very negative elsewhere; its last columns are the later
-    tokens. Where it is None, tokens see what is not ahead of them.
+    tokens. If it is None, tokens see what is not ahead of them.
     """
     later = layer.seen - layer.cut_at
     if mask is None:
@@ -54,7 +54,7 @@ def by_segment(
     layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None, softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """[B, Hq, n, d] to [B, n, Hq, dv]: one product per segment, the query heads of a group being its rows."""
+    """Attention of queries [B, Hq, n, d], as [B, n, Hq, dv]: one product per segment, a group's query heads as rows."""
     batch, n_heads, n, d = query.shape
     group = n_heads // layer.n_heads
     out = query.new_empty(batch, n, n_heads, layer.flat_values.shape[1])
@@ -77,8 +77,8 @@ def by_segment(
 
 
 def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
-    """Softmax in float32 over [..., rows, T], of what is visible in a bool mask, with Gemma's softcap and GPT-OSS's
-    sinks [..., rows]: a sink takes part in the sum and has no value."""
+    """Softmax in float32 of logits [..., rows, T] where a bool mask is true, with Gemma's softcap and GPT-OSS's sinks
+    [..., rows]: a sink takes part in the sum and has no value."""
     logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
     logits = logits.float()
     logits = logits if mask is None else logits.masked_fill(~mask, float("-inf"))
@@ -88,8 +88,8 @@ def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None
 
 
 def by_varlen(layer: RaggedLayer, query: Tensor, scaling: float | None) -> Tensor:
-    """The same for one new token by a varlen kernel, in terms that every version of it has: the query heads of a group
-    are the rows of a sequence with one head, and behind every segment its free rows are a sequence without queries."""
+    """The same for one new token by a varlen kernel, with arguments that all its versions take: a group's query heads
+    are the rows of a sequence with one head, and the free rows after a segment are a sequence without queries."""
     batch, n_heads, _, d = query.shape
     group, device = n_heads // layer.n_heads, query.device
     sequences = 2 * batch * layer.n_heads
@@ -124,7 +124,7 @@ def ragged_attention(
     layer: RaggedLayer, query: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer, which already holds the n new tokens."""
+    """Attention of queries [B, Hq, n, d] over a cut layer that already holds the n new tokens: [B, n, Hq, dv]."""
     visible = new_tokens_mask(layer, query.shape[2], mask)
     layer.hidden = None if mask is None or visible is None else ~visible[:, -1]
     if softcap is None and sinks is None and _takes_varlen(layer, query, visible):
@@ -132,13 +132,13 @@ def ragged_attention(
     return by_segment(layer, query, visible, scaling, softcap, sinks)
 
 
-#: Who looks on while an attention module runs in this thread: called in the place of ``attend``, the attention itself.
+#: Called instead of ``attend``, the attention itself, when an attention module runs in this thread; None: nothing is.
 WATCH: ContextVar[Callable[..., Any] | None] = ContextVar("WATCH", default=None)
 
 
 @contextlib.contextmanager
 def watched_by(watch: Callable[..., Any]) -> Iterator[None]:
-    """Until the block is left, attention calls watch(attend, query, key, value, mask, scaling, more)."""
+    """Inside of the block, attention calls watch(attend, query, key, value, mask, scaling, more)."""
     token = WATCH.set(watch)
     try:
         yield
@@ -147,8 +147,8 @@ def watched_by(watch: Callable[..., Any]) -> Iterator[None]:
 
 
 def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) -> Callable[..., Any]:
-    """An attention function that knows cut layers and leaves all others to what find_base names. ``may_have``: the
-    arguments softcap and sinks, where the base knows them. kvpress wraps it and gives dropout by place."""
+    """Returns an attention function that handles cut layers and leaves all others to find_base(module). ``may_have``
+    names the arguments softcap and sinks, if the base has them. kvpress wraps it and passes dropout by position."""
 
     @eager
     def forward(
@@ -177,7 +177,7 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
 
 
 AttentionInterface.register(SDPA, _stand_in(lambda _: ALL_ATTENTION_FUNCTIONS["sdpa"], ()))
-# Eager attention is what every family brings itself, and the one that has Gemma's softcap and GPT-OSS's sinks.
+# Every family has its own eager attention, which alone applies Gemma's softcap and GPT-OSS's sinks.
 AttentionInterface.register(
     EAGER, _stand_in(lambda m: sys.modules[type(m).__module__].eager_attention_forward, ("softcap", "s_aux"))
 )

@@ -20,8 +20,8 @@ class Cache(DynamicCache):
     """``model.generate(**inputs, past_key_values=kvbudget.Cache(table, target_size=1024, config=model.config))``
 
     table   a :class:`Table` or its path
-    config  the config of the model that fills the cache: its attention implementation becomes "kvbudget", which does
-            for all other caches what the former one did
+    config  the config of the model that fills the cache: its attention implementation becomes "kvbudget", which treats
+            all other caches as the former one did
     rules   ratio or target_size, interval, buffer, scorer, slack, kernel and the options of :meth:`Table.keep`, as in
             :func:`kvbudget.compress`, which gives the same tokens
 
@@ -55,7 +55,7 @@ class Cache(DynamicCache):
             state.left = {i for i, layer in enumerate(self.layers) if getattr(layer, "is_sliding", False)}
             for i in full:
                 self.layers[i] = WatchedLayer(self.layers[i])
-        self._awaited: int | None = None  # a layer whose keys were given out and not attended to yet
+        self._awaited: int | None = None  # layer whose keys were handed out but not attended to yet
 
     @eager
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ class Cache(DynamicCache):
         return keys, values
 
     def attend(self, module: Any, attend: Callable[..., Any], *given: Any) -> Any:
-        """What attention calls over keys of this cache, with the arguments of a watch (attention.py)."""
+        """Called by attention over keys of this cache, with the arguments of a watch (attention.py)."""
         assert self._awaited is not None
         index, self._awaited = self._awaited, None
         return self.controller.attend(Pass(AttentionLayer(index, module, None), self), attend, *given[:5])

@@ -14,7 +14,7 @@ from ._library import KVBudgetError
 
 @dataclass
 class Question:
-    """A question and, where it is given, its answer; tokens, or a text that is still to be tokenized."""
+    """A question and, if it is given, its answer; token ids, or a text that is still to be tokenized."""
 
     text: str | None
     ids: list[int] | None
@@ -29,12 +29,12 @@ class Context:
     text: str | None
     ids: list[int] | None
     answer_prefix: str
-    has_answer_prefix: bool  # the line says it
+    has_answer_prefix: bool  # whether the line gives it
     questions: list[Question] = field(default_factory=list)
 
 
 def read(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[list[Context], str]:
-    """All contexts of the files, and one hash for them: a single file's own, so that `sha256sum FILE` shows it."""
+    """Returns all contexts of the files, and one hash for them: a single file's own, which `sha256sum FILE` shows."""
     files = [Path(p) for p in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     found: list[Context] = []
     hashes = []

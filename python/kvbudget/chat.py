@@ -1,7 +1,7 @@
-"""A model's own chat template around texts, as `kvbudget profile --chat` puts it (profiler/text/model_text.h says how).
+"""Puts a model's own chat template around texts, as `kvbudget profile --chat` does (profiler/text/model_text.h).
 
-The template writes messages whose words it cannot know; what it puts around them is the frame. Its front goes with the
-context, its back with the question, so that the context is calibrated at the place where a chat has it.
+What the template writes around a message, whatever its words, is the frame. Its front goes with the context, its back
+with the question, so that the context is calibrated at the place where a chat has it.
 """
 
 import datetime
@@ -15,7 +15,7 @@ from ._library import KVBudgetError
 
 BEFORE, BEHIND = "\t \n\t", "\t\n \t"  # spaces that no template writes
 WORD, OTHER = "Qmessage7", "It was,\n\n in 1999,  another\tone: é!"
-DAY = datetime.date(2024, 7, 26)  # the program's; a record must not depend on the day
+DAY = datetime.date(2024, 7, 26)  # the program's too: a record must not depend on the day
 MARKS = {
     "phi4": "<|im_sep|>", "chatml": "<|im_start|>", "llama3": "<|start_header_id|>", "gpt-oss": "<|start|>",
     "gemma": "<start_of_turn>", "mistral": "[INST]", "phi3": "<|end|>",
@@ -25,14 +25,14 @@ MARKS = {
 @dataclass(frozen=True)
 class Frame:
     kind: str  # of MARKS, or "other"
-    front: str  # from the begin of the text to the message, without BOS
+    front: str  # from the beginning of the text to the message, without BOS
     back: str  # from the message to where the answer begins
-    bos: bool  # BOS stands in front of it all
-    trim: bool  # spaces at both ends of the message are left out
+    bos: bool  # BOS comes before it all
+    trim: bool  # the template removes spaces at both ends of the message
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Frame":
-        """The frame of one user message that is to be answered; raises KVBudgetError if there is none."""
+        """Returns the frame of one user message that is to be answered; raises KVBudgetError if there is none."""
         if not getattr(tokenizer, "chat_template", None):
             raise KVBudgetError("the tokenizer has no chat template; leave out chat=True", "UNSUPPORTED")
         front, back = _around(tokenizer, BEFORE + WORD + BEHIND, WORD)
@@ -56,13 +56,13 @@ class Frame:
         return (text.rstrip() if self.trim else text) + self.back
 
     def attributes(self) -> dict[str, str]:
-        """The kind of template, and a hash of the frame, since templates of one kind differ."""
+        """Returns the kind of template, and a hash of the frame, since templates of one kind differ."""
         parts = f"{self.front}\0{self.back}\0"
         return {"chat": self.kind, "chat_sha256": hashlib.sha256(parts.encode()).hexdigest()}
 
 
 def check_text(tokenizer: Any, text: str, where: str) -> None:
-    """Refuses a text with control tokens: they would count like the template's own; the program takes them as text."""
+    """Refuses a text with control tokens: they would act like the template's own; the program reads them as text."""
     for token in tokenizer.all_special_tokens:
         if token in text:
             raise KVBudgetError(f"{where}: the text has the control token {token}, which chat=True takes for the "
@@ -74,13 +74,13 @@ def _refused(why: str) -> KVBudgetError:
 
 
 def _around(tokenizer: Any, message: str, word: str) -> tuple[str, str]:
-    """What the template writes before and after `word` of a message."""
+    """Returns what the template writes before and after `word` of a message."""
     try:
         text: str = tokenizer.apply_chat_template(
             [{"role": "user", "content": message}],
             tokenize=False,
             add_generation_prompt=True,
-            strftime_now=DAY.strftime,  # goes before transformers' own
+            strftime_now=DAY.strftime,  # overrides transformers' own
         )
     except TemplateError as why:
         raise _refused(str(why)) from None

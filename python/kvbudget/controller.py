@@ -1,7 +1,7 @@
-"""Caches that are watched and cut: one controller for blocks of compress (eviction.py) and for a cache that cuts itself
-(cache.py). When, to how many rows, and what always stays is the library's rule (kvb_growth); here is what it is asked
-of, and which rows a scorer ranks highest. The state of a cache is stored with it: in its ``kvb_state`` (report.py), and
-what was seen of a layer's queries in the layer (ragged.py).
+"""Watches and cuts caches: one controller for blocks of compress (eviction.py) and for a cache that cuts itself
+(cache.py). The library's rule (kvb_growth) says when to cut, to how many rows, and what always stays; the controller
+asks it and keeps the rows that a scorer ranks highest. The state of a cache is stored with it: in its ``kvb_state``
+(report.py), and what was seen of a layer's queries in the layer (ragged.py).
 """
 
 import warnings
@@ -22,7 +22,7 @@ from .report import Report, State
 from .selection import reselect
 from .table import Budgets, Table
 
-MOST_SLACK = 512  # free rows per head that an interval may ask for
+MOST_SLACK = 512  # the most free rows per head that an interval asks for
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Pass:
 
     layer: AttentionLayer
     cache: Any
-    hidden: Tensor | None = None  # [B, n, D], what goes into the module; None: not seen, as are the angles
+    hidden: Tensor | None = None  # [B, n, D], the module's input; None: not seen, nor are the angles, rope
     rope: Any = None
-    call: Any = None  # what the pass is part of, for end_of_turn
+    call: Any = None  # the call that the pass is part of, for end_of_turn
     attended: bool = False
-    start: int = 0  # tokens that the layer of the cache held before
-    end: int | None = None  # where the turn ends that its tokens are part of
+    start: int = 0  # tokens that the layer of the cache held before the pass
+    end: int | None = None  # where the turn of its tokens ends
 
 
 class Controller:
@@ -74,21 +74,21 @@ class Controller:
         self.ratio, self._kernel, self._refit, self._track = ratio, kernel, refit, rule.interval > 0
         self._slack = min(rule.interval or 32, MOST_SLACK) if slack is None else count(slack, "slack")
         self._formats = table.formats(ratio).tolist() if ratio is not None and table.has_formats else None
-        table.grown(rule, 1)  # what budgets refuse is refused here, not in the middle of a prefill
+        table.grown(rule, 1)  # errors of budgets come here, not in the middle of a prefill
         self.cuts = ratio is None or ratio > 0
         self._last, self._has_cut = State(), False
 
     def due(self, n: int, cut_at: int, turn_ends: bool) -> bool:
-        """Must a layer that has seen n tokens be cut now?"""
+        """Whether a layer that has seen n tokens must be cut now."""
         return bool(lib.library().kvb_growth_due(self.rule, n, cut_at, turn_ends))
 
     def report(self, cache: Any = None) -> Report:
-        """The report about a cache, by default the one that was cut last."""
+        """Returns the report about a cache, by default the one that was cut last."""
         state: State = self._last if cache is None else getattr(cache, "kvb_state", State())
         return state.report(self.ratio)
 
     def end_of_turn(self, now: Pass, n: int) -> int | None:
-        """Where the turn that the next n tokens belong to ends; None if they belong to none."""
+        """Returns where the turn of the next n tokens ends; None if they belong to none."""
         return now.start + n if now.start == 0 or n > 1 else None
 
     # ---- Watching ----
@@ -96,7 +96,7 @@ class Controller:
     def attend(
         self, now: Pass, attend: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: Any
     ) -> Any:
-        """The attention of one layer, which is cut where its turn ends; guesses behind that see the cut layer."""
+        """Computes one layer's attention, and cuts the layer where its turn ends; guesses after that see it cut."""
         n, index, place = query.shape[2], now.layer.index, now.cache.layers[now.layer.index]
         now.start = start = place.get_seq_length() - n
         now.end = end = self.end_of_turn(now, n)
@@ -108,7 +108,7 @@ class Controller:
                 "cut; fill it inside of the block from the start"
             )
         state = self.state_of(now.cache)
-        if not place.observed:  # only hidden, not cut
+        if not place.observed:  # mode="mask": tokens were hidden, not cut
             return attend(query, key, value, mask)
         guesses = max(start + n - end, 0) if end is not None and start < end else 0
         own, m, guessed = mask, n - guesses, None
@@ -129,7 +129,7 @@ class Controller:
         return torch.cat([out, rest], 1), None
 
     def _begin(self, now: Pass, padding: list[int], whole: bool) -> WatchedLayer:
-        """The first pass over a fresh cache, of a whole prompt or of its first chunk."""
+        """Begins to watch a layer in the first pass over a fresh cache, of a whole prompt or of its first chunk."""
         if not whole and any(padding):
             raise KVBudgetError("padded batches cannot be prefilled in chunks; give them one by one", "UNSUPPORTED")
         refuse_presses(now.layer.module)
@@ -148,7 +148,7 @@ class Controller:
         return state
 
     def _look(self, now: Pass, state: State, place: WatchedLayer, query: Tensor) -> None:
-        """After the attention of n tokens: watches them, and cuts where a turn ends or enough tokens are new."""
+        """Called after the attention of n tokens: observes them, and cuts if a turn ends or enough tokens are new."""
         total, turn = now.start + query.shape[2], now.end is not None and now.start < now.end
         if turn or self._track:
             self._observe(now, place, query)
@@ -186,7 +186,7 @@ class Controller:
             raise KVBudgetError(f"cut: {self.metric.name} {self.metric.once}", "UNSUPPORTED")
         tokens, again = tuple(total - s.padding for s in place.observed), place.cut_at > 0
         self._last, self._has_cut = state, True
-        if state.cut != (tokens, again):  # every layer says which cut it is of; the first of another one begins anew
+        if state.cut != (tokens, again):  # the first layer of another cut resets the state
             state.cut, state.tokens = (tokens, again), tokens
             state.budgets.clear()
             state.warnings.clear()
@@ -236,7 +236,7 @@ class Controller:
         return new.size
 
     def _choose_again(self, ragged: RaggedLayer, layer: AttentionLayer, state: State, s: int) -> Tensor:
-        """Which rows of segment s stay."""
+        """Returns which rows of segment s stay."""
         b, h = divmod(s, ragged.n_heads)
         (k, v, places), seen = ragged.segment(s), ragged.observed[b]
         rows, n = (k[None], v[None], places - seen.padding), ragged.seen - seen.padding
@@ -245,7 +245,7 @@ class Controller:
     def _choose(
         self, layer: AttentionLayer, state: State, seen: metrics.Seen, n: int, rows: tuple[Tensor, ...], heads: slice
     ) -> list[Tensor]:
-        """What stays, ascending, of some heads' keys and values [G, m, d] at places [m], of n tokens that were seen."""
+        """Returns, ascending, which rows of some heads' keys and values [G, m, d] at places [m] stay, after n tokens."""
         keys, values, places = rows
         keep = self._budgets(state, n).keep[layer.index, heads].tolist()
         if min(keep) >= len(places):
@@ -259,7 +259,7 @@ class Controller:
         return [torch.from_numpy(chosen.astype("int64")) for chosen in found]
 
     def _budgets(self, state: State, n: int) -> Budgets:
-        """The table's for a sequence of n tokens, at the cut that the state is of."""
+        """Returns the table's budgets for a sequence of n tokens, at the cut that the state is of."""
         if n not in state.budgets:
             state.budgets[n] = found = self.table.grown(self.rule, n, int(state.cut[1]))
             state.requested = found.requested_ratio or state.requested

@@ -1,4 +1,4 @@
-"""Evicting in transformers for real: each layer is cut as soon as its part of the prompt is done.
+"""Really evicts in transformers: each layer is cut as soon as its part of the prompt is done.
 
 The rules are in the controller (controller.py), and the state of a cache is stored with the cache. What a thread is
 doing is stored by thread (_Call), so any number of threads and caches can share one block. A layer is cut inside its
@@ -36,7 +36,7 @@ class _Call:
         self.end: int | None = None  # the cache is cut when it holds so many tokens
 
     def end_for(self, cache: Cache, start: int, n: int) -> int | None:
-        """Where the prompt that the next n tokens belong to ends; None if they belong to none."""
+        """Returns where the prompt of the next n tokens ends; None if they belong to none."""
         if self.model is None or (self.cache is not None and self.cache() is not cache):
             return n if start == 0 else None
         if self.cache is None:
@@ -54,7 +54,7 @@ class Run(Controller):
 
     model        a decoder of transformers with sdpa, eager or flash attention (torch's sdpa then replaces the latter)
     table        a :class:`Table` or its path, for this model's shape; or "auto": the ready table of these weights
-    ratio        the share of all cached tokens that goes, below 1; 0 leaves everything as it is
+    ratio        the share of all cached tokens that is evicted, below 1; 0 evicts nothing
     target_size  instead of a ratio: how many tokens the heads keep on average, shared out by the table; the cache does
                  not grow
     interval     cut whenever so many tokens are new, whether of a prompt, a chunk or an answer. By default 128 with a
@@ -67,15 +67,15 @@ class Run(Controller):
                  for passes of your own in chunks
     slack        free rows per head after a cut: 32, or the interval; more slack means fewer copies and more memory
     kernel       how attention over a cut cache is computed: "auto", "segments" or "varlen" (attention.py)
-    refit        at the first cut, change the kept keys and values so that attention over them gives what the full
-                 cache gave (refit.py); later cuts take rows away and do not refit again
+    refit        at the first cut, change the kept keys and values so that attention over them comes closer to that
+                 over the full cache (refit.py); later cuts take rows away and do not refit again
     options      of :meth:`Table.keep`: rounding, lookup, block, and strict, which keeps sinks and window in every head:
                  by default with an interval, and in all later cuts of a cache
 
     ``with kvbudget.compress(...) as run`` gives the run itself, for explicit cuts and the report. Threads may share a
     block; calls that began in it are cut to their end even if the block is left before. A cut cache can also be decoded
-    after the block: the model keeps the attention implementation "kvbudget", which does for caches that are not cut
-    what the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing
+    after the block: the model keeps the attention implementation "kvbudget", which treats caches that are not cut as
+    the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing
     nothing.
     """
 
@@ -93,9 +93,9 @@ class Run(Controller):
             self.interval = None
         self.model, self.layers, self._when = model, attention_layers(model), when
         self._track |= when == "call"
-        self._standing: list[Around] = []  # in the model while the block is open
+        self._standing: list[Around] = []  # methods replaced in the model while the block is open
         self._open = False
-        self._busy: dict[int, int] = {}  # by thread: calls that it is in
+        self._busy: dict[int, int] = {}  # by thread: the number of calls that it is in
         self._lock = threading.Lock()
 
     # ---- For the user ----
@@ -132,7 +132,7 @@ class Run(Controller):
                 '(with when="call", call run.cut(cache))'
             )
 
-    # ---- What stands in the model's methods ----
+    # ---- What replaces the model's methods ----
 
     def _leave(self) -> None:
         """Restores the model when the block is left and the last call that began in it is done."""
@@ -166,7 +166,7 @@ class Run(Controller):
         return self._within(_Call(self, model, self._prompt(model, args, kwargs)), generate, *args, **kwargs)
 
     def _prompt(self, model: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-        """The prompt's length if generate() does not pass it alone and in one piece. Refuses what cannot be cut."""
+        """Returns the prompt's length unless generate() passes it alone and whole. Refuses what cannot be cut."""
         config = args[1] if len(args) > 1 else kwargs.get("generation_config")
 
         def given(name: str) -> Any:

@@ -19,7 +19,7 @@ _LOCK = threading.Lock()
 
 
 class Around:
-    """Stands in an object's __dict__ for one of its methods: a call becomes around(method, ...)."""
+    """Replaces a method of an object, in the object's __dict__: a call becomes around(method, ...)."""
 
     def __init__(self, owner: Any, name: str, around: Callable[..., Any]):
         self.owner, self.name, self.around = owner, name, around
@@ -46,7 +46,7 @@ def _itself(method: Any) -> Any:
 
 
 def join(layers: Sequence[AttentionLayer], around: Callable[..., Any]) -> list[Around]:
-    """Puts around(layer, forward, ...) in the place of each attention module's forward; one at a time may do so."""
+    """Replaces each attention module's forward by around(layer, forward, ...); only one block at a time may do so."""
     with _LOCK:
         if any(isinstance(layer.module.__dict__.get("forward"), Around) for layer in layers):
             raise KVBudgetError(
@@ -68,13 +68,13 @@ def joined(layers: Sequence[AttentionLayer], around: Callable[..., Any]) -> Iter
 
 
 def inputs_of(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Cache | None, Tensor, Any]:
-    """What an attention module is called with: the cache, hidden states [B, n, D], cosines and sines."""
+    """Returns what an attention module is called with: the cache, hidden states [B, n, D], cosines and sines."""
     cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
     return cache, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], kwargs.get("position_embeddings")
 
 
 def not_watched(layer: AttentionLayer) -> KVBudgetError:
-    """Why a module's attention did not pass through this package."""
+    """Returns an error that says why a module's attention did not pass through this package."""
     name = layer.config._attn_implementation
     if name not in attention.REPLACES.values():
         return KVBudgetError(f"the model's attention implementation was changed to {name!r} inside of the block")
@@ -110,7 +110,7 @@ def refuse_presses(module: Any) -> None:
 
 
 def padding_of(mask: Tensor | None, n_sequences: int, n: int) -> list[int]:
-    """How many positions come before each sequence's first token, as the last query's row of the mask shows."""
+    """Returns how many positions come before each sequence's first token, by the last query's row of the mask."""
     if mask is None:
         return [0] * n_sequences
     row = mask[:, 0, -1, :n]

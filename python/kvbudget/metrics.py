@@ -2,8 +2,8 @@
 `kvbudget help metrics`; scorers.py tells which one a name, a table or a press means.
 
 They give what kvpress's presses give for the ``:kvpress`` variants, and what the C scorers give for all of them. A
-metric looks at one sequence at a time, so that padded rows and cut caches need no masks; what it must know of queries
-is gathered while the model runs (:class:`Seen`), by chunks if need be, in memory that does not grow with the context.
+metric looks at one sequence at a time, so that padded rows and cut caches need no masks; what it needs of the queries
+is gathered while the model runs (:class:`Seen`), in chunks if need be, in memory that does not grow with the context.
 """
 
 import math
@@ -35,7 +35,7 @@ class Seen:
     references: Any = None  # refit.References, until the cache is cut
 
     def crop(self, n: int) -> None:
-        """The tokens from the n-th on were taken back. Their part in the moments stays."""
+        """Removes the tokens from the n-th on. What they added to the moments stays."""
         if n < self.n_tokens and self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - (self.n_tokens - n), 0)]
         self.n_tokens = min(n, self.n_tokens)
@@ -45,14 +45,14 @@ class Seen:
             part.crop(n)
 
     def skip(self, n: int) -> None:
-        """The next token is the n-th; those between were not watched, so no row of queries reaches over them."""
+        """Continues at the n-th token. If tokens before it were not watched, the tail is dropped: it has no gaps."""
         if n != self.n_tokens:
             self.n_tokens, self.tail = n, None
         for part in self.parts:
             part.skip(n)
 
     def copy(self) -> "Seen":
-        """For a sequence that goes its own way from here on; tensors are never changed in place."""
+        """Returns a copy for a sequence that goes on by itself; it shares tensors, which are never changed in place."""
         return replace(self, parts=[part.copy() for part in self.parts])
 
 
@@ -60,13 +60,13 @@ class Seen:
 class Step:
     """The next n tokens of one sequence, as an attention layer saw them."""
 
-    query: Tensor  # [Hq, n, d], as it attends, in such units that q . k / sqrt(d) is the logit
-    hidden: Tensor  # [n, D], as it went into the layer
-    rope: tuple[Tensor, Tensor] | None = None  # the cosines and sines [n, ...] that it was turned by
+    query: Tensor  # [Hq, n, d], after rotation, in such units that q . k / sqrt(d) is the logit
+    hidden: Tensor  # [n, D], the attention module's input
+    rope: tuple[Tensor, Tensor] | None = None  # the cosines and sines [n, ...] of the rotation
 
 
 def in_units(query: Tensor, scaling: float | None) -> Tensor:
-    """Queries whose logits q . k ``scaling`` become q . k / sqrt(d), which is also what None means."""
+    """Scales queries so that their logits q . k ``scaling`` become q . k / sqrt(d), which None stands for, too."""
     scale = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     return query if math.isclose(scale, 1.0, rel_tol=1e-6) else query * scale
 
@@ -79,13 +79,13 @@ class Metric:
     parameters: Mapping[str, Any]
     protect_sink: int
     protect_window: int
-    constant: float = 0.0  # of the variant, as the program's row has it
-    needs_hidden: ClassVar[bool] = False  # does it look at what goes into a layer?
-    whole: ClassVar[bool] = False  # does it score whole contexts only, watched in one pass?
+    constant: float = 0.0  # of the variant, from the program's row
+    needs_hidden: ClassVar[bool] = False  # whether it reads an attention module's input
+    whole: ClassVar[bool] = False  # whether it scores only whole contexts, watched in one pass
 
     @property
     def needs_queries(self) -> bool:
-        """Can it not score without having observed?"""
+        """Whether it must observe queries before it can score."""
         return False
 
     @property
@@ -100,11 +100,11 @@ class Metric:
 
     @property
     def once(self) -> str:
-        """Why a cache can be cut by it only once; empty where it can be cut again."""
+        """Why a cache can be cut by it only once; empty if it can be cut again."""
         return ""
 
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
-        """Takes the next tokens in."""
+        """Observes the next tokens of a sequence, before it scores."""
         if self.tail:
             old = [seen.tail.to(step.query)] if seen.tail is not None else []
             seen.tail = torch.cat([*old, step.query], 1)[:, -self.tail :].clone()
@@ -113,7 +113,7 @@ class Metric:
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        """[G, T] for keys [G, T, d] and values [G, T, dv] of the KV heads ``heads``, at positions ``places`` [T]."""
+        """Scores [G, T] of keys [G, T, d] and values [G, T, dv] of the KV heads ``heads``, at positions ``places`` [T]."""
         raise NotImplementedError
 
 
@@ -147,7 +147,7 @@ class KNorm(Metric):
 
 
 class Voted(Metric):
-    """What the last W queries attend to; they are kept themselves, with the highest score of the layer."""
+    """Ranks tokens by the attention of the last W queries, whose own tokens get the highest score of the layer."""
 
     @property
     def needs_queries(self) -> bool:
@@ -163,7 +163,7 @@ class Voted(Metric):
 
     @property
     def above(self) -> float:
-        """How far above the highest vote the window's own tokens stand."""
+        """By how much the score of the window's own tokens exceeds the highest vote."""
         return 1.0
 
     def score(
@@ -188,12 +188,12 @@ class Voted(Metric):
         return F.pad(joined, (0, places.shape[0] - old), value=top + self.above)
 
     def join(self, votes: Tensor) -> Tensor:
-        """[G, T] from the attention [G, group, W, T] of the last queries."""
+        """Joins the attention [G, group, W, T] of the last queries into votes [G, T]."""
         raise NotImplementedError
 
 
 class MorphKV(Voted):
-    """That attention summed over the group, and joined over the queries (arXiv 2503.00979)."""
+    """The last queries' attention, summed over the group and joined over the queries (arXiv 2503.00979)."""
 
     def join(self, votes: Tensor) -> Tensor:
         rows = votes.sum(1)
@@ -201,7 +201,7 @@ class MorphKV(Voted):
 
 
 class SnapKV(Voted):
-    """That attention, pooled over positions (arXiv 2404.14469)."""
+    """The last queries' attention, pooled over positions (arXiv 2404.14469)."""
 
     @property
     def above(self) -> float:
@@ -243,8 +243,8 @@ class TOVA(Voted):
 class ExpectedAttention(Metric):
     """The attention that future queries will pay, if they are Gaussian like the past ones (arXiv 2510.00636).
 
-    With epsilon tokens of one value score almost the same, and rounding decides which of them goes. So operations and
-    their order are kvpress's: of one prefill both give the same bits, and masks and cuts agree token by token.
+    With epsilon, tokens of equal value score almost the same, and rounding decides which of them is evicted. So
+    operations and their order are kvpress's: for one prefill both give the same bits, and evict the same tokens.
     """
 
     needs_hidden: ClassVar[bool] = True
@@ -258,7 +258,7 @@ class ExpectedAttention(Metric):
         return int(self.parameters["sinks"])
 
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
-        skip = max(0, self.least - seen.n_tokens)  # sinks have outliers for queries
+        skip = max(0, self.least - seen.n_tokens)  # the queries of sinks are outliers
         if step.hidden.shape[0] > skip:
             self._add_moments(seen, layer.queries(step.hidden[None, skip:])[0])
         super().observe(seen, layer, step)
@@ -315,27 +315,27 @@ class LagKV(Metric):
     ) -> Tensor:
         p, total = self.parameters, keys.shape[1]
         sink, lag, weight = int(p["sink"]), int(p["lag"]), float(p["lambda"])
-        judged = max((total - sink) // lag - 1, 0)  # partitions that have another one behind them
+        judged = max((total - sink) // lag - 1, 0)  # partitions that another one follows
         own = 1 / (1 + weight) if self.constant else 1.0  # the mean of the two, or their sum
         if p["mode"] == "l2norm":
             found = -self._partitions(keys, judged).norm(dim=-1)
         else:
             found = own * (self._spread(keys, judged) + weight * self._spread(values, judged))
-        if not p["cross"]:  # of equals the later one is worse
+        if not p["cross"]:  # of equal scores the later one ranks lower
             order = found.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
             found = (lag - 1 - order).to(found.dtype) / lag
         rest = total - sink - judged * lag
         return F.pad(found.flatten(1), (sink, rest), value=own * (1 + weight))
 
     def _partitions(self, states: Tensor, n: int, first: int = 0) -> Tensor:
-        """[G, n, lag, d], from partition ``first`` on."""
+        """Returns n partitions, from ``first`` on, as [G, n, lag, d]."""
         lag = int(self.parameters["lag"])
         start = int(self.parameters["sink"]) + first * lag
         return states[:, start : start + n * lag].reshape(states.shape[0], n, lag, states.shape[-1]).float()
 
     def _spread(self, states: Tensor, n: int) -> Tensor:
-        """Softmax over each of n partitions of the deviations of its tokens' channels, in units of the range that the
-        channel has in the next partition: [G, n, lag]."""
+        """Returns [G, n, lag]: in each of n partitions, the softmax over tokens of the deviation of a token's channels,
+        each in units of its range in the next partition (with mode=local, in the same one)."""
         of, by = self._partitions(states, n), self._partitions(
             states, n, 0 if self.parameters["mode"] == "local" else 1
         )
@@ -346,5 +346,5 @@ class LagKV(Metric):
 
 
 def _group(x: Tensor, layer: AttentionLayer, heads: slice) -> Tensor:
-    """[Hq, ...] to [G, group, ...], of the KV heads ``heads``."""
+    """Reshapes [Hq, ...] to [G, group, ...], and returns the KV heads ``heads``."""
     return x.view(layer.n_kv_heads, x.shape[0] // layer.n_kv_heads, *x.shape[1:])[heads]
