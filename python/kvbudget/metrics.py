@@ -113,7 +113,7 @@ class Metric:
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        """Scores [G, T] of keys [G, T, d] and values [G, T, dv] of the KV heads ``heads``, at positions ``places`` [T]."""
+        """Returns [G, T] for keys [G, T, d], values [G, T, dv] of KV heads ``heads``, at positions ``places`` [T]."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ class AttentionLayer:
     index: int
     module: Any  # an nn.Module; which projections and norms it has differs by family
     rotary: nn.Module | None  # the model's rotary embedding; None: positions are not rotated
-    post_norm: Any = None  # the norm of what the module gives, before it is added; None: there is none
+    post_norm: Any = None  # the norm of the module's output, before it is added; None: there is none
 
     @property
     def config(self) -> Any:
@@ -35,23 +35,23 @@ class AttentionLayer:
 
     @property
     def query_scale(self) -> float:
-        """Queries times this make q . k / sqrt(d) the model's attention logit."""
+        """The factor on queries that makes q . k / sqrt(d) the model's attention logit."""
         scaling, d = getattr(self.module, "scaling", None), getattr(self.module, "head_dim", None)
         return float(scaling * d**0.5) if isinstance(scaling, (int, float)) and isinstance(d, int) else 1.0
 
     @property
     def softcap(self) -> float | None:
-        """Attention logits become softcap * tanh(logit / softcap); None: they stay. Only eager attention does so."""
+        """Attention logits become softcap * tanh(logit / softcap); None: unchanged. Only eager attention applies it."""
         return getattr(self.module, "attn_logit_softcapping", None) if self._is_eager else None
 
     @property
     def sinks(self) -> Tensor | None:
-        """[Hq] a logit of each query head that no position has; None: there is none. Only eager attention knows it."""
+        """[Hq] a logit per query head that belongs to no position; None: none. Only eager attention applies them."""
         return getattr(self.module, "sinks", None) if self._is_eager else None
 
     @property
     def needs_eager(self) -> bool:
-        """Has it a softcap or sinks, which sdpa leaves out?"""
+        """Whether it has a softcap or sinks, which sdpa leaves out."""
         return any(getattr(self.module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
 
     @property
@@ -63,7 +63,7 @@ class AttentionLayer:
         return f"layer {self.index} ({type(self.module).__name__})"
 
     def queries(self, hidden: Tensor) -> Tensor:
-        """Queries before rotation, [B, Hq, n, d], from what goes into the module, [B, n, D]."""
+        """Returns the queries before rotation, [B, Hq, n, d], of the module's input [B, n, D]."""
         module, (batch, n, _) = self.module, hidden.shape
 
         def unseen(why: str) -> KVBudgetError:
@@ -72,7 +72,7 @@ class AttentionLayer:
 
         if hasattr(module, "q_proj"):
             q: Tensor = module.q_proj(hidden)
-        elif hasattr(module, "qkv_proj"):  # Phi-3: the queries stand first
+        elif hasattr(module, "qkv_proj"):  # Phi-3: the queries come first
             q = module.qkv_proj(hidden)[..., : self.n_heads * module.head_dim]
         else:
             raise unseen("has neither q_proj nor qkv_proj")
@@ -92,15 +92,15 @@ class AttentionLayer:
         return q.transpose(1, 2)
 
     def mean_rotation(self, first: int, count: int, like: Tensor) -> Tensor | None:
-        """R [d, d], the mean rotation over positions first .. first + count - 1, so that a query's row x becomes x R^T.
+        """Returns R [d, d], the mean rotation over positions first .. first + count - 1: a row x becomes x R^T.
 
-        The model's own function turns the unit vectors, whatever layout of pairs it uses, and if it rotates only a part
-        of a head; the mean is of whole matrices, as kvpress takes it, so that the sums round alike.
+        The model's own function rotates the unit vectors, so any layout of pairs will do, and any part of a head. The
+        mean is over whole matrices, as in kvpress, so that the sums round alike.
         """
         if self.rotary is None or self._rotate is None or not _rotates(self.module):
             return None
         d = self.module.head_dim
-        part = getattr(self.module, "rotary_ndims", d)  # Phi and StableLM hand the function that part of a head alone
+        part = getattr(self.module, "rotary_ndims", d)  # Phi and StableLM pass only that part of a head
         places = torch.arange(first, first + count, device=like.device)
         cos, sin = (x.float()[:, None].expand(count, part, -1) for x in self.angles(like, places))
         mean: Tensor = torch.eye(d, dtype=like.dtype, device=like.device)
@@ -113,13 +113,13 @@ class AttentionLayer:
         return getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
 
     def angles(self, like: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [n, ...] of positions [n], by the model's own rotary embedding."""
+        """Returns cosines and sines [n, ...] of positions [n], by the model's own rotary embedding."""
         assert self.rotary is not None
         cos, sin = self.rotary(like, places[None], **_layer_type(self.rotary, self.module))
         return cos[0], sin[0]
 
     def turns(self) -> bool:
-        """Are queries turned by their positions? Raises where they are and cannot be turned back."""
+        """Whether queries are rotated by position. Raises KVBudgetError if they are and cannot be rotated back."""
         if self.rotary is None or not _rotates(self.module):
             return False
         if self._rotate is None:
@@ -127,13 +127,13 @@ class AttentionLayer:
         return True
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[H, n, d] turned by angles [n, ...]; with minus the sines, turned back. Scaled as the angles are."""
+        """Rotates [H, n, d] by angles [n, ...]; with minus the sines, back. The result is scaled as the angles are."""
         part = getattr(self.module, "rotary_ndims", x.shape[-1])
         turned = self._rotate(x[None, ..., :part], x[None, ..., :part], cos[None], sin[None])[0][0]
         return torch.cat([turned, x[..., part:]], -1)
 
     def output_weights(self) -> Tensor:
-        """W_O by query head, [Hq, dv, D]; before a norm W_O diag(w), the contribution up to the norm's scale."""
+        """Returns W_O by query head, [Hq, dv, D]; if a norm follows, W_O diag(w), right up to the norm's scale."""
         for name in ("o_proj", "out_proj", "dense", "c_proj", "wo"):
             layer = getattr(self.module, name, None)
             if layer is not None:
@@ -150,13 +150,13 @@ class AttentionLayer:
         found: Tensor = weight.detach().reshape(self.n_heads, -1, weight.shape[1])
         if self.post_norm is None:
             return found
-        with torch.no_grad():  # of ones it is w, whichever way the family writes it
+        with torch.no_grad():  # the norm of ones is w, whichever way the family writes it
             weighted: Tensor = found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
             return weighted
 
 
 def _rotates(module: Any) -> bool:
-    """Some families have layers without rotation; each says so in its own way."""
+    """Whether a layer rotates: some families have layers that do not, and each says so in its own way."""
     if type(module).__name__ == "Cohere2Attention":
         return module.sliding_window is not None
     if type(module).__name__ == "Exaone4Attention":
@@ -165,14 +165,14 @@ def _rotates(module: Any) -> bool:
 
 
 def _layer_type(rotary: nn.Module, module: Any) -> dict[str, str]:
-    """Some families keep one rotary embedding for several kinds of layers."""
+    """Returns the argument that names a layer's kind to rotary embeddings that serve several kinds, if this one does."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}
     return {"layer_type": getattr(module, "layer_type", None) or "full_attention"}
 
 
 def has_window(layer: AttentionLayer) -> bool:
-    """Does this layer see the last tokens only? Its cache is small by itself, and a budget means nothing to it."""
+    """Whether this layer sees only the last tokens. Its cache is small by itself, and a budget means nothing to it."""
     config = layer.config
     types = getattr(config, "layer_types", None)
     if types and layer.index < len(types):
@@ -182,7 +182,7 @@ def has_window(layer: AttentionLayer) -> bool:
 
 
 def only_windows(name: str, config: Any) -> KVBudgetError:
-    """What is to be said of a model in which every layer has a window."""
+    """Returns the error for a model in which every layer has a window."""
     return KVBudgetError(
         f"every layer of {name} has a sliding window (config.sliding_window = "
         f"{getattr(config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
@@ -192,7 +192,7 @@ def only_windows(name: str, config: Any) -> KVBudgetError:
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
-    """The text decoder of a model that may also have a head or eyes."""
+    """Returns the text decoder of a model that may also have a head or a vision tower."""
     get: Any = getattr(model, "get_decoder", None)
     found = get() if get is not None else None
     for name in ("language_model", "text_model"):
@@ -201,13 +201,13 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 
 def _post_norm(layer: nn.Module) -> Any:
-    """The norm behind a decoder layer's attention: Gemma 2 and 3, OLMo 2; GLM 4."""
+    """Returns the norm after a decoder layer's attention (Gemma 2 and 3, OLMo 2; GLM 4), or None."""
     name = "post_attention_layernorm" if hasattr(layer, "post_feedforward_layernorm") else "post_self_attn_layernorm"
     return getattr(layer, name, None)
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """The decoder's attention modules in the order of layers; layers without attention have none."""
+    """Returns the decoder's attention modules in the order of layers; layers without attention have none."""
     decoder = decoder_of(model)
     rotary = getattr(decoder, "rotary_emb", None)
     norms = {id(getattr(m, "self_attn", None)): _post_norm(m) for m in decoder.modules()}

@@ -15,7 +15,7 @@ COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def source_of(model: Any) -> Path | None:
-    """Where the weights were loaded from: a folder of the user's, or one of the hub's cache."""
+    """Returns the folder that the weights were loaded from, the user's or one of the hub's cache; None if unknown."""
     name, commit = str(getattr(model.config, "_name_or_path", "") or ""), getattr(model.config, "_commit_hash", None)
     if name and os.path.isdir(name):
         return Path(name).resolve()
@@ -28,7 +28,7 @@ def source_of(model: Any) -> Path | None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors that transformers loads; none where there are none, or not all of them."""
+    """Returns the safetensors files that transformers loads; an empty list if any or all are missing."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         names = {"model.safetensors"}
@@ -41,7 +41,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def hub_of(folder: Path) -> dict[str, str]:
-    """Repository and commit by the cache's own path; the commit alone in a folder that `hf download` wrote."""
+    """Returns repository and commit of a folder in the hub's cache; only the commit of one that `hf download` wrote."""
     if found := SNAPSHOT.search(folder.as_posix()):
         first, second, commit = found.groups()
         return {"hf_id": f"{first}/{second}" if second else first, "hf_revision": commit}
@@ -51,7 +51,7 @@ def hub_of(folder: Path) -> dict[str, str]:
 
 
 def _shape(model: Any) -> str:
-    """Numbers of the config that tell models of one family apart."""
+    """Returns numbers of the config that tell models of one family apart, as JSON."""
     config = model.config.get_text_config(decoder=True)
     found = {
         "width": config.hidden_size,
@@ -64,10 +64,10 @@ def _shape(model: Any) -> str:
 
 
 def describe(model: Any) -> dict[str, str]:
-    """Attributes of a record, as far as they are known: model_container, model_files, model_shape, hf_id, hf_revision.
+    """Returns attributes of a record that are known: model_shape, model_container, model_files, hf_id, hf_revision.
 
     model_files are the files of the folder that the model says it was loaded from, each hashed whole; they are left
-    out where there are none. What was changed in memory since does not show in them, it does in model_sha256.
+    out if there are none. Changes made in memory since do not show in them; they do in model_sha256.
     """
     found = {"model_shape": _shape(model)}
     if folder := source_of(model):

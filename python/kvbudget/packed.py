@@ -1,7 +1,7 @@
 """Keys and values in fewer bits: kvb_pack() and kvb_unpack() of the library in torch, where the cache is (docs/bits.md).
 
 32 numbers share a least number and a step, both bfloat16: keys over neighbouring tokens of a channel, values over
-neighbouring channels of a token. Bytes are the library's, but that a least number of 0 may have the other sign.
+neighbouring channels of a token. Bytes equal the library's, except that a least number of 0 may have the other sign.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ HEAD = 4  # bytes before a group's codes
 
 
 def _narrow(x: Tensor, up: Tensor) -> Tensor:
-    """To bfloat16, away from 0 where ``up``, else towards it."""
+    """Rounds float32 to bfloat16, away from 0 where ``up``, else towards it."""
     bits = x.contiguous().view(torch.int32) + 0xFFFF * up.to(torch.int32)
     return (bits & -0x10000).view(torch.float32).bfloat16()
 
 
 def _pack_groups(x: Tensor, bits: int) -> Tensor:
-    """Groups [a, b, n] of float32 to bytes [a, b, 4 + ceil(n bits / 8)]; no number is outside of a group's range."""
+    """Packs groups [a, b, n] of float32 into bytes [a, b, 4 + ceil(n bits / 8)]; a group's range covers its numbers."""
     most, each = 2**bits - 1, 8 // bits
     least = x.amin(-1, keepdim=True)
     low = _narrow(least, least < 0)
@@ -40,7 +40,7 @@ def _pack_groups(x: Tensor, bits: int) -> Tensor:
 
 
 def _unpack_groups(packed: Tensor, n: int, bits: int) -> Tensor:
-    """The way back, to float32 [a, b, n]."""
+    """Unpacks groups to float32 [a, b, n]."""
     head = packed[..., :HEAD].contiguous().view(torch.bfloat16).float()
     codes = packed[..., HEAD:]
     if bits < 8:
@@ -50,7 +50,7 @@ def _unpack_groups(packed: Tensor, n: int, bits: int) -> Tensor:
 
 
 def pack(rows: Tensor, form: str, keys: bool) -> Tensor:
-    """Rows [n, d] as the bytes of kvb_pack(), uint8 [bytes]; in 16 bits as [n, d], float16 as it is."""
+    """Packs rows [n, d] into the bytes of kvb_pack(), uint8 [bytes]; in 16 bits into [n, d], which keeps float16."""
     if BITS[form] == 16:
         return rows.to(rows.dtype if rows.dtype == torch.float16 else torch.bfloat16, copy=True)
     if not len(rows):
@@ -59,13 +59,13 @@ def pack(rows: Tensor, form: str, keys: bool) -> Tensor:
     whole = lines.shape[1] // GROUP * GROUP
     groups = [lines[:, :whole].reshape(len(lines), whole // GROUP, GROUP), lines[:, None, whole:]]
     packed = [_pack_groups(x, BITS[form]) for x in groups if x.numel()]
-    if keys:  # one group of tokens behind the other, and in each the channels
+    if keys:  # group of tokens after group, and in each the channels
         return torch.cat([x.transpose(0, 1).flatten() for x in packed])
     return torch.cat([x.flatten(1) for x in packed], 1).flatten()
 
 
 def unpack(packed: Tensor, form: str, keys: bool, n: int, d: int) -> Tensor:
-    """The rows [n, d] of what pack() gave, float32; those in 16 bits as they are."""
+    """Returns the rows [n, d] that pack() packed, in float32; those in 16 bits as they are."""
     bits = BITS[form]
     if bits == 16 or not n:
         return packed.view(n, d)
@@ -103,7 +103,7 @@ class Segment:
         return sum(x.nbytes for x in self.stored)
 
     def rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and places."""
+        """Returns keys, values and places."""
         n, given = len(self.places), zip(self.stored, self.formats, (True, False), self.sizes)
         k, v = (unpack(x, form, keys, n, d).to(dtype) for x, form, keys, d in given)
         return k, v, self.places

@@ -1,4 +1,4 @@
-"""A press for kvpress's own pipeline, with budgets of a table."""
+"""A press for kvpress's own pipeline, with a table's budgets."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class BudgetPress(BasePress):  # type: ignore[misc]
     """``pipe(context, question=q, press=BudgetPress(table, 0.8))``, or ``with press(model): ...``.
 
     mode="compact" evicts for real, as :func:`kvbudget.compress` does; mode="mask" hides evicted tokens as kvpress's
-    head-wise presses do: no memory is saved, and decoding is slower than with the full cache. `scorer` and `options`
-    are those of :func:`kvbudget.compress`; ``run`` is what it yields, and ``run.report()`` tells what came of it.
+    head-wise presses do: no memory is saved, and decoding is slower than with the full cache. ``options`` are those of
+    :func:`kvbudget.compress`, such as scorer; ``run`` is the Run in use, and ``run.report()`` its report.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class _MaskingRun(Run):
         hidden = torch.ones(keys.shape[:3], dtype=torch.bool)
         for s, places in enumerate(kept):
             b, h = divmod(s, keys.shape[1])
-            hidden[b, h, : seen[b].padding] = False  # no token there: the attention mask sees to it
+            hidden[b, h, : seen[b].padding] = False  # no token there: the attention mask hides it
             hidden[b, h, places] = False
         at: Any = tuple(i.to(keys.device) for i in torch.where(hidden))
         layer.module.masked_key_indices = at

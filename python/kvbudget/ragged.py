@@ -1,9 +1,9 @@
-"""Cache layers that are watched, and those of them that are cut: their heads keep different numbers of tokens.
+"""Cache layers that are watched, and those that were cut, whose heads keep different numbers of tokens.
 
-All segments of a cut layer, one per sequence and KV head, lie behind one another in two flat tensors [rows, d], each
+All segments of a cut layer, one per sequence and KV head, lie one after the other in two flat tensors [rows, d], each
 with some free rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each
-segment is a view. Where a table says in which formats heads are stored, what was kept lies packed (packed.py) in front
-of the segments, and the flat tensors hold only the tokens since the cut.
+segment is a view. If a table says in which formats heads are stored, the rows that were kept are packed (packed.py),
+and the flat tensors hold only the tokens since the cut.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ GROWTH = 64  # free rows per segment when a layer is laid out anew
 
 
 def eager(function: _F) -> _F:
-    """Stays outside of torch.compile's graphs: heads' lengths are Python numbers, which change with every token."""
+    """Keeps a function out of torch.compile's graphs: heads' lengths are Python numbers, new with every token."""
     return cast(_F, torch.compiler.disable(function))  # type: ignore[no-untyped-call]
 
 
 def segment_rows(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The row numbers of all segments, one behind the other: starts[s] .. starts[s] + lengths[s] - 1 for each s."""
+    """Returns the row numbers of all segments in turn: starts[s] .. starts[s] + lengths[s] - 1 for each s."""
     ends = lengths.cumsum(0)
     base = torch.repeat_interleave(starts - (ends - lengths), lengths)
     return base + torch.arange(base.shape[0], device=base.device)
@@ -35,15 +35,15 @@ def segment_rows(starts: Tensor, lengths: Tensor) -> Tensor:
 
 @dataclass
 class Size:
-    """What a cut layer takes; a cut layer keeps its own up to date, and a report outlives the cache with it."""
+    """What a cut layer takes. The layer keeps its own up to date; a report still has it when the cache is gone."""
 
     row_bytes: int  # of one token's key and value in one head
     place_bytes: int = 4  # of its position
     tokens: int = 0  # seen so far, in all heads and sequences, padding included
-    rows: int = 0  # of them that are there
+    rows: int = 0  # of these, in the flat tensors
     allocated: int = 0  # the same with free rows
     at_cut: tuple[int, int] = (0, 0)  # after the latest cut: rows that stayed, of tokens without padding
-    packed: tuple[int, int] = (0, 0)  # rows that are packed, beside the others, and the bytes that they take
+    packed: tuple[int, int] = (0, 0)  # packed rows, besides the others, and the bytes that they take
 
     @property
     def promised(self) -> int:
@@ -62,7 +62,7 @@ class WatchedLayer(DynamicLayer):
     """A layer of a DynamicCache that may be cut later.
 
     observed  by sequence: its padding, and what was seen of its queries (metrics.Seen); empty: not watched any more
-    cut_at    how many tokens it held when it was to be cut last, and all of them stayed
+    cut_at    how many tokens it held when it was last due to be cut, but all of them stayed
     """
 
     keys: Any
@@ -75,11 +75,11 @@ class WatchedLayer(DynamicLayer):
         self.cut_at = 0
 
     def flat(self) -> tuple[Tensor, Tensor]:
-        """What attention is given, as update() gives it; the tensors are the caller's to mark."""
+        """Returns keys and values for attention, as update() does; the caller may set attributes of the tensors."""
         return self.keys.view_as(self.keys), self.values
 
     def newest(self, n: int) -> tuple[Tensor, Tensor]:
-        """The last n keys and values of every head, [B, H, n, d]."""
+        """Returns the last n keys and values of every head, [B, H, n, d]."""
         return self.keys[:, :, -n:], self.values[:, :, -n:]
 
     def crop(self, count: int) -> None:
@@ -116,7 +116,7 @@ class RaggedLayer(WatchedLayer):
     kernel        how attention is computed: "auto", "segments" or "varlen" (attention.py)
     observed      by sequence: its padding, and what was seen of its queries (metrics.Seen)
 
-    Its tensors carry no gradient, and may be written in any mode, also where they were made in inference mode.
+    Its tensors carry no gradient, and may be written in any mode, even if they were made in inference mode.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class RaggedLayer(WatchedLayer):
         self.kernel, self.slack, self.observed = kernel, slack, list(observed)
         self.size = Size(keys.element_size() * (keys.shape[-1] + values.shape[-1]))
         self.packed: list[Segment] = []  # by segment; empty: nothing is packed
-        self.hidden: Tensor | None = None  # of the latest pass with a mask: which later tokens its last row saw
+        self.hidden: Tensor | None = None  # of the latest pass, if it had a mask: later tokens hidden from its last row
         self.seen = n_tokens  # position of the next token
         self.cut_at = n_tokens  # tokens before this one may be gone; all later ones are there
         place = torch.cat(list(kept)).to(self.device)
@@ -148,13 +148,13 @@ class RaggedLayer(WatchedLayer):
     def _measure(self) -> None:
         self.size.tokens, self.size.rows = len(self.lengths) * self.seen, sum(self.lengths)
         self.size.allocated = self.starts[-1]
-        own = {id(x): x for x in self.packed}.values()  # beams share them
+        own = {id(x): x for x in self.packed}.values()  # beams share segments
         self.size.packed = sum(len(x.places) for x in own), sum(x.bytes for x in own)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def _lay_out(self, k: Tensor, v: Tensor, place: Tensor, lengths: list[int], slack: int) -> None:
-        """New storage from the rows of all segments without gaps. Free rows hold NaN: nobody reads them unseen."""
+        """Makes new storage from all segments' rows, without gaps. Free keys are NaN: no read of them goes unnoticed."""
         self.lengths = lengths
         self.starts = [0]
         for n in lengths:
@@ -170,7 +170,7 @@ class RaggedLayer(WatchedLayer):
         self._measure()
 
     def _rebuild(self, segments: Sequence[int], slack: int, part: Callable[[int], Tensor] | None = None) -> None:
-        """Lays the segments named out anew; ``part`` tells which rows of each stay, counted from its start."""
+        """Lays out the given segments anew; ``part`` says which rows of each stay, counted from its start."""
         if part is None:
             lengths = [self.lengths[s] for s in segments]
             starts = torch.tensor([self.starts[s] for s in segments], device=self.device)
@@ -185,10 +185,10 @@ class RaggedLayer(WatchedLayer):
 
     @eager
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends [B, H, n, d] and gives the flat tensors back, as [1, 1, rows, d]; the attention function finds the
-        segments through the attribute ``kvb_layer`` of the keys."""
+        """Appends keys and values [B, H, n, d], and returns the flat tensors as [1, 1, rows, d]; the attention function
+        finds the segments through the attribute ``kvb_layer`` of the keys."""
         n = key_states.shape[2]
-        dtype = torch.promote_types(self.dtype, key_states.dtype)  # the model may have moved: as torch.cat does
+        dtype = torch.promote_types(self.dtype, key_states.dtype)  # as torch.cat does: the model may have moved
         if dtype != self.dtype or key_states.device != self.device:
             self._take_to(key_states.device, dtype)
         if n > self.free:
@@ -207,7 +207,7 @@ class RaggedLayer(WatchedLayer):
         return keys, self.flat_values[None, None]
 
     def newest(self, n: int) -> tuple[Tensor, Tensor]:
-        """Copies of the last n keys and values of every segment, [B, H, n, d]."""
+        """Returns copies of the last n keys and values of every segment, [B, H, n, d]."""
         rows = (self._end[:, None] - n + torch.arange(n, device=self.device)).reshape(-1)
         k, v = (x.index_select(0, rows) for x in (self.flat_keys, self.flat_values))
         return (k.view(self.n_sequences, self.n_heads, n, -1), v.view(self.n_sequences, self.n_heads, n, -1))
@@ -220,7 +220,7 @@ class RaggedLayer(WatchedLayer):
         self._rebuild(range(len(self.lengths)), max(self.free, 1))
 
     def _move(self, n: int) -> None:
-        """n tokens more, or fewer, at the end of every segment."""
+        """Adds n tokens at the end of every segment, or removes them if n is negative."""
         self._end = self._end + n
         self.lengths = [length + n for length in self.lengths]
         self.seen += n
@@ -228,11 +228,11 @@ class RaggedLayer(WatchedLayer):
         self._measure()
 
     def get_seq_length(self, *args: Any) -> int:
-        """Positions go on at the context's length, not at the number of kept tokens."""
+        """Returns the number of tokens seen, at which positions continue, not that of kept tokens."""
         return self.seen
 
     def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        """The mask of the later tokens alone: older ones that are left are visible to all."""
+        """Returns length and offset of a mask of the later tokens alone: older ones that are left are visible to all."""
         n = query if isinstance(query, int) else query.shape[0]  # up to 5.2 it is cache_position
         return self.seen - self.cut_at + n, self.cut_at
 
@@ -242,7 +242,7 @@ class RaggedLayer(WatchedLayer):
     get_max_cache_shape = get_max_length  # its name up to 5.2
 
     def crop(self, count: int) -> None:
-        """Forgets the newest tokens: minus the number to remove, or (up to 5.2) how many stay in all.
+        """Removes the newest tokens; ``count`` is minus their number, or (up to 5.2) how many stay in all.
 
         Candidates of prompt lookup may have been part of the pass that was cut; then what was evicted stays evicted.
         """
@@ -293,7 +293,7 @@ class RaggedLayer(WatchedLayer):
     # ---- Eviction ----
 
     def segment(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys [n, d], values [n, dv] and positions [n] of a segment: views, if nothing is packed."""
+        """Returns keys [n, d], values [n, dv] and positions [n] of a segment: views, if nothing is packed."""
         a, b = self.starts[s], self.starts[s] + self.lengths[s]
         own = self.flat_keys[a:b], self.flat_values[a:b], self.places[a:b]
         if not self.packed:
@@ -304,7 +304,7 @@ class RaggedLayer(WatchedLayer):
     @torch.inference_mode(False)
     @torch.no_grad()
     def pack(self, formats: Sequence[Sequence[str]]) -> None:
-        """Stores what is there in the formats [H][2] of keys and values; later tokens are not packed. [] does nothing.
+        """Packs all rows in the formats [H][2] of keys and values; tokens that come later are not packed. [] does nothing.
         Raises KVBudgetError, and changes nothing, if a number is not finite."""
         if formats:
             segments = range(len(self.lengths))
@@ -312,7 +312,7 @@ class RaggedLayer(WatchedLayer):
             self._rebuild(segments, self.slack, lambda _: torch.arange(0))
 
     def _unpack(self) -> list[Sequence[str]]:
-        """The other way; the formats, for pack()."""
+        """Unpacks all rows, and returns their formats for pack()."""
         if not self.packed:
             return []
         formats, rows = [x.formats for x in self.packed], [self.segment(s) for s in range(len(self.lengths))]
@@ -322,8 +322,8 @@ class RaggedLayer(WatchedLayer):
         return formats[: self.n_heads]
 
     def recut(self, part: Callable[[int], Tensor]) -> None:
-        """Keeps only the rows part(s), ascending and counted from the segment's start, of every segment s; not packed
-        afterwards."""
+        """Keeps only the rows part(s) of every segment s, ascending and counted from its start. Afterwards nothing is
+        packed."""
         if self.hidden is not None and bool(self.hidden[:, : self.seen - self.cut_at].any()):
             raise KVBudgetError("a cache with padding behind its first tokens cannot be cut again", "UNSUPPORTED")
         self._unpack()
@@ -332,7 +332,7 @@ class RaggedLayer(WatchedLayer):
 
 
 class _Length:
-    """Stands for the keys or values of a cut layer where only their length is asked for or set."""
+    """Stands in for the keys or values of a cut layer when only their length is read or set."""
 
     def __init__(self, layer: RaggedLayer, n: int):
         self.layer, self.n = layer, n

@@ -1,4 +1,4 @@
-"""Learned rankings, as the C library has read them out of a table."""
+"""Learned rankings, as the C library reads them from a table or a file of `kvbudget learn`."""
 
 import ctypes as c
 import os
@@ -27,7 +27,7 @@ class Ranking(Compared):
 
     name: str  # the table's metric
     metrics: tuple[str, ...]  # whose scores are the features, in this order
-    logarithm: tuple[bool, ...]  # the score's logarithm is the feature
+    logarithm: tuple[bool, ...]  # whether the feature is the score's logarithm
     sink: int  # first tokens that take no part in means and deviations
     # [L, G, P]: z and z|z| of each feature; with layer_mean the mean of z over the layer, of each; recency, constant
     weights: NDArray[np.float64] = field(repr=False)
@@ -35,7 +35,7 @@ class Ranking(Compared):
 
 
 def read_ranking(handle: Any) -> Ranking | None:
-    """Of the library's kvb_ranking; None where the table is for a plain metric."""
+    """Returns a copy of the library's kvb_ranking; None if there is none, since the table is for a plain metric."""
     if not handle:
         return None
     r = lib.library().kvb_ranking_about(handle).contents
@@ -47,7 +47,7 @@ def read_ranking(handle: Any) -> Ranking | None:
 
 
 def open_ranking(path: str | os.PathLike[str]) -> Ranking:
-    """The ranking in a file of `kvbudget learn`, or in a table that was made with one."""
+    """Reads the ranking in a file of `kvbudget learn`, or in a table that was made with one."""
     handle = c.c_void_p()
     data = lib.read_file(path, lib.MAX_BYTES)
     lib.call("kvb_ranking_open_memory", c.byref(handle), data, len(data), os.fsencode(path))

@@ -14,7 +14,7 @@ PLACE = "share/kvbudget/tables"
 
 
 def folder() -> Path:
-    """KVBUDGET_TABLES, or the tables of the wheel, of the source tree, or of `make install`."""
+    """Returns the folder of ready tables: KVBUDGET_TABLES, or that of the wheel, the source tree or `make install`."""
     here, named = Path(__file__).resolve().parent, os.environ.get("KVBUDGET_TABLES")
     places = [here / "tables", here.parents[1] / "tables", Path(sys.prefix) / PLACE, Path("/usr/local") / PLACE]
     return Path(named) if named else next(filter(Path.is_dir, places), places[0])
@@ -30,9 +30,9 @@ def _find(model: Any, name: str | None, sha256: str | None = None) -> Table:
 
 
 def find(model: Any) -> Table:
-    """The table of these weights, by the name that the model was loaded by and its shape; for a model from a GGUF file,
-    by a file in its folder that has the table's hash and the name that the model says. Raises :class:`MismatchError`,
-    which says what was looked for, what comes near, and what to do."""
+    """Returns the table of these weights, by the name that the model was loaded by and its shape; for a model from a
+    GGUF file, by a file in its folder that has the table's hash, and by the name in that file. Raises
+    :class:`MismatchError`, which says what was looked for, what comes near, and what to do."""
     source, name = source_of(model), str(getattr(model.config, "_name_or_path", "") or "")
     if source:
         name = hub_of(source).get("hf_id") or source.name

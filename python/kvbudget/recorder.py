@@ -1,12 +1,12 @@
-"""Recording what a model's heads need, with transformers: the protocol of `kvbudget profile`, any decoder, any device.
+"""Records what a model's heads need, in transformers: the protocol of `kvbudget profile`, any decoder, any device.
 
-One prefill per context; every question's answer is decoded over it, and taken back. The oracle importance of a context
+One prefill per context; every question's answer is decoded over it, then removed. The oracle importance of a context
 token for a KV head is the largest attention that any query of an answer pays it, times its ||v W_O||, as a share:
 
     I[g,j] = max over queries k and heads h in group g of A[h,k,j] w[h,j],  w[h,j] = ||v_j W_O^h|| / (sum of all + 1e-9)
 
-Attention is looked at in pieces of rows, so memory is linear in the context. Arrays go to OUTPUT.steps/, each in place
-at once; at the end `kvbudget import` makes the record of them and checks every number.
+Attention is computed a few rows at a time, so memory is linear in the context. Arrays go to OUTPUT.steps/, each put in
+place whole; at the end `kvbudget import` makes the record of them and checks every number.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from .table import ModelShape
 from .work import Options, Work, prepare
 
 ORACLE = "max over queries of attention times layer-normalised |v W_O|, max over the group"
-MOST_NUMBERS = 1 << 24  # of attention that are held at a time: 64 MiB
+MOST_NUMBERS = 1 << 24  # attention weights that are held at a time: 64 MiB
 
 
 class _Recorder:
@@ -45,7 +45,7 @@ class _Recorder:
     def __init__(self, model: Any, layers: list[AttentionLayer], chosen: Sequence[metrics.Metric]):
         self.model, self.layers, self.chosen = model, layers, chosen
         self.roots = {layer.index: _value_roots(layer) for layer in layers}
-        self.observed_from: int | None = None  # in decoding: the first row of the pass that counts
+        self.observed_from: int | None = None  # in decoding: the first row of the pass that is recorded
         self.scores: dict[str, list[Any]] = {}
         self.norms: dict[int, Tensor] = {}
         self.best: dict[int, Tensor] = {}
@@ -53,7 +53,7 @@ class _Recorder:
 
     @torch.no_grad()
     def prefill(self, ids: list[int]) -> DynamicCache:
-        """Scores of all metrics, [L, G, T] each, and the cache of the context."""
+        """Computes the scores of all metrics, [L, G, T] each, and returns the cache of the context."""
         self.n_tokens, self.observed_from, cache = len(ids), None, DynamicCache()
         self.scores = {m.name: [] for m in self.chosen}
         with joined(self.layers, self._around_prefill):
@@ -68,7 +68,7 @@ class _Recorder:
 
     @torch.no_grad()
     def decode(self, ids: list[int], cache: Cache, observed_from: int) -> Tensor:
-        """One pass over the cache; the last row's logits."""
+        """Runs one pass over the cache, and returns the last row's logits."""
         self.observed_from = observed_from
         with joined(self.layers, self._around_decoding):
             return self._pass(ids, cache)
@@ -100,7 +100,7 @@ class _Recorder:
             return forward(*args, **kwargs)
 
     def _score(self, layer: AttentionLayer, query: Tensor, cache: Any, hidden: Tensor, rope: Any) -> None:
-        """After a layer's prefill: what every metric says of it, and the norms of its values."""
+        """Called after a layer's prefill: computes every metric's scores, and the norms of the values."""
         place: Any = cache.layers[layer.index]
         keys, values = place.keys[0], place.values[0]
         step = metrics.Step(
@@ -124,11 +124,11 @@ class _Recorder:
         self, layer: AttentionLayer, attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor,
         mask: Tensor | None, scaling: float | None, more: dict[str, Any],
     ) -> Any:  # fmt: skip
-        """Attention of the rows that count, on the context's tokens, a few rows at a time."""
+        """Computes the attention of recorded rows on the context's tokens, a few rows at a time."""
         n_kv, total, n = key.shape[1], key.shape[2], query.shape[2]
         group = query.shape[1] // n_kv
         q, k = query[0].view(n_kv, group, n, -1), key[0][:, None].transpose(2, 3)
-        eager = self.model.config._attn_implementation.endswith("eager")  # only eager knows these two
+        eager = self.model.config._attn_implementation.endswith("eager")  # only eager applies these two
         softcap, sinks = (more.get(name) if eager else None for name in ("softcap", "s_aux"))
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         norms = self.norms[layer.index].view(n_kv, group, 1, -1)
@@ -151,14 +151,14 @@ class _Recorder:
 
 
 def _value_roots(layer: AttentionLayer) -> Tensor:
-    """R [Hq, dv, dv] with ||R v|| = ||v W_O||: dv^2 operations per value instead of dv D, and no digits lost."""
+    """Returns R [Hq, dv, dv] with ||R v|| = ||v W_O||: dv^2 operations per value instead of dv D, no digits lost."""
     weights = layer.output_weights().double()  # [Hq, dv, D]
     roots: Tensor = torch.linalg.qr(weights.transpose(1, 2), mode="r").R.float()
     return roots
 
 
 def _value_norms(values: Tensor, roots: Tensor) -> Tensor:
-    """w [Hq, T] from values [G, T, dv], as shares of the layer."""
+    """Returns w [Hq, T] of values [G, T, dv], as shares of the layer's sum."""
     n_heads, group = roots.shape[0], roots.shape[0] // values.shape[0]
     norms = torch.stack(
         [(values[h // group].float() @ roots[h].to(values.device).T).norm(dim=-1) for h in range(n_heads)]
@@ -170,7 +170,7 @@ def _attributes(
     model: Any, tokenizer: Any, chosen: Sequence[metrics.Metric], o: Options, calib_sha256: str, given: int,
     model_id: str | None, model_sha256: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What the record says about itself, in the words of `kvbudget profile`."""
+    """Returns what the record says about itself, in the words of `kvbudget profile`."""
     described = {
         m.name: dict(m.parameters) | {"protect_sink": m.protect_sink, "protect_window": m.protect_window}
         for m in chosen
@@ -221,7 +221,7 @@ def _end_ids(model: Any, tokenizer: Any) -> set[int]:
 def _answer(
     recorder: _Recorder, cache: Cache, work: Work, number: int, o: Options, ends: set[int]
 ) -> tuple[list[int], int]:
-    """Decodes one question; its answer, given or drawn, and how many queries were recorded."""
+    """Decodes one question; returns its answer, given or drawn, and how many queries were recorded."""
     suffix, answer = work.questions[number]
     first = len(suffix) - o.include_first
     recorder.begin_question()
@@ -241,7 +241,7 @@ def _answer(
 def _record_context(
     recorder: _Recorder, work: Work, folder: Path, o: Options, ends: set[int], progress: Callable[[str], None]
 ) -> None:
-    """Prefill, scores and all questions that are not there yet."""
+    """Prefills a context, and records its scores and all questions that are not recorded yet."""
     folder.mkdir(exist_ok=True)
     missing = [i for i in range(len(work.questions)) if not (folder / f"question_{i}.json").exists()]
     if not missing and (folder / "context.json").exists():
@@ -276,11 +276,11 @@ def record(
 ) -> Path:  # fmt: skip
     """Records a model for `kvbudget solve`, as `kvbudget profile` does, and returns the record's path.
 
-    model, tokenizer  of transformers, on any device; the tokenizer may be None where the lines hold token ids
+    model, tokenizer  of transformers, on any device; the tokenizer may be None if the lines hold token ids
     calib             a file of calibration lines, or several (formats/README.md)
     metrics           names as in `kvbudget help metrics` (keydiff, knorm, snapkv, morphkv, lagkv and ea have scorers
-                      here), ScorerPress objects of kvpress, pairs (name, press), a Table, whose metric is meant, or
-                      learned=FILE, which means the metrics that this ranking of `kvbudget learn` is made of
+                      here), ScorerPress objects of kvpress, pairs (name, press), a Table for its metric, or
+                      learned=FILE for the metrics that this ranking of `kvbudget learn` is made of
     resume, force     continue an interrupted recording; start again, or replace the record
     model_id, model_sha256  name and identity of the weights; by default the folder's name and a hash of all tensors
     options           of :class:`Options`: new_tokens, temperature, seed, greedy, ignore_eos, ignore_answers,

@@ -1,14 +1,14 @@
-"""Refitting a cut cache: once, after the prefill, each head's kept keys and values are changed so that attention over
-them gives what the full cache gave. The cache keeps its shape, and decoding costs nothing more.
+"""Refits a cut cache: once, after the prefill, each head's kept keys and values are changed so that attention over them
+comes closer to that over the full cache. The cache keeps its shape, and decoding costs nothing more.
 
-It is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
+This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
 
     w = argmin over w >= 0 of |p w - 1|^2, p the kept tokens' shares of the full attention      beta = log w in [-3, 3]
     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1             so that q.u is near 1 for the head's queries
     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                      P the attention over the kept tokens
 
-(the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out of the fit, and the best on these
-queries is taken of all combinations of changed keys, changed values and four lambdas; bare, where nothing helps.
+(the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out of the fit. Of all combinations of
+changed keys, changed values and four lambdas, the best on these queries is taken, or the bare rows if none is better.
 """
 
 import copy
@@ -25,8 +25,8 @@ from .ragged import RaggedLayer
 
 FIRST, STRIDE = 6, 3  # the first positions are sinks, whose queries are outliers
 MOST_ROWS = 2048  # query rows per KV head; longer contexts have every 6th position, every 12th, ...
-AHEAD = 256  # references stand at the T-th to the (T + 255)-th position
-MOST_NUMBERS = 1 << 24  # of attention that are held at a time: 64 MiB
+AHEAD = 256  # references are turned to positions T .. T + 255
+MOST_NUMBERS = 1 << 24  # attention weights that are held at a time: 64 MiB
 LAMBDAS = (0.01, 0.1, 1.0, 10.0)
 
 
@@ -36,15 +36,15 @@ class References:
 
     rows: Tensor
     stride: int = STRIDE
-    last: tuple[Tensor, Tensor] | None = None  # what the last token was turned by
+    last: tuple[Tensor, Tensor] | None = None  # cosines and sines of the last token
 
     def before(self, n: int) -> "References":
-        """Without those from the n-th token on."""
+        """Returns those of the first n tokens."""
         return replace(self, rows=self.rows[:, : max(-(-(n - FIRST) // self.stride), 0)])
 
 
 def gather(known: References | None, layer: AttentionLayer, step: Step, first: int) -> References:
-    """Takes the next tokens' queries in; the first of them is the sequence's token ``first``."""
+    """Adds queries of the next tokens, the first of which is the sequence's token ``first``."""
     stride = known.stride if known else STRIDE
     begin = max(FIRST - first, (FIRST - first) % stride)
     q = step.query[:, begin::stride].float()
@@ -61,12 +61,12 @@ def gather(known: References | None, layer: AttentionLayer, step: Step, first: i
 
 
 def _queries(layer: AttentionLayer, seen: Seen, total: int) -> Tensor:
-    """[G, n, d] for q.k: references at pseudo-random positions behind the context, the same in every run."""
+    """Returns references [G, n, d], scaled for q.k, at pseudo-random positions after the context, always the same."""
     known: References = seen.references
     rows, device = known.rows, known.rows.device
     if known.last is not None and rows.shape[1]:
         rotary = replace(layer, rotary=copy.deepcopy(layer.rotary))  # dynamic ones remember the longest text
-        ends = sorted({total - seen.padding, total})  # whether the model counted padding, the last token tells
+        ends = sorted({total - seen.padding, total})  # the last token's angles tell if the model counted padding
         at = torch.tensor(ends, device=device) - 1
         off = (rotary.angles(rows, at)[0].float() - known.last[0]).abs().flatten(1).amax(1)
         ahead = (torch.arange(rows.shape[1], device=device) * 2654435761 % 2**32) >> 24
@@ -77,7 +77,7 @@ def _queries(layer: AttentionLayer, seen: Seen, total: int) -> Tensor:
 @torch.no_grad()
 def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer) -> int:
     """Refits the rows of a layer that was just cut from keys and values [B, G, T, d], and forgets the references.
-    How many heads were changed."""
+    Returns how many heads were changed."""
     changed = 0
     for b, seen in enumerate(cut.observed):
         queries = _queries(layer, seen, keys.shape[2])
@@ -107,13 +107,13 @@ class Head:
         self.keys, self.values, self.softcap = keys, values, softcap
         left = torch.arange(len(queries), device=queries.device) % 4 == 3
         self.n_fit = int((~left).sum())
-        order = torch.cat([(~left).nonzero()[:, 0], left.nonzero()[:, 0]])  # those to fit to first
+        order = torch.cat([(~left).nonzero()[:, 0], left.nonzero()[:, 0]])  # those that the fit uses come first
         self.queries = queries[order]
         self.sinks = None if sinks is None else sinks.repeat_interleave(len(queries) // len(sinks))[order, None]
         self.error_before = self.error_after = math.nan  # on the left-out queries, in units of the outputs' variance
 
     def _attend(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time."""
+        """Returns outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time."""
         keys, values, outputs, masses = self.keys.float(), self.values.float(), [], []
         step = max(1, MOST_NUMBERS // len(keys))
         for at in range(0, len(self.queries), step):
@@ -129,8 +129,8 @@ class Head:
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     def fit(self, kept: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The best keys and values of the tokens ``kept``; None: bare ones, also of a head that keeps more than half
-        or whose numbers are not finite."""
+        """Returns the best keys and values of the tokens ``kept``; None if the bare ones are best, or if the head keeps
+        more than half, has fewer than 4 queries, or has numbers that are not finite."""
         if len(kept) > len(self.keys) // 2 or len(self.queries) < 4:
             return None
         full, mass = self._attend()
@@ -139,7 +139,7 @@ class Head:
         sink = 0.0 if self.sinks is None else (self.sinks - mass).exp()
 
         def shares(keys: Tensor) -> Tensor:
-            """Of the full mass, [n, t]."""
+            """Returns the kept tokens' shares of the full mass, [n, t]."""
             return (self._logits(self.queries, keys.float()) - mass).exp()
 
         best: tuple[Tensor, Tensor] | None = None
@@ -165,14 +165,14 @@ class Head:
         return best
 
     def _direction(self) -> Tensor | None:
-        """u with q.u near 1 for the head's queries."""
+        """Returns u with q.u near 1 for the head's queries; None if it cannot be computed."""
         square = (self.queries.T @ self.queries).double()
         square.diagonal().add_(0.01 * square.diagonal().mean())
         factor, failed = torch.linalg.cholesky_ex(square)
         return None if failed else torch.cholesky_solve(self.queries.double().sum(0)[:, None], factor)[:, 0].float()
 
     def _bias(self, shares: Tensor, target: Tensor | float) -> Tensor | None:
-        """beta [t], by accelerated projected gradient (Beck and Teboulle 2009) from w = 1."""
+        """Returns beta [t] by accelerated projected gradient (Beck and Teboulle 2009) from w = 1; None: not finite."""
         a = shares[: self.n_fit]
         y = torch.broadcast_to(torch.as_tensor(target, device=a.device), (len(shares), 1))[: self.n_fit, 0].float()
         n, t = a.shape
@@ -199,7 +199,7 @@ class Head:
         return beta if bool(beta.isfinite().all()) else None
 
     def _changes(self, p: Tensor, missing: Tensor) -> list[Tensor]:
-        """(P'P + lambda I)^-1 P' missing = P' (P P' + lambda I)^-1 missing, the smaller system, for each lambda."""
+        """Solves (P'P + lambda I)^-1 P' missing = P' (P P' + lambda I)^-1 missing, by the smaller, for each lambda."""
         n, t = p.shape
         few = t <= n
         gram, right = ((p.T @ p, p.T @ missing) if few else (p @ p.T, missing))

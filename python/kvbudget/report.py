@@ -13,16 +13,16 @@ from .table import Budgets
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a cache. Bytes are those of the layers that were cut, in all sequences, as they are now; when the
+    """What became of a cache. Bytes are those of the layers that were cut, in all sequences, as they are now; if the
     cache is gone, as they were last."""
 
     bytes_full: int  # what a full cache of all the tokens seen so far takes
-    bytes_promised: int  # the tokens that are there alone, in the formats in which they are stored
+    bytes_promised: int  # the kept tokens alone, in the formats in which they are stored
     bytes_with_slack: int  # the same with the free rows for new tokens
     bytes_now: int  # the same with positions: what is really taken
     saved: float  # 1 - now / full
-    requested_ratio: float  # with a target size, the one that gives it, of the latest cut
-    effective_ratio: float  # share of the tokens that had gone after the latest cut
+    requested_ratio: float  # with a target size: the ratio that gives it, at the latest cut
+    effective_ratio: float  # share of the tokens that were gone after the latest cut
     tokens: tuple[int, ...]  # length of each sequence at the latest cut
     layers_cut: int
     layers_left: int  # without a budget: sliding windows
@@ -32,10 +32,10 @@ class Report:
 
 @dataclass
 class State:
-    """What is known of one cache; it goes with the cache, as its attribute ``kvb_state``, also into copies."""
+    """What is known of one cache. It is the cache's attribute ``kvb_state``, and is copied with it."""
 
     metric: str = ""
-    cut: tuple[Any, ...] = ()  # what tells the latest cut of all layers from another one
+    cut: tuple[Any, ...] = ()  # tells the latest cut of all layers from other cuts
     budgets: dict[int, Budgets] = field(default_factory=dict)  # of that cut, by tokens
     tokens: tuple[int, ...] = ()
     requested: float = 0.0
@@ -66,7 +66,7 @@ class State:
 
 
 def cache_bytes(cache: Cache, layers: Sequence[int] | None = None) -> int:
-    """Bytes that a cache's keys and values really take, cut or not; storages that are shared count once."""
+    """Returns the bytes that a cache's keys and values, and a cut one's positions, really take; shared storage once."""
     seen: dict[int, int] = {}
     for i in range(len(cache.layers)) if layers is None else layers:
         layer: Any = cache.layers[i]

@@ -1,4 +1,4 @@
-"""Drawing answers: the draws of the C program, which depend on (seed, context, question, step) alone."""
+"""Draws answers as the C program does: a draw depends only on (seed, context, question, step)."""
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def _uniform(seed: int, context: int, question: int, step: int) -> float:
 
 
 def draw(logits: Tensor, *, temperature: float, seed: int, context: int, question: int, step: int) -> int:
-    """A token id from softmax(logits / temperature); temperature 0 takes the likeliest."""
+    """Draws a token id from softmax(logits / temperature); temperature 0 takes the likeliest."""
     if not bool(torch.isfinite(logits.max())) or bool(logits.isnan().any()):
         raise KVBudgetError("the logits are not finite; the model's activations overflow on this text", "NUMERIC")
     if temperature == 0:

@@ -1,7 +1,7 @@
-"""Which metric a name, a table or one of kvpress's presses means; and the two that are built of others.
+"""Finds the metric that a name, a table or a press of kvpress means; and the two metrics that are built of others.
 
-Names, parameters, defaults, protected tokens and presses come from the program's own rows (:func:`rows`); here are
-only formulas.
+Names, parameters, defaults, protected tokens and presses come from the program's own rows (:func:`rows`); Python has
+only the formulas.
 """
 
 import functools
@@ -29,7 +29,7 @@ _LOCK = threading.Lock()  # presses look at the module, which threads may share
 
 @dataclass(frozen=True)
 class Press(Metric):
-    """A ScorerPress of kvpress; it sees one whole prefill, so neither chunks nor second cuts."""
+    """A ScorerPress of kvpress. It must see a whole prefill at once, so neither chunks nor second cuts are possible."""
 
     press: Any = None
     needs_hidden: ClassVar[bool] = True
@@ -102,7 +102,7 @@ class Learned(Metric):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        """The library's numbers. It takes rows for a whole text; where tokens are gone, recency is put right here."""
+        """Scores with the library, which takes rows for a whole text; if tokens are gone, recency is corrected here."""
         found = []
         for feature, part in zip(self.features, seen.parts or [Seen() for _ in self.features]):
             part.n_tokens = seen.n_tokens or keys.shape[1]
@@ -123,8 +123,8 @@ class Learned(Metric):
 
 
 def of_press(scorer: Any) -> Metric:
-    """A metric from a ScorerPress of kvpress, or from a pair (name, press). What kvpress and the C program both have
-    bears the program's name, so that their tables fit; another press is called ``kvpress:Class:parameter=value``."""
+    """Returns the metric of a kvpress ScorerPress, or of a pair (name, press). A metric that the C program has, too,
+    gets the program's name, so that its tables fit; any other is called ``kvpress:Class:parameter=value``."""
     name, press = scorer if isinstance(scorer, tuple) else (None, scorer)
     if isinstance(press, Metric):
         return press
@@ -141,7 +141,7 @@ def of_press(scorer: Any) -> Metric:
 
 
 def _as_known(kind: str, press: Any) -> Metric | None:
-    """The first metric of the program that has this press and a formula here."""
+    """Returns the program's first metric that has this press and a formula here, or None."""
     for base, row in rows().items():
         if row["press"] == kind and base in _known():
             given = {parameter: getattr(press, name) for name, parameter in row["press_arguments"].items()}
@@ -150,7 +150,7 @@ def _as_known(kind: str, press: Any) -> Metric | None:
 
 
 def _press_parameters(press: Any) -> list[str]:
-    """Numbers that are not the press's defaults; its own ratio is not a parameter of the score."""
+    """Lists numbers that are not the press's defaults; its own ratio is not a parameter of the score."""
     fields = getattr(type(press), "__dataclass_fields__", {})
     return [
         f"{name}={_text(getattr(press, name))}"
@@ -175,7 +175,7 @@ _FORMULAS: dict[str, type[Metric]] = {
 
 @functools.cache
 def rows() -> dict[str, Any]:
-    """What `kvbudget help metrics --json` says. Wheels bring it; without one the program is asked."""
+    """Returns what `kvbudget help metrics --json` says. Wheels contain it; without a wheel the program is run."""
     brought = Path(__file__).parent / "metrics.json"
     if brought.exists():
         text = brought.read_bytes()
@@ -190,7 +190,7 @@ def _known() -> list[str]:
 
 
 def parse(text: str) -> Metric:
-    """A metric from its name, `name[:variant][:parameter=value]...`; a bare one means `:kvpress` where there is one."""
+    """Returns the metric of a text `name[:variant][:parameter=value]...`; a bare one means `:kvpress` if there is one."""
     plain = [part for part in text.split(":") if "=" not in part]
     given = dict(part.split("=", 1) for part in text.split(":") if "=" in part)
     base = ":".join(plain)
@@ -207,7 +207,7 @@ def parse(text: str) -> Metric:
 
 
 def build(base: str, given: Mapping[str, Any]) -> Metric:
-    """A metric from its plain name and the parameters that are given; its full name has those that are not defaults."""
+    """Returns a metric by its plain name and given parameters; its full name has those that are not defaults."""
     row = rows()[base]
     defaults = row["parameters"]
     values = {name: given.get(name, default) for name, default in defaults.items()}
@@ -219,8 +219,8 @@ def build(base: str, given: Mapping[str, Any]) -> Metric:
 
 
 def of_recording(wishes: Sequence[Any]) -> list[Metric]:
-    """The metrics of a recording, from names, presses and tables. ``learned=FILE`` adds those that a ranking of
-    `kvbudget learn` is made of: what `kvbudget solve --metric learned=FILE` asks of a record."""
+    """Returns the metrics of a recording, from names, presses and tables. ``learned=FILE`` adds those that a ranking of
+    `kvbudget learn` is made of, which `kvbudget solve --metric learned=FILE` needs in a record."""
     files = [w for w in wishes if isinstance(w, str) and w.startswith("learned=")]
     kinds: dict[type, Callable[[Any], Metric]] = {str: parse, Table: of_table}
     found = [kinds.get(type(w), of_press)(w) for w in wishes if w not in files]
@@ -231,7 +231,7 @@ def of_recording(wishes: Sequence[Any]) -> list[Metric]:
 
 
 def of_table(table: Table) -> Metric:
-    """The metric that a table is for, with the table's own parameters, or with the ranking that it carries."""
+    """Returns the metric that a table is for, with the table's own parameters, or with the ranking that it carries."""
     name, parameters, ranking = table.info.metric, table.info.metric_parameters, table.ranking
     if ranking is not None:
         features = tuple(parse(metric) for metric in ranking.metrics)

@@ -1,4 +1,4 @@
-"""Which tokens a head keeps, and where the heads' rows lie one after the other: the library's own selection."""
+"""Which tokens a head keeps, and the offsets of heads' rows that lie one after the other, both by the library."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,7 @@ def _scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def counts(values: ArrayLike, name: str) -> NDArray[np.uint32]:
-    """An array of what `_library.count` takes: NumPy, too, would cut off what does not fit."""
+    """Returns an array of numbers that `_library.count` would accept: NumPy, too, would cut off what does not fit."""
     given = np.asarray(values)
     if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= 2**32):
         raise lib.KVBudgetError(f"{name}: expected whole numbers from 0 to {2**32 - 1}")
@@ -22,7 +22,7 @@ def counts(values: ArrayLike, name: str) -> NDArray[np.uint32]:
 
 
 def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> NDArray[np.uint32]:
-    """The positions, ascending, that a head keeps: protected ones first, then by score (kvb_select of the library).
+    """Returns the positions, ascending, that a head keeps: protected ones, then the best by score (kvb_select).
 
     scores  float32 [T], higher = keep; a NaN raises :class:`KVBudgetError`
     """
@@ -36,7 +36,7 @@ def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> ND
 def reselect(
     scores: NDArray[np.float32], places: NDArray[np.uint32], tokens: int, keep: int, sink: int, window: int
 ) -> NDArray[np.uint32]:
-    """The rows, ascending, that a head keeps which was cut before and has grown (kvb_reselect of the library).
+    """Returns the rows, ascending, that are kept by a head that was cut before and has grown (kvb_reselect).
 
     scores  float32 [rows]; places: the positions of the rows' tokens, ascending; tokens: how many were seen in all
     """
@@ -53,8 +53,8 @@ def reselect(
 
 
 def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> NDArray[np.int32]:
-    """Where sequences of these lengths begin and end that lie behind one another, int32 [n + 1], each with ``slack``
-    free rows; with ``block`` counted in pages (kvb_cu_seqlens of the library)."""
+    """Returns the offsets, int32 [n + 1], of sequences of these lengths that lie one after the other, each with
+    ``slack`` free rows; with ``block`` > 1 they count pages of so many rows (kvb_cu_seqlens)."""
     lengths = counts(lengths, "lengths").ravel()
     out = np.empty(lengths.size + 1, np.int32)
     slack, block = lib.count(slack, "slack"), lib.count(block, "block")

@@ -1,4 +1,4 @@
-"""A recording's folder, OUTPUT.steps: arrays that are put in place at once, so that an interrupted run can go on."""
+"""A recording's folder, OUTPUT.steps: each file is put in place whole, so that an interrupted run can continue."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ from .work import Work
 
 
 def write(path: Path, content: bytes) -> None:
-    """In place at once: a kill leaves the old file or none."""
+    """Writes a file and puts it in place whole: a kill leaves the old file or none."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as f:
         f.write(content)
@@ -43,7 +43,7 @@ def metric_file(name: str) -> str:
 
 
 def _is_record(path: Path) -> bool:
-    """An HDF5 file, or an empty one, which holds nothing to lose."""
+    """Whether it is an HDF5 file, or an empty one, which holds nothing to lose."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -52,7 +52,7 @@ def _is_record(path: Path) -> bool:
 
 @contextlib.contextmanager
 def steps(output: Path, attributes: dict[str, Any], resume: bool, force: bool) -> Iterator[Path]:
-    """OUTPUT.steps, locked; what an interrupted run left is taken over only if it was the same run."""
+    """Yields OUTPUT.steps, locked, and removes it at the end; what an interrupted run left must be of the same run."""
     folder = output.with_name(output.name + ".steps")
     if output.exists() and not _is_record(output):
         raise KVBudgetError(f"{output}: exists and is not a record; give another name")
@@ -91,7 +91,7 @@ def steps(output: Path, attributes: dict[str, Any], resume: bool, force: bool) -
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Identity of a model's weights: names, types, shapes and bytes of all its tensors."""
+    """Returns an identity of a model's weights: a hash of names, types, shapes and bytes of all its tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -112,7 +112,7 @@ def assemble(
     folder: Path, output: Path, todo: Sequence[Work], attributes: dict[str, Any], names: Sequence[str],
     shape: ModelShape, force: bool,
 ) -> None:  # fmt: skip
-    """The side file, and the record by `kvbudget import`."""
+    """Writes the side file, and makes the record by `kvbudget import`."""
     contexts = [
         {
             "id": work.sample_id,

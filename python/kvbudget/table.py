@@ -32,7 +32,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
-        """From a transformers config, an object with the same attributes, or a dictionary of them."""
+        """Reads a transformers config, an object with the same attributes, or a dictionary of them."""
         if isinstance(config, cls):
             return config
         if hasattr(config, "get_text_config"):
@@ -57,7 +57,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class TableInfo:
-    """What a table says about itself; texts are empty where the file leaves them open. See runtime/kvbudget.h."""
+    """What a table says about itself; texts that the file does not give are empty. See runtime/kvbudget.h."""
 
     n_rows: int
     n_layers: int
@@ -105,7 +105,7 @@ class Row(Compared):
 
 @dataclass(frozen=True, eq=False)
 class Budgets(Compared):
-    """How many of ``tokens`` tokens each head keeps, and the numbers that ``kvbudget budgets`` prints beside them."""
+    """How many of ``tokens`` tokens each head keeps, and the other numbers that ``kvbudget budgets`` prints."""
 
     keep: NDArray[np.uint32] = field(repr=False)  # [L, G]
     tokens: int
@@ -120,10 +120,10 @@ class Budgets(Compared):
 
 
 class Table:
-    """A table of budgets: for 99 global ratios, or fewer of the user's choice, what share every KV head gives up.
+    """A table of budgets: for 99 global ratios, or fewer of the user's choice, the share that every KV head evicts.
 
-    Immutable; any number of threads may use one. Raises :class:`KVBudgetError` with the library's message when the
-    file is missing, damaged, too new or not a table.
+    Immutable; any number of threads may use one. Raises :class:`KVBudgetError` with the library's message if the file
+    is missing, damaged, too new or not a table.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -135,7 +135,7 @@ class Table:
         lib.call("kvb_table_open_memory", c.byref(handle), data, len(data), os.fsencode(path), None)
         self._handle = handle
         self._close = weakref.finalize(self, lib.library().kvb_table_close, handle)
-        #: Does it say how heads store what they keep? Budgets are then in bytes (docs/bits.md).
+        #: Whether it says in which formats heads store what they keep: ratios are then of bytes (docs/bits.md).
         self.has_formats = bool(lib.library().kvb_table_has_formats(handle))
         self.info = _info(path, lib.library().kvb_table_info(handle).contents)
         info = self.info
@@ -144,7 +144,7 @@ class Table:
         ratios.flags.writeable = False
         #: Prune ratios [R, L, G], read-only.
         self.prune_ratios: NDArray[np.float64] = ratios
-        #: The ranking that the table carries; None where it is for a plain metric.
+        #: The ranking that the table carries; None if it is for a plain metric.
         self.ranking = read_ranking(lib.library().kvb_table_ranking(handle))
 
     def __repr__(self) -> str:
@@ -157,16 +157,16 @@ class Table:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Table":
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:  # what was read goes along: the file may be another one by then
+    def __reduce__(self) -> tuple[Any, ...]:  # with the bytes that were read, since the file may change
         return _reopen, (self.path, self._data)
 
     def metadata(self, key: str) -> str | None:
-        """One entry of the file's metadata as it stands there, also such that this version does not know."""
+        """Returns an entry of the file's metadata as it is, even if this version does not know it; None: no such key."""
         text: bytes | None = lib.library().kvb_table_metadata(self._handle, lib.text("key", key))
         return None if text is None else text.decode()
 
     def row(self, index: int) -> Row:
-        """Row ``index`` of the table, counted from 0; its ratio says which one it is."""
+        """Returns row ``index`` of the table, counted from 0; its ratio says which one it is."""
         row = lib.Row()
         lib.call("kvb_table_row", self._handle, lib.count(index, "index"), c.byref(row))
         shape = (self.info.n_layers, self.info.n_kv_heads)
@@ -186,9 +186,9 @@ class Table:
         metric        the scorer that will rank, e.g. ``"snapkv:kvpress"``
         protection    (sinks, window) that will be protected
         model_sha256  identity of the weights
-        hf_id         the repository at Hugging Face that they are from, ``"organisation/name"``
+        hf_id         the repository at Hugging Face that the weights are from, ``"organisation/name"``
         hf_revision   the commit there
-        weight_files  all files that hold them (``*.safetensors``), which are read and hashed
+        weight_files  all files that hold the weights (``*.safetensors``), which are read and hashed
         """
         expected = lib.Expectation()
         if config is not None:
@@ -205,14 +205,14 @@ class Table:
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
     def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
+        """Returns scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
         features, rows = self._features(features, 2)
         out = np.empty(features.shape[1], np.float32)
         lib.call("kvb_rank", self._handle, layer, head, rows, out.size, out.ctypes.data)
         return out
 
     def rank_layer(self, layer: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores [G, T] of a whole layer from float32 [F, G, T], by any ranking (kvb_rank_layer)."""
+        """Returns scores [G, T] of a whole layer from float32 [F, G, T], by any ranking (kvb_rank_layer)."""
         features, rows = self._features(features, 3)
         out = np.empty((features.shape[1], features.shape[2]), np.float32)
         if out.shape[0] != self.info.n_kv_heads:
@@ -221,7 +221,7 @@ class Table:
         return out
 
     def _features(self, features: NDArray[np.float32], n_dims: int) -> tuple[NDArray[np.float32], Any]:
-        """As the library takes them: contiguous, and a pointer for each metric."""
+        """Returns features as the library takes them: contiguous, and a pointer for each metric."""
         features = np.ascontiguousarray(features, np.float32)
         wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
         if features.ndim != n_dims or features.shape[0] != wanted:
@@ -232,9 +232,9 @@ class Table:
         self, ratio: float, tokens: int, *, rounding: Rounding = "layer_lr", lookup: Lookup = "nearest",
         strict: bool = False, block: int = 1,
     ) -> NDArray[np.uint32]:  # fmt: skip
-        """[L, G]: how many of ``tokens`` tokens each head keeps when the share ``ratio`` of the whole cache goes.
+        """Returns how many of ``tokens`` tokens each head keeps, [L, G], if the share ``ratio`` of all is evicted.
 
-        The defaults give kvpress's integers. Where the table has formats, the ratio is the share of a bf16 cache's bytes
+        The defaults give kvpress's integers. If the table has formats, the ratio is the share of a bf16 cache's bytes
         that is saved, and more tokens are kept. ``strict`` keeps sinks and window in every head, ``block`` gives whole
         pages, ``lookup="linear"`` takes ratios between two rows, and ``rounding`` is explained in runtime/README.md.
         """
@@ -245,8 +245,8 @@ class Table:
         return keep
 
     def formats(self, ratio: float) -> NDArray[np.str_]:
-        """[L, G, 2]: the names of the formats in which each head stores its keys and its values, in the row that
-        :meth:`keep` uses for this ratio: "bf16", "int8", "int4" or "int2"."""
+        """Returns the names of the formats in which each head stores its keys and its values, [L, G, 2], of the row
+        that :meth:`keep` uses for this ratio: "bf16", "int8", "int4" or "int2"."""
         found = np.empty((self.info.n_layers, self.info.n_kv_heads, 2), np.uint8)
         lib.call("kvb_formats", self._handle, ratio, found.ctypes.data, found.size)
         return np.array([lib.library().kvb_packing_name(i).decode() for i in range(4)])[found]
@@ -255,7 +255,7 @@ class Table:
         self, ratio: float, tokens: int, *, rounding: Rounding = "layer_lr", lookup: Lookup = "nearest",
         strict: bool = False, block: int = 1,
     ) -> Budgets:  # fmt: skip
-        """The same with everything that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
+        """Returns the same with everything that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
         keep = self.keep(ratio, tokens, rounding=rounding, lookup=lookup, strict=strict, block=block)
         options, s = _options(rounding, lookup, strict, block), lib.Summary()
         lib.call(
@@ -271,8 +271,8 @@ class Table:
         return rule
 
     def grown(self, rule: lib.Growth, tokens: int, cut_at: int = 0) -> Budgets:
-        """The budgets of a cache that has seen ``tokens`` tokens (kvb_growth_budgets); with a requested ratio of 0 if
-        all of it is to stay."""
+        """Returns the budgets of a cache that has seen ``tokens`` tokens (kvb_growth_budgets), with a requested ratio
+        of 0 if all of it is to stay."""
         keep, s = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32), lib.Summary()
         lib.call(
             "kvb_growth_budgets",
@@ -288,7 +288,7 @@ class Table:
         )
 
     def _percent(self, row: int) -> float:
-        """What row ``row``, counted from 1 on, is for, in per cent; row 0 prunes nothing."""
+        """Returns the ratio of row ``row``, counted from 1, in per cent; row 0 prunes nothing."""
         return 100 * self.row(row - 1).ratio if row else 0.0
 
     def _warnings(self, s: lib.Summary, tokens: int) -> list[str]:

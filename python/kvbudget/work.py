@@ -41,7 +41,7 @@ class Work:
     sample_id: str
     ids: list[int]
     questions: list[tuple[list[int], list[int] | None]]  # question with answer prefix; answer
-    n_short: int  # answers that were given, but are too short to record a query; they are drawn
+    n_short: int  # answers that were given, but are too short to record a query; others are drawn
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
@@ -50,7 +50,7 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def _context(tokenizer: Any, c: Context, o: Options, frame: Frame | None) -> list[int]:
-    """The context's ids, BOS first where the rule says so; ids that are given are taken as they are."""
+    """Returns the context's ids, with BOS first where the rule says so; given ids are taken as they are."""
     if c.ids is not None:
         if frame:
             raise KVBudgetError(f"{c.where}: chat=True wraps texts, but this context is given as token ids")
@@ -69,8 +69,8 @@ def _context(tokenizer: Any, c: Context, o: Options, frame: Frame | None) -> lis
 
 
 def _suffix(tokenizer: Any, c: Context, q: Question, frame: Frame | None) -> list[int]:
-    """Question and answer prefix as one text. A chat template says itself where the answer begins, so the prefix that
-    is usual without one is left out."""
+    """Returns the ids of question and answer prefix, as one text. A chat template says where the answer begins, so the
+    default prefix is left out with one."""
     if q.ids is not None:
         if frame:
             raise KVBudgetError(f"{c.where}: chat=True wraps texts, but a question is given as token ids")
