@@ -245,7 +245,7 @@ class Controller:
     def _choose(
         self, layer: AttentionLayer, state: State, seen: metrics.Seen, n: int, rows: tuple[Tensor, ...], heads: slice
     ) -> list[Tensor]:
-        """Returns which rows of some heads' keys and values [G, m, d] at places [m] stay, ascending, of n tokens seen."""
+        """Returns which rows of some heads' keys and values [G, m, d] at places [m] stay, by head, ascending."""
         keys, values, places = rows
         keep = self._budgets(state, n).keep[layer.index, heads].tolist()
         if min(keep) >= len(places):

@@ -165,7 +165,7 @@ def _rotates(module: Any) -> bool:
 
 
 def _layer_type(rotary: nn.Module, module: Any) -> dict[str, str]:
-    """Returns the argument that names a layer's kind to rotary embeddings that serve several kinds, if this one does."""
+    """Returns the argument that names the layer's kind to a rotary embedding that serves several kinds of layers."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}
     return {"layer_type": getattr(module, "layer_type", None) or "full_attention"}

@@ -154,7 +154,7 @@ class RaggedLayer(WatchedLayer):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _lay_out(self, k: Tensor, v: Tensor, place: Tensor, lengths: list[int], slack: int) -> None:
-        """Makes new storage from all segments' rows, without gaps. Free keys are NaN: no read of them goes unnoticed."""
+        """Makes new storage from all segments' rows, given without gaps. Free keys are NaN, so that reads show."""
         self.lengths = lengths
         self.starts = [0]
         for n in lengths:
@@ -232,7 +232,7 @@ class RaggedLayer(WatchedLayer):
         return self.seen
 
     def get_mask_sizes(self, query: Any) -> tuple[int, int]:
-        """Returns length and offset of a mask of the later tokens alone: older ones that are left are visible to all."""
+        """Returns length and offset of a mask of the later tokens alone: older ones that stay are visible to all."""
         n = query if isinstance(query, int) else query.shape[0]  # up to 5.2 it is cache_position
         return self.seen - self.cut_at + n, self.cut_at
 
@@ -304,7 +304,7 @@ class RaggedLayer(WatchedLayer):
     @torch.inference_mode(False)
     @torch.no_grad()
     def pack(self, formats: Sequence[Sequence[str]]) -> None:
-        """Packs all rows in the formats [H][2] of keys and values; tokens that come later are not packed. [] does nothing.
+        """Packs all rows in the formats [H][2] of keys and values; later tokens will not be packed. [] does nothing.
         Raises KVBudgetError, and changes nothing, if a number is not finite."""
         if formats:
             segments = range(len(self.lengths))

@@ -5,8 +5,8 @@ token for a KV head is the largest attention that any query of an answer pays it
 
     I[g,j] = max over queries k and heads h in group g of A[h,k,j] w[h,j],  w[h,j] = ||v_j W_O^h|| / (sum of all + 1e-9)
 
-Attention is computed a few rows at a time, so memory is linear in the context. Arrays go to OUTPUT.steps/, each put in
-place whole; at the end `kvbudget import` makes the record of them and checks every number.
+Attention is computed a few rows at a time, so memory is linear in the context. Arrays are put into OUTPUT.steps/, each
+atomically; at the end `kvbudget import` makes the record of them and checks every number.
 """
 
 import hashlib

@@ -190,7 +190,7 @@ def _known() -> list[str]:
 
 
 def parse(text: str) -> Metric:
-    """Returns the metric of a text `name[:variant][:parameter=value]...`; a bare one means `:kvpress` if there is one."""
+    """Parses a metric, `name[:variant][:parameter=value]...`; a bare name means `:kvpress` if there is one."""
     plain = [part for part in text.split(":") if "=" not in part]
     given = dict(part.split("=", 1) for part in text.split(":") if "=" in part)
     base = ":".join(plain)

@@ -1,4 +1,4 @@
-"""A recording's folder, OUTPUT.steps: each file is put in place whole, so that an interrupted run can continue."""
+"""A recording's folder, OUTPUT.steps: files are written atomically, so that an interrupted run can continue."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ from .work import Work
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file and puts it in place whole: a kill leaves the old file or none."""
+    """Writes a file atomically: a kill leaves the old file or none."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as f:
         f.write(content)

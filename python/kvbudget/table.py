@@ -161,7 +161,7 @@ class Table:
         return _reopen, (self.path, self._data)
 
     def metadata(self, key: str) -> str | None:
-        """Returns an entry of the file's metadata as it is, even if this version does not know it; None: no such key."""
+        """Returns an entry of the file's metadata as it is, known to this version or not; None if there is none."""
         text: bytes | None = lib.library().kvb_table_metadata(self._handle, lib.text("key", key))
         return None if text is None else text.decode()
 
