@@ -5,7 +5,7 @@
 
 enum { VOCABULARY = 300, MAX_TENSORS = 64 };
 
-// A tensor of a folder that is to be written.
+// A tensor that is to be written to the folder.
 typedef struct written {
     char name[128];
     const char *dtype;
@@ -25,7 +25,7 @@ static const char CONFIG[] = "\"model_type\":\"llama\",\"num_hidden_layers\":2,\
                              "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,\"bos_token_id\":1,"
                              "\"eos_token_id\":[2,0],\"head_dim\":null";
 
-// transformers keeps rows of Q and K with rotary pairs half a head apart.
+// Copies a tensor. With `head`, rows of Q or K are put in transformers' order: rotary pairs are half a head apart.
 static inline void copy_rows(written *to, const gguf_tensor *from, uint32_t head)
 {
     const float *values = from->data;
@@ -95,7 +95,7 @@ static inline written *tensor_of(folder *f, const char *name)
     return NULL;
 }
 
-// Tensors [first, end) as a safetensors file of the folder.
+// Writes tensors [first, end) as a safetensors file of the folder.
 static inline void write_shard(const folder *f, const char *file, size_t first, size_t end)
 {
     char *header = case_alloc(1 << 16, 1), path[1024];
@@ -132,7 +132,7 @@ static inline void write_text(const folder *f, const char *file, const char *tex
     help_spew(path, text, strlen(text));
 }
 
-// config.json with more members behind CONFIG's.
+// Writes config.json with more members after CONFIG's.
 static inline void write_config(const folder *f, const char *more)
 {
     char text[4096];

@@ -1,4 +1,4 @@
-// A folder of a test's own, and whole files in it.
+// A test's own folder, which help_teardown() removes, and whole files in it.
 #pragma once
 #include "unit.h"
 #include <cjson/cJSON.h>
@@ -32,7 +32,7 @@ static inline void help_teardown(void)
     help_remove(help_folder);
 }
 
-// A path in the folder; eight of them may be in use at a time.
+// Returns a path in the folder; eight of them may be in use at a time.
 static inline const char *help_path(const char *format, ...)
 {
     static char paths[8][256];
@@ -60,7 +60,7 @@ static inline unsigned char *help_slurp(const char *path, size_t *size)
     return data;
 }
 
-// The JSON of a whole file, which the caller deletes.
+// Reads a whole file as JSON, which the caller deletes.
 static inline cJSON *help_json(const char *path)
 {
     size_t size;

@@ -1,12 +1,12 @@
-// What the tests of formats/ share beside folders: metadata of tables.
+// What the tests of formats/ share besides folders: metadata of tables.
 #pragma once
 #include "folder_help.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/record.h"
 
-// Metadata of a table of a small model; `changes` is an object whose members take the place of these or join them. The
-// caller frees it.
+// Returns metadata of a small model's table, which the caller frees. Members of the JSON object `changes` replace these
+// or are added.
 static inline cJSON *help_table_metadata(const char *changes)
 {
     // clang-format off

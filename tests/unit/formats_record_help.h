@@ -59,7 +59,7 @@ static inline kvb_status small_put_context(record_writer *w, size_t c, kvb_error
     return record_put_context(w, small_ids[c], ids, n, small_metrics, pointers, 2, err);
 }
 
-// Question 1 of each context was skipped; numbers have a gap: 0, 1, 12.
+// Returns the number of question q, 0, 1 or 12, which leaves a gap. Question 1 of each context was skipped.
 static inline uint32_t small_number(size_t q)
 {
     return q == 2 ? 12 : (uint32_t)q;
@@ -76,7 +76,7 @@ static inline kvb_status small_put_question(record_writer *w, size_t c, size_t q
     return record_put_question(w, small_ids[c], small_number(q), &one, err);
 }
 
-// Whatever is missing, in calibration order.
+// Writes whatever is missing, in calibration order.
 static inline kvb_status small_put_missing(record_writer *w, kvb_error *err)
 {
     for (size_t c = 0; c < SMALL_CONTEXTS; c++) {
@@ -100,7 +100,7 @@ static inline kvb_status small_write(const char *path, bool resume, kvb_error *e
     return status;
 }
 
-// Reads every number of a record that small_write wrote; the first error, if any.
+// Reads every number of a record that small_write wrote. Returns the first error, if any.
 static inline kvb_status small_read_all(record *r, kvb_error *err)
 {
     for (size_t c = 0; c < record_context_count(r); c++) {

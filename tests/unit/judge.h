@@ -1,5 +1,5 @@
-// What the judge of backends is made of (test_profiler_backend.c): every operation on the backend that is judged and on
-// the plain-C reference, with the same inputs. The Makefile links test_profiler_backend.c once for each backend, with
+// The judge of backends (test_profiler_backend.c) runs every operation on the backend that is judged and on the plain-C
+// reference, with the same inputs. The Makefile links test_profiler_backend.c once for each backend, with
 // JUDGE_OF=backend_NAME, and compiles the others once for those that differ in precision alone; -DEMULATED is for the
 // emulated CUDA device (tests/cuda), -DEMULATED_TILES for the emulated tile unit (tests/tiles).
 #pragma once
@@ -17,40 +17,40 @@ enum { QUESTIONS = 5, TAIL = 9 };
 enum { N_SHAPES = 7, N_TOKENS = 4 };
 extern const attention_shape SHAPES[N_SHAPES];
 extern const uint32_t TOKENS[N_TOKENS];
-// What is slow looks at one in JUDGE_SLOW of the long cases.
+// Slow builds run one in JUDGE_SLOW of the long cases.
 #if defined(EMULATED) || defined(EMULATED_TILES) || defined(__SANITIZE_ADDRESS__)
 enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6, JUDGE_SLOW = 3 };
 #else
 enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 1, ROWS_STEP = 3, JUDGE_SLOW = 1 };
 #endif
-// Rows of stored matrices: more than backends take at a time; a sanitiser looks at memory alone.
+// Rows of stored matrices: more than backends take at a time; fewer for a sanitiser, which only checks memory.
 #if defined(__SANITIZE_ADDRESS__)
 enum { STORED_ROWS = 112 };
 #else
 enum { STORED_ROWS = 336 };
 #endif
 
-// The devices at work; `judged` has scratch memory for the limits of the last `reserve`.
+// The two devices; `judged` has scratch memory for the limits of the last `reserve`.
 extern backend_device *judged, *reference;
 void reserve(uint32_t tokens, attention_shape s);
 void check_judged(void); // no operation may have failed
 
-// How far products may be off beside what float32 is allowed, relative to the sum of their terms' magnitudes.
+// Returns how far products may be off beyond float32's tolerance, relative to the sum of their terms' magnitudes.
 float product_error(const backend *b);
 
 float uniform(void);                         // in [-1, 1)
-void seed_uniform(uint64_t seed);            // every process starts from the same one
-float *random_floats(size_t n, float scale); // to be freed
+void seed_uniform(uint64_t seed);            // every process starts from the same seed
+float *random_floats(size_t n, float scale); // the caller frees them
 
 dev put(backend_device *on, const float *values, size_t n);
-float *fetch(dev from, size_t n); // n floats of the judged backend's memory, to be freed
+float *fetch(dev from, size_t n); // n floats of the judged backend's memory, which the caller frees
 float *take(dev from, size_t n);  // the same, and releases it
 
 void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative);
 void same_bits(const char *what, const float *a, const float *b, size_t n);
 
-// Runs `...` on both backends with the same inputs and compares n floats of y. `terms` is how large a sum of products'
-// terms may get: what their precision is relative to.
+// Runs `...` on both backends with the same inputs and compares n floats of y. `terms` is how large the sum of a
+// product's terms may get, to which its precision is relative.
 #define BOTH(what, y, n, absolute, relative, terms, ...)                                                    \
     do {                                                                                                    \
         float *results[2];                                                                                  \
@@ -66,7 +66,7 @@ void same_bits(const char *what, const float *a, const float *b, size_t n);
         free(results[0]), free(results[1]);                                                                 \
     } while (0)
 
-// The keys and values of a context on a device, packed where the backend wants that.
+// Puts the keys and values of a context on a device, packed if the backend wants that.
 prefix_kv context_on(backend_device *on, const float *k, const float *v, uint32_t T, attention_shape s);
 void context_release(backend_device *on, prefix_kv *kv);
 
@@ -74,7 +74,7 @@ void context_release(backend_device *on, prefix_kv *kv);
 typedef struct decode_case {
     attention_shape s;
     uint32_t T, n_rows;
-    bool sum; // of the oracle, in the place of the maximum
+    bool sum; // the oracle sums over queries instead of taking the maximum
     decode_row rows[QUESTIONS * TAIL];
     float *k, *v, *tail_k, *tail_v, *q, *weights, *best;
     size_t kv_size, tail_size, q_size, weights_size, best_size;
@@ -82,9 +82,9 @@ typedef struct decode_case {
 
 decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each);
 void decode_case_free(decode_case *c);
-// Output of rows [first, first + n) and, behind it, the importance of all questions.
+// Runs rows [first, first + n). Returns their output, followed by the importance of all questions.
 dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t n);
-// The importance alone, after all rows.
+// Returns the importance alone, after all rows.
 dev run_importance(backend_device *on, const decode_case *c);
 
 // The tests of each file, which ends with JUDGE_PART(its name).

@@ -55,7 +55,7 @@ static inline void case_put_context(record_writer *w, const case_context *c, con
     for (uint32_t q = 0; q < c->n_questions; q++) case_put_question(w, c, q);
 }
 
-// attributes are taken.
+// Writes a record of n contexts. Takes ownership of the attributes.
 static inline void case_write(const char *path, cJSON *attributes, const case_context *contexts, size_t n,
                               const char *const *metrics, size_t n_metrics)
 {
@@ -75,17 +75,17 @@ static inline void case_write(const char *path, cJSON *attributes, const case_co
 static const char *const CASE_METRIC[] = {"keydiff"};
 #define CASE_PROTECTED "{\"keydiff\": {\"protect_sink\": 1, \"protect_window\": 1}}"
 
-// A record of the contexts under keydiff, with one sink and one last token protected.
+// Writes a record of the contexts for keydiff, with one sink and one last token protected. Returns its path.
 static inline const char *case_record(const char *name, const case_context *contexts, size_t n)
 {
-    static char paths[CASE_CONTEXTS_MAX][256]; // help_path() forgets
+    static char paths[CASE_CONTEXTS_MAX][256]; // help_path() reuses its own
     static int next;
     char *path = strcpy(paths[next++ % CASE_CONTEXTS_MAX], help_path("%s", name));
     case_write(path, case_attributes(CASE_PROTECTED), contexts, n, CASE_METRIC, 1);
     return path;
 }
 
-// Opens all of it.
+// Opens a whole record for keydiff.
 static inline void case_select(selection *s, const char *path)
 {
     const selection_request all = {CASE_METRIC, 1, NULL, UINT64_MAX, NULL};
@@ -99,7 +99,7 @@ static inline study_options case_options(const char *aggregate)
     return o;
 }
 
-// Writes a solved table with what is said of it.
+// Writes a solved table with its metadata.
 static inline void case_save(const study_table *t, const char *to)
 {
     cJSON *about;
@@ -108,7 +108,7 @@ static inline void case_save(const study_table *t, const char *to)
     cJSON_Delete(about);
 }
 
-// The record of a test that has one.
+// What a test has selected, if anything; case_teardown() closes it.
 static selection from;
 
 static inline void case_teardown(void)

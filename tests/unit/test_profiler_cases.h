@@ -35,8 +35,8 @@ static inline void *case_alloc(size_t n, size_t size)
     return p;
 }
 
-// |got - want| <= tolerance, everywhere. The checks stand behind the loops: each one is a message to Check's parent
-// process.
+// Checks that |got - want| <= tolerance everywhere. Checks come after the loops, since each one sends a message to
+// Check's parent process.
 static inline void case_near(const char *what, const float *got, const float *want, size_t n, double tolerance)
 {
     size_t i = 0;
@@ -53,7 +53,7 @@ static inline void case_same(const char *what, const float *got, const float *wa
                   i < n ? (double)got[i] : 0, i < n ? (double)want[i] : 0);
 }
 
-// The largest |got - want| of each row of T, relative to that row's largest |want|.
+// Returns the largest |got - want| of any row of T, relative to that row's largest |want|; INFINITY if not finite.
 static inline double case_row_error(const float *got, const float *want, size_t rows, size_t T)
 {
     double worst = 0;
@@ -86,14 +86,14 @@ static inline void case_tiny_model(const char *path, const char *const *options)
     ck_assert_msg(WIFEXITED(code) && WEXITSTATUS(code) == 0, "%s failed", program);
 }
 
-// A folder with such a model, tiny.gguf; help_teardown() ends it.
+// Makes a folder with such a model, tiny.gguf; help_teardown() removes it.
 static inline void case_tiny_setup(void)
 {
     help_setup();
     case_tiny_model(help_path("tiny.gguf"), NULL);
 }
 
-// The tokenizer of such a model, written to tiny.gguf; the caller frees.
+// Writes such a model to tiny.gguf and returns its tokenizer, which the caller frees.
 static inline tokenizer *case_tiny_tokenizer(void)
 {
     gguf_file file;
@@ -112,7 +112,7 @@ static inline model *case_open(const char *path, const backend *device)
     return m;
 }
 
-// Logits of n tokens, [n, vocabulary].
+// Returns the logits of n fixed tokens, [n, vocabulary], which the caller frees.
 static inline float *case_logits(const model *m, uint32_t n)
 {
     forward *f = NULL;
@@ -125,7 +125,7 @@ static inline float *case_logits(const model *m, uint32_t n)
     return logits;
 }
 
-// Its text side; the caller closes it.
+// Opens a model's text side; the caller closes it.
 static inline model_text case_text(const model *m)
 {
     model_text t;
@@ -133,7 +133,7 @@ static inline model_text case_text(const model *m)
     return t;
 }
 
-// A device without scratch memory, or with it for these limits.
+// Opens a device with scratch memory for these limits; NULL: without any.
 static inline backend_device *case_device(const backend *b, const backend_limits *limits)
 {
     backend_device *on = NULL;
@@ -148,13 +148,13 @@ static inline metric case_metric(const char *text)
     return m;
 }
 
-// The scores [G, T] of the metric named `text`; to be freed.
+// Returns the scores [G, T] of the metric named `text`, which the caller frees.
 static inline float *case_score(const char *text, const layer_view *v)
 {
     metric m = case_metric(text);
     size_t n = (size_t)v->n_kv_heads * v->n_tokens;
     float *s = case_alloc(n, sizeof *s);
-    for (size_t i = 0; i < n; i++) s[i] = NAN; // whatever stood there before
+    for (size_t i = 0; i < n; i++) s[i] = NAN; // the metric must write every score
     help_ok(metric_score(&m, v, s, err));
     return s;
 }

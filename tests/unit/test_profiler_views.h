@@ -1,4 +1,4 @@
-// Layers as scorers see them, drawn at random, and what their tests compute alike.
+// Layers as scorers see them, drawn at random, and computations that the scorers' tests share.
 #pragma once
 #include "test_profiler_cases.h"
 

@@ -80,7 +80,7 @@ static inline void case_put(unsigned char *at, double value)
     for (int i = 0; i < 8; ++i) at[i] = (unsigned char)(bits >> 8 * i);
 }
 
-// The whole file, malloc'd. `data` receives the offset of the data part, for tests that damage it; may be NULL.
+// Returns the whole file, which the caller frees. `data` (may be NULL) receives the offset of the data part.
 static inline unsigned char *case_bytes(const table_case *c, size_t *size, size_t *data)
 {
     char header[CASE_HEADER_MAX + 8];
@@ -124,7 +124,7 @@ static inline kvb_table *case_open(const table_case *c)
     return table;
 }
 
-// Seeds: printed, so that a failure can be repeated with KVB_SEED=...
+// Returns the seed, and prints it, so that a failure can be repeated with KVB_SEED=...
 static inline uint64_t case_seed(const char *test)
 {
     const char *given = getenv("KVB_SEED");

@@ -23,7 +23,7 @@ static inline uint32_t case_below(uint32_t n)
     return (uint32_t)(case_next() % n);
 }
 
-// What each test begins with. TEST_SEED in the environment repeats a failure.
+// Seeds a test, which begins with it, and prints the seed. TEST_SEED in the environment repeats a failure.
 static inline void case_seed(void)
 {
     const char *text = getenv("TEST_SEED");
@@ -61,8 +61,8 @@ static inline double case_importance(case_kind kind)
     }
 }
 
-// A noisy metric: the importance times e^noise, so that curves are neither convex nor without shape. Tied cases have
-// tied scores too.
+// Draws importances and a noisy metric, the importance times e^noise, so that curves are neither convex nor without
+// shape. Tied cases have tied scores too.
 static inline void case_arrays(case_kind kind, const cache_shape *s, float *scores, float *oracle)
 {
     for (size_t i = 0, n = (size_t)shape_heads(s) * s->n_tokens; i < n; i++) {
@@ -101,7 +101,7 @@ static inline void case_curves(loss_curves *c, case_kind kind, const cache_shape
     free(oracle);
 }
 
-// Curves written down by hand: gains [N, M], nothing protected.
+// Makes curves from gains [N, M] written by hand, with nothing protected.
 static inline void case_by_hand(loss_curves *c, uint32_t layers, uint32_t heads, uint32_t tokens, const double *gains)
 {
     *c = loss_curves_make(&(cache_shape){layers, heads, tokens, 0, 0});
@@ -109,7 +109,7 @@ static inline void case_by_hand(loss_curves *c, uint32_t layers, uint32_t heads,
     loss_curves_sum(c);
 }
 
-// A random problem at every per cent, solved greedily.
+// Makes a random problem at every per cent, and solves it greedily.
 static inline void case_solved(problem *p, case_kind kind, const cache_shape *shape, solve_scope scope, hull_range hull)
 {
     static double ratios[TABLE_ROWS];
@@ -127,7 +127,7 @@ static inline uint64_t case_total(const uint32_t *keep, uint32_t n)
     return sum;
 }
 
-// The pace at which heads that keep 1 / (1 + pace * slow[h]) each keep 1 - ratio of the cache together.
+// Returns the pace at which heads, each of which keeps 1 / (1 + pace * slow[h]), together keep 1 - ratio of the cache.
 static inline double case_pace(const double *slow, int n, double ratio)
 {
     double low = 0, high = 1e6;

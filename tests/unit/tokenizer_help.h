@@ -4,7 +4,7 @@
 #include "unit.h"
 #include <cjson/cJSON.h>
 
-// malloc'd bytes of hexadecimal digits; returns how many.
+// Turns hexadecimal digits into bytes, which the caller frees; returns how many.
 static inline size_t from_hex(const char *hex, char **out)
 {
     size_t n = strlen(hex) / 2;
@@ -17,7 +17,7 @@ static inline size_t from_hex(const char *hex, char **out)
     return n;
 }
 
-// The text of the case becomes its ids; `kind` is for messages, `special`: control tokens are found in it.
+// Checks that a case's text becomes its ids. `kind` is for messages; with `special`, control tokens are recognized.
 static inline void check_case(const char *kind, const tokenizer *t, const cJSON *c, bool special)
 {
     const char *hex = cJSON_GetObjectItem(c, "hex")->valuestring;
@@ -36,7 +36,7 @@ static inline void check_case(const char *kind, const tokenizer *t, const cJSON 
     free(text);
 }
 
-// The text becomes these ids; `special`: control tokens are found in it.
+// Checks that a text becomes these ids; with `special`, control tokens are recognized.
 static inline void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected,
                               size_t n_expected)
 {

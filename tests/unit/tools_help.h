@@ -1,4 +1,4 @@
-// What the code of commands writes to a stream: SHOWN(1, code) leaves in `shown_text` what went to standard output, and
+// Captures what commands write to a stream: SHOWN(1, code) leaves in `shown_text` what went to standard output, and
 // SHOWN(2, code) what went to standard error.
 #pragma once
 #include "unit.h"

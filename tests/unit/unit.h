@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Check tells its parent process of every check that holds, through a file: in a loop over thousands of numbers that
-// costs more than what is tested. Each line of a file says so once, so that a crash still has a place.
+// Check reports every check that holds to its parent process, through a file: in a loop over thousands of numbers, that
+// costs more than the tested code. So each line of a file reports once, and the place of a crash is still known.
 static inline void unit_passed(const char *file, int line)
 {
     enum { LINES = 1024 };
@@ -25,7 +25,7 @@ static inline void unit_passed(const char *file, int line)
 }
 #define _mark_point(file, line) unit_passed(file, line)
 
-// unit_numbers(n, 3, keep[0], 17): whole numbers in pairs, what is and what must be; all 64 bits count.
+// unit_numbers(n, 3, keep[0], 17): whole numbers in pairs, the actual and the expected one; all 64 bits count.
 #define unit_numbers(...)                                                                   \
     unit_same_numbers(__FILE__, __LINE__, #__VA_ARGS__, (const long double[]){__VA_ARGS__}, \
                       sizeof((const long double[]){__VA_ARGS__}) / sizeof(long double))
@@ -42,7 +42,7 @@ static inline void unit_passed(const char *file, int line)
         ck_assert_msg(s_ == KVB_OK, "%s: %s: %s", #call, kvb_status_name(s_), e_.message); \
     } while (0)
 
-// The call must fail with this status and a message that holds this text.
+// The call must fail with this status and a message that contains this text.
 #define help_fails(call, status_, text)                                                                     \
     do {                                                                                                    \
         kvb_error e_ = {0};                                                                                 \
@@ -53,7 +53,7 @@ static inline void unit_passed(const char *file, int line)
         ck_assert_msg(strstr(e_.message, text) != NULL, "no \"%s\" in: %s", text, e_.message);              \
     } while (0)
 
-// The same where a test looks at the message in its own `err` as well.
+// The same for a test that has its own `err` and may look at the message itself.
 #define unit_refuses(call, status, text)                                                         \
     do {                                                                                         \
         ck_assert_int_eq(call, status);                                                          \
@@ -78,8 +78,8 @@ static inline void unit_same_strings(const char *file, int line, const char *wha
                          pairs[i] ? pairs[i] : "(none)", pairs[i + 1] ? pairs[i + 1] : "(none)");
 }
 
-// The tests of this file. How long one may take is no shorter than what tests/run.sh gives a program: beside other
-// work a test takes many times as long.
+// Returns the tests of this file. The time limit of one is no shorter than what tests/run.sh gives a program: next to
+// other work a test takes many times as long.
 static inline TCase *unit_case(void)
 {
     static TCase *tests;
@@ -87,7 +87,7 @@ static inline TCase *unit_case(void)
     return tests;
 }
 
-// A test, UNIT_TEST(name) { ... }, joins the tests of its file by itself, in their order.
+// A test, UNIT_TEST(name) { ... }, adds itself to the tests of its file, in their order.
 // UNIT_ROUNDS(name, n) runs n times, with _i from 0 on.
 #define UNIT_TEST(name) UNIT_ROUNDS(name, 1)
 #define UNIT_ROUNDS(name, rounds)                                 \
@@ -116,7 +116,7 @@ static inline int unit_run(const char *name, TCase *const *cases)
 }
 
 #define UNIT_CASES(...) ((TCase *const[]){__VA_ARGS__, NULL})
-// The end of a file. EACH: with what each test begins and ends with, in its own process; ONCE: all of them together.
+// The end of a file. EACH: `begin` and `end` run around each test, in its own process; ONCE: around all of them.
 #define UNIT_MAIN(name) UNIT_MAIN_WITH(name, (void)0)
 #define UNIT_MAIN_EACH(name, begin, end) UNIT_MAIN_WITH(name, tcase_add_checked_fixture(unit_case(), begin, end))
 #define UNIT_MAIN_ONCE(name, begin, end) UNIT_MAIN_WITH(name, tcase_add_unchecked_fixture(unit_case(), begin, end))
