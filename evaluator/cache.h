@@ -79,8 +79,8 @@ void kv_cache_compact(kv_cache *c, uint32_t extra);
 
 // The following functions count the cache's own entries, without its base.
 uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
-// Bytes of keys and values in use; and all bytes that the cache has allocated, including positions and offsets, which
-// depend only on this cache.
+// Return the bytes of keys and values in use, and all bytes that the cache has allocated, including positions and
+// offsets, which depend only on this cache.
 uint64_t kv_cache_bytes(const kv_cache *c);
 uint64_t kv_cache_allocated(const kv_cache *c);
 

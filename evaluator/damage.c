@@ -12,7 +12,7 @@ struct damage {
     uint32_t *n_rows;  // [batch] n_next each
     int32_t *ids;      // [rows]
     row_damage *rows;  // [rows]
-    damage_cut *cuts;  // [batch] list of a batch, where the caller passes none
+    damage_cut *cuts;  // [batch] cuts of a batch, if the caller passes no such list
 };
 
 static session_plan session_plan_of(const damage_plan *p)
@@ -132,7 +132,7 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
 static void judge_cuts(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
-#pragma omp parallel for collapse(2) schedule(static) // row by row: the full cache's row serves all cuts
+#pragma omp parallel for collapse(2) schedule(static) // row by row: the full cache's stays hot for all cuts
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
             const predictions *full = &cuts[i].text->full;

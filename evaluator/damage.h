@@ -1,7 +1,7 @@
 // Measures what cutting a context's cache does to the model's predictions, for many cuts of the same texts. Keys,
 // values, scores and the full cache's predictions of a text are computed once; each cut then takes one pass of the
-// continuation over a compacted cache, and many cuts share a batch. fidelity.h also measures lost importance and layer
-// outputs.
+// continuation over a compacted cache, and many cuts share a batch. fidelity.h also measures lost importance and
+// memory.
 #pragma once
 #include "evaluator/predictions.h"
 #include "evaluator/session.h"
@@ -32,7 +32,7 @@ typedef struct damage_value {
 // Opens a measurement with a model, which must outlive it. On failure *out is NULL.
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err);
 void damage_close(damage *d); // NULL is allowed
-// Bytes that one text takes while it is open.
+// Returns the bytes that one text takes while it is open.
 uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
 
 // Allocates a text; the caller frees it with damage_text_close, which accepts a zero struct.

@@ -1,5 +1,5 @@
 // Measures what evicting does to a model's predictions of how a text continues: the same continuation is teacher-forced
-// over the full cache and over each compacted one, in one batch.
+// over the full cache, and over compacted ones in batches.
 //
 // Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing
 // what follows.

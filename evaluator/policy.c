@@ -31,10 +31,10 @@ static void compact_row(float *x, const uint32_t *keep, uint32_t n_keep)
 
 // ---- MorphKV (arXiv 2503.00979, algorithm 1; methods.md 3.5) ----
 //
-// memory [R, room]: S_r[j] = sum over the group of A_r[h,j] for the last R queries, oldest first from row counts[0] on,
-// in a ring of counts[1] rows so far. A row that is older than an entry has 0 for it. Kept: the C = capacity - R best
-// older entries by F[j] = sum (or max) over r of S_r[j], and the last R, the newest included (the paper's listing
-// forgets it).
+// memory [R + 1, room]: a ring of R rows, counts[1] of them in use, the oldest at counts[0]; and a row for F. S_r[j] =
+// sum over the group of A_r[h,j] for the last R queries; 0 for an entry that is newer than the row. Kept: the C =
+// capacity - R best older entries by F[j] = sum (or max) over r of S_r[j], and the last R, the newest included (the
+// paper's listing forgets it).
 
 static uint32_t morph_recent(const policy_head *h)
 {
@@ -339,7 +339,7 @@ static const policy_kind policy_lagkv = {
 
 // ==== Policies that keep their tokens and look at a few of them per step ====
 //
-// RocketKV's second stage (hybrid sparse attention, arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k:
+// RocketKV's second stage (hybrid sparse attention, arXiv 2502.14051; methods.md 3.6) and special cases. Exact top-k:
 // page 1, all channels. SparQ: page 1, few channels. Quest: pages, all channels.
 
 static const policy_kind policy_topk, policy_quest, policy_sparq, policy_rocketkv, policy_rocketkv_mt;

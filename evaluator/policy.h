@@ -63,17 +63,17 @@ double policy_capacity_ratio(const policy *p, double ratio);
 
 // ---- One head ----
 
-// One KV head under a policy. Plain memory, so that a copy of both arrays is a copy of the state.
+// One KV head under a policy. Plain data: a copy of it and of both arrays is a copy of the state.
 typedef struct policy_head {
     const policy *p;
     uint32_t layer, kv_head, group, head_dim;
     uint32_t capacity;      // entries that it keeps, or fetches per step
     uint32_t n_context;     // T
     uint32_t room;          // entries that the cache may ever hold
-    uint32_t sink;          // first entries that always stay, where a table says so
+    uint32_t sink;          // first entries that always stay, if a table says so
     double split;           // pruned share of all traffic that was asked for (RocketKV)
     uint32_t counts[4];     // the policy's own counters; policy.c says which
-    uint64_t looked, steps; // entries attended to, summed over steps
+    uint64_t looked, steps; // entries attended to, summed over all steps; steps
     float *memory;          // kind->floats() numbers
     uint32_t *marks;        // [room] entries that RocketKV-MT's first stage chose
 } policy_head;
@@ -82,7 +82,7 @@ struct policy_kind {
     spec_row spec; // name and parameters, whose values are in policy.set
     const char *summary;
     bool looks;                             // true: a capacity limits what is fetched per step, not what is kept
-    unsigned needs;                         // view_items of prefill(), beside those of the metric
+    unsigned needs;                         // view_items that see() and prefill() read, besides those of the metric
     const char *metric;                     // of policy.scores
     size_t (*floats)(const policy_head *h); // of memory; NULL: none
     bool ranks;                             // true: after the prefill the `capacity` best tokens by that metric stay

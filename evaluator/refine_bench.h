@@ -1,5 +1,5 @@
 // Measures candidates of the search for better budgets (study/refine.h): shifts give a table, the table gives budgets,
-// and cuts by these give damage. Each text is prefilled when it is first needed, and no cut is measured twice.
+// budgets give cuts, and cuts give damage. Each text is prefilled when first needed, and no cut is measured twice.
 #pragma once
 #include "evaluator/damage.h"
 #include "evaluator/sweep.h"

@@ -81,7 +81,7 @@ void session_cache_again(const session *s, const kept_set *kept, uint32_t extra,
 // if not, or with kept NULL.
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
 
-// ---- Many contexts, each held outside the session but one ----
+// ---- Many contexts, all but one held outside the session ----
 
 // Allocates memory for a context of the session's longest length, for the same metrics. The caller frees it with
 // session_context_free, which accepts a zero struct.

@@ -49,7 +49,7 @@ void sweep_close(sweep *s);
 // Takes results from the log; the second half of sweep_open().
 kvb_status sweep_take(sweep *s, kvb_error *err);
 
-// Reports progress; returns false to stop (KVB_INTERRUPTED). The unit is a cell; a prefill counts as its cells.
+// Reports progress; returns false to stop (KVB_INTERRUPTED). The unit is a cell; a prefill shows as part of a cell.
 typedef struct sweep_watch {
     bool (*progress)(void *context, double done, double total);
     void *context;
@@ -60,7 +60,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);
 
 // ---- Means over positions and texts, and how sure they are ----
 
-// One allocator at one ratio, over all texts.
+// One column, a method with its allocator, at one ratio, over all texts.
 typedef struct sweep_summary {
     uint32_t column;
     double ratio;

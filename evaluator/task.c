@@ -177,7 +177,7 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-// Writes `units` lines, NOISE or the texts of `hay`, and in front of some, drawn, one needle each, in the order given.
+// Writes `units` lines, NOISE or the texts of `hay`, and before drawn lines one needle each, in the order given.
 static void hide_in_lines(FILE *to, task_random *r, size_t units, const needle *hay, const char *const *needles,
                           size_t n_needles)
 {
@@ -337,7 +337,7 @@ enum { HOPS_MAX = 10 };
     "Answer: According to the chain(s) of variable assignment in the text above, %u variables are assigned the " \
     "value %u, they are: "
 
-// Writes a chain of n assignments in lines of noise. Fills names[0 .. n-1], of so many letters each, and the value.
+// Writes a chain of n assignments among lines of noise. Fills names[0 .. n-1], of so many letters each, and the value.
 static void write_chain(FILE *to, task_random *r, uint32_t n, int letters, size_t noises, char (*names)[NAME_MAX_ROOM],
                         uint32_t *value)
 {
@@ -534,7 +534,7 @@ static bool answer_stands_in(const char *text, const char *answer)
     return words && found * 5 >= words * 4;
 }
 
-// Cuts a text to n_tokens tokens (0: all), and back to their last full stop if one is near. The caller frees *out.
+// Cuts a text to n_tokens tokens (0: all), then to the last full stop if one is near the cut. The caller frees *out.
 static kvb_status cut_text(char **out, const char *text, const tokenizer *tokens, size_t n_tokens, kvb_error *err)
 {
     int32_t *ids = NULL;

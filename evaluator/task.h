@@ -39,7 +39,7 @@ typedef enum task_rule {
 
 typedef struct task_question {
     char *text;                // "What is the special magic number for sharp-apple mentioned in the provided text? "
-    char *prefix;              // how its answer begins, after the end of a chat's user turn; "": as the model likes
+    char *prefix;              // how its answer begins, after a chat's user turn; "": the model begins it
     char *gold[TASK_MAX_GOLD]; // n_gold strings
     size_t n_gold;
 } task_question;
@@ -72,7 +72,7 @@ struct task_kind {
     task_rule rule;
     uint32_t new_tokens; // the most tokens of an answer, as in RULER
     bool whole_text;     // made from task_source.texts instead of a length
-    task_hay hay;        // of needle tasks; so are these: whether keys and values are UUIDs, not words and numbers
+    task_hay hay;        // where needles are hidden; the next two say whether their keys and values are UUIDs
     bool uuid_keys, uuid_values;
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };

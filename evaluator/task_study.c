@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 1024 };                 // of the decoder: room for the questions of some dozen cells
+enum { ROWS = 1024 };                 // that the decoder runs at once: questions of some dozen cells
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
 
 // ---- Answers of the model ----

@@ -132,7 +132,7 @@ def ragged_attention(
     return by_segment(layer, query, visible, scaling, softcap, sinks)
 
 
-#: Called instead of ``attend``, the attention itself, when an attention module runs in this thread; None: nothing is.
+#: Called instead of ``attend``, the attention itself, while an attention module runs in this thread; None: not watched.
 WATCH: ContextVar[Callable[..., Any] | None] = ContextVar("WATCH", default=None)
 
 

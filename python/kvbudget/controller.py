@@ -74,7 +74,7 @@ class Controller:
         self.ratio, self._kernel, self._refit, self._track = ratio, kernel, refit, rule.interval > 0
         self._slack = min(rule.interval or 32, MOST_SLACK) if slack is None else count(slack, "slack")
         self._formats = table.formats(ratio).tolist() if ratio is not None and table.has_formats else None
-        table.grown(rule, 1)  # errors of budgets come here, not in the middle of a prefill
+        table.grown(rule, 1)  # raises what budgets refuse now, not in the middle of a prefill
         self.cuts = ratio is None or ratio > 0
         self._last, self._has_cut = State(), False
 

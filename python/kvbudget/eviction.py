@@ -73,7 +73,7 @@ class Run(Controller):
                  by default with an interval, and in all later cuts of a cache
 
     ``with kvbudget.compress(...) as run`` gives the run itself, for explicit cuts and the report. Threads may share a
-    block; calls that began in it are cut to their end even if the block is left before. A cut cache can also be decoded
+    block; calls that began in it go on being cut until they end, even after the block. A cut cache can also be decoded
     after the block: the model keeps the attention implementation "kvbudget", which treats caches that are not cut as
     the former one did. No gradient passes through a cut cache. Raises :class:`KVBudgetError` rather than doing
     nothing.

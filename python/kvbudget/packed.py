@@ -50,7 +50,7 @@ def _unpack_groups(packed: Tensor, n: int, bits: int) -> Tensor:
 
 
 def pack(rows: Tensor, form: str, keys: bool) -> Tensor:
-    """Packs rows [n, d] into the bytes of kvb_pack(), uint8 [bytes]; in 16 bits into [n, d], which keeps float16."""
+    """Packs rows [n, d] into the bytes of kvb_pack(), uint8 [bytes]; in 16 bits into [n, d], bfloat16 or float16."""
     if BITS[form] == 16:
         return rows.to(rows.dtype if rows.dtype == torch.float16 else torch.bfloat16, copy=True)
     if not len(rows):

@@ -41,7 +41,7 @@ class Work:
     sample_id: str
     ids: list[int]
     questions: list[tuple[list[int], list[int] | None]]  # question with answer prefix; answer
-    n_short: int  # answers that were given, but are too short to record a query; others are drawn
+    n_short: int  # given answers that are too short to record a query; new ones are drawn
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
