@@ -46,7 +46,7 @@ SIMD_CLONES static void add_scaled(float *o, const float *v, float factor, size_
     for (size_t i = 0; i < n; i++) o[i] += factor * v[i];
 }
 
-// x = softmax(x), with the score *sink, which belongs to no entry, in the denominator; NULL: none
+// x = softmax(x) with one more score, *sink, in the denominator, which belongs to no entry; NULL: none
 SIMD_CLONES static void softmax(float *x, size_t n, const float *sink)
 {
     float top = sink ? *sink : -INFINITY, sum = 0;

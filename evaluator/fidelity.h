@@ -20,7 +20,7 @@ typedef struct fidelity {
 // What one set of kept positions costs. Arrays belong to the struct (fidelity_cell_free).
 typedef struct fidelity_cell {
     uint64_t kept;      // entries over all heads
-    double ratio;       // 1 - kept / (L G T): what is really pruned
+    double ratio;       // 1 - kept / (L G T) over the layers that have a budget: what is really pruned
     uint64_t bytes;     // keys and values that are kept, before the continuation
     uint64_t allocated; // bytes that the cache allocated: these, positions and offsets
     double loss;        // share of the oracle importance over this continuation that was evicted before it

@@ -14,7 +14,7 @@ typedef struct method {
 // Returns the method's canonical text: "snapkv:kvpress", "morphkv:window=8".
 const char *method_name(const method *m);
 
-// A method with its allocator. A metric takes tables that were solved for it. Policies take any table, but no
+// A method with its allocator. A metric's table must be solved for that metric. Policies take any table, but no
 // allocator that needs scores, since there are none yet when a policy begins.
 typedef struct method_column {
     uint32_t method;

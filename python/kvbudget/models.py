@@ -94,8 +94,8 @@ class AttentionLayer:
     def mean_rotation(self, first: int, count: int, like: Tensor) -> Tensor | None:
         """Returns R [d, d], the mean rotation over positions first .. first + count - 1: a row x becomes x R^T.
 
-        The model's own function rotates the unit vectors, so it may use any layout of pairs, and rotate only a part of a
-        head. The mean is over whole matrices, as in kvpress, so that the sums round alike.
+        The model's own function rotates the unit vectors, so it may use any layout of pairs and rotate only a part of
+        a head. The mean is over whole matrices, as in kvpress, so that the sums round alike.
         """
         if self.rotary is None or self._rotate is None or not _rotates(self.module):
             return None

@@ -40,7 +40,7 @@ class Size:
     row_bytes: int  # of one token's key and value in one head
     place_bytes: int = 4  # of its position
     tokens: int = 0  # seen so far, in all heads and sequences, padding included
-    rows: int = 0  # of these, in the flat tensors
+    rows: int = 0  # of these, still there and not packed
     allocated: int = 0  # the same with free rows
     at_cut: tuple[int, int] = (0, 0)  # after the latest cut: rows that stayed, of tokens without padding
     packed: tuple[int, int] = (0, 0)  # packed rows, besides the others, and the bytes that they take

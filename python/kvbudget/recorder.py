@@ -45,7 +45,7 @@ class _Recorder:
     def __init__(self, model: Any, layers: list[AttentionLayer], chosen: Sequence[metrics.Metric]):
         self.model, self.layers, self.chosen = model, layers, chosen
         self.roots = {layer.index: _value_roots(layer) for layer in layers}
-        self.observed_from: int | None = None  # in decoding: the first row of the pass that is recorded
+        self.observed_from: int | None = None  # in decoding: the first recorded row of the pass
         self.scores: dict[str, list[Any]] = {}
         self.norms: dict[int, Tensor] = {}
         self.best: dict[int, Tensor] = {}

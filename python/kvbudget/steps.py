@@ -52,7 +52,7 @@ def _is_record(path: Path) -> bool:
 
 @contextlib.contextmanager
 def steps(output: Path, attributes: dict[str, Any], resume: bool, force: bool) -> Iterator[Path]:
-    """Yields OUTPUT.steps, locked, and removes it at the end; what an interrupted run left must be of the same run."""
+    """Yields OUTPUT.steps, locked, and removes it on success; with resume, what is there must be of the same run."""
     folder = output.with_name(output.name + ".steps")
     if output.exists() and not _is_record(output):
         raise KVBudgetError(f"{output}: exists and is not a record; give another name")

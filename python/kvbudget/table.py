@@ -255,7 +255,7 @@ class Table:
         self, ratio: float, tokens: int, *, rounding: Rounding = "layer_lr", lookup: Lookup = "nearest",
         strict: bool = False, block: int = 1,
     ) -> Budgets:  # fmt: skip
-        """Returns the same with everything that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
+        """Returns the same as keep(), and all that ``kvbudget budgets`` prints: what is really pruned, and warnings."""
         keep = self.keep(ratio, tokens, rounding=rounding, lookup=lookup, strict=strict, block=block)
         options, s = _options(rounding, lookup, strict, block), lib.Summary()
         lib.call(
