@@ -389,21 +389,22 @@ void hsa_absorb(hsa *h, const float *key)
     h->n++;
 }
 
-// Picks the k1 channels with the largest sum over the group of |q_c| (ties: lower channel), and computes the share of
-// all |q_c| that they hold, per query head.
-static void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share)
+// Picks the k1 channels with the largest sum over the group of |q_c| (ties: lower channel).
+static void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked)
 {
     float sums[BACKEND_MAX_HEAD_DIM] = {0};
     for (uint32_t r = 0; r < h->group; r++)
         for (uint32_t c = 0; c < h->head_dim; c++) sums[c] += fabsf(q[(size_t)r * h->head_dim + c]);
     policy_best(sums, h->head_dim, k1, 0, 0, picked);
-    for (uint32_t r = 0; r < h->group; r++) {
-        const float *query = q + (size_t)r * h->head_dim;
-        double all = 0, some = 0;
-        for (uint32_t c = 0; c < h->head_dim; c++) all += fabsf(query[c]);
-        for (uint32_t i = 0; i < k1; i++) some += fabsf(query[picked[i]]);
-        share[r] = all > 0 ? (float)(some / all) : 1;
-    }
+}
+
+// Returns the share of a query's sum of |q_c| that the picked channels hold.
+static double hsa_share(const hsa *h, const float *query, const uint32_t *picked, uint32_t k1)
+{
+    double all = 0, some = 0;
+    for (uint32_t c = 0; c < h->head_dim; c++) all += fabsf(query[c]);
+    for (uint32_t i = 0; i < k1; i++) some += fabsf(query[picked[i]]);
+    return all > 0 ? (float)(some / all) : 1;
 }
 
 float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, const uint32_t *picked, uint32_t k1)
@@ -422,22 +423,20 @@ float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, cons
 // Computes the group's mean of softmax(x / sqrt(d share)) over all n keys, each with its page's x; scratch [pages].
 static void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch)
 {
-    enum { MAX_GROUP = 256 }; // query heads per KV head; any beyond that are ignored
-    uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
-                                           group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
+    uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page;
     double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
-    float share[MAX_GROUP];
-    hsa_channels(h, q, k1, picked, share);
+    hsa_channels(h, q, k1, picked);
     memset(out, 0, h->n * sizeof *out);
-    for (uint32_t r = 0; r < group; r++) {
-        float scale = (float)(sqrt((double)share[r]) / unit), top = -INFINITY;
+    for (uint32_t r = 0; r < h->group; r++) {
+        double share = hsa_share(h, q + (size_t)r * h->head_dim, picked, k1);
+        float scale = (float)(sqrt(share) / unit), top = -INFINITY;
         double sum = 0;
         for (uint32_t p = 0; p < pages; p++) {
             scratch[p] = scale > 0 ? hsa_estimate(h, q, r, p, picked, k1) / scale : 0;
             top = fmaxf(top, scratch[p]);
         }
         for (uint32_t i = 0; i < h->n; i++) sum += expf(scratch[i / h->page] - top);
-        for (uint32_t i = 0; i < h->n; i++) out[i] += (float)(expf(scratch[i / h->page] - top) / sum / group);
+        for (uint32_t i = 0; i < h->n; i++) out[i] += (float)(expf(scratch[i / h->page] - top) / sum / h->group);
     }
 }
 

@@ -11,7 +11,6 @@ const attention_shape SHAPES[N_SHAPES] = {SHAPE(9, 3, 64),  SHAPE(4, 4, 16),  SH
                                           SHAPE(6, 2, 128), SHAPE(2, 1, 200), SHAPE(1, 1, 320)};
 const uint32_t TOKENS[N_TOKENS] = {1, 15, 17, LONG};
 
-// How far products may be off beside what float32 is allowed, relative to the sum of their terms' magnitudes.
 float product_error(const backend *b)
 {
     return strcmp(b->compute, "bf16") == 0 ? 4e-3f : strcmp(b->compute, "bf16x3") == 0 ? 1.5e-5f : 0;
