@@ -13,14 +13,14 @@
 // A template is a program (Jinja): it is run (jinja.h) on messages whose words it cannot know, and what surrounds
 // them is the frame.
 
-// Spaces that no template writes, so that it shows whether the message's own are there.
+// Spaces that no template writes: they show whether it keeps the message's own.
 #define PAD_BEFORE "\t \n\t"
 #define PAD_BEHIND "\t\n \t"
 
 static const char *frame_kind(const chat_frame *f)
 {
     static const struct {
-        const char *name, *mark; // the first whose mark the frame has
+        const char *name, *mark; // the first one whose mark is in the frame applies
     } kinds[] = {{"phi4", "<|im_sep|>"},   {"chatml", "<|im_start|>"},   {"llama3", "<|start_header_id|>"},
                  {"gpt-oss", "<|start|>"}, {"gemma", "<start_of_turn>"}, {"mistral", "[INST]"},
                  {"phi3", "<|end|>"}};
@@ -36,7 +36,7 @@ static kvb_status refuse_template(const char *name, const char *why, kvb_error *
                     why);
 }
 
-// What the template writes before and behind `message`, with its pads; both malloc'd.
+// Runs the template; *front and *back, malloc'd, receive what it writes before and after `word`, pads included.
 static kvb_status text_around(char **front, char **back, const char *template, const jinja_input *in, const char *word,
                               const char *name, kvb_error *err)
 {
@@ -55,7 +55,7 @@ static kvb_status text_around(char **front, char **back, const char *template, c
     return status;
 }
 
-// Takes the pads off that the template has left; false: it left some of the spaces.
+// Removes the pads if the template has kept them; *trim: it has not. Returns false if it has kept one of them only.
 static bool take_pads(char *front, char *back, bool *trim)
 {
     size_t n = strlen(front), before = sizeof PAD_BEFORE - 1, behind = sizeof PAD_BEHIND - 1;
@@ -70,7 +70,7 @@ static bool take_pads(char *front, char *back, bool *trim)
     return true;
 }
 
-// BOS belongs to the text's begin, not to the front.
+// Moves BOS from the front to f->bos.
 static void take_bos(chat_frame *f, const char *bos)
 {
     size_t n = bos ? strlen(bos) : 0;
@@ -101,7 +101,7 @@ kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bo
     return KVB_OK;
 }
 
-// A token's text; NULL: there is no such token.
+// Returns a token's text, malloc'd, or NULL if there is no such token.
 static char *token_text(const tokenizer *t, int32_t id)
 {
     if (id < 0) return NULL;
@@ -147,7 +147,7 @@ static kvb_status read_id(int32_t *out, const weights *w, weight_key key, uint32
     return status;
 }
 
-// Without a tokenizer its file's word is all there is; with one it also knows what its kind does by default.
+// For models without a tokenizer: only what the files state. A tokenizer also knows the defaults of its kind.
 static kvb_status read_special_ids(model_text *t, const weights *w, kvb_error *err)
 {
     double add_bos = 0;
@@ -235,8 +235,8 @@ bool model_text_ends_answer(const model_text *t, int32_t id)
 
 // ---- Encoding and decoding ----
 
-// Tokens that were added behind a vocabulary have no row where nobody has made the embedding longer; transformers'
-// conversion from GGUF adds such ones. They do no harm until a text holds one.
+// Tokens that were added to a vocabulary have no row if nobody has made the embedding longer; transformers' conversion
+// from GGUF adds such tokens. They do no harm until a text contains one.
 static kvb_status check_embedding_rows(const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
 {
     for (size_t i = 0; i < n; i++) {

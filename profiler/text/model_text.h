@@ -44,8 +44,8 @@ typedef struct model_text_options {
     bool for_plan;          // a tokenizer that cannot be read counts as missing, unless `pre` is given
 } model_text_options;
 
-// The tokenizer of a model: of the GGUF file, or of the folder. `pre` as tokenizer_from_gguf()'s; with a folder it is
-// KVB_ARGUMENT.
+// Opens a model's tokenizer, from its GGUF file or its folder. `pre` is passed to tokenizer_from_gguf(); with a folder
+// it must be NULL (KVB_ARGUMENT).
 kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 
 // Opens the text side of the model in `w`, whose embedding has `vocabulary` rows. `options` may be NULL. `w` is not

@@ -15,8 +15,8 @@ typedef struct text_line {
 } text_line;
 
 // Finds the lines of `text` (UTF-8) that are of good length and begin as no other line does; a line that is too long is
-// taken as its sentences. The beginning is TEXT_LINE_HEAD letters and the rest of the word in which they end. What ends
-// with the text is left out, since the text may have been cut there. What is returned is malloc'd, in the order of
+// taken as its sentences. The beginning is TEXT_LINE_HEAD letters and the rest of the word in which they end. A line
+// that ends with the text is left out, since the text may have been cut there. The result is malloc'd, in the order of
 // the text, and not NULL even when *n is 0.
 text_line *text_lines_find(size_t *n, const char *text, size_t size);
 

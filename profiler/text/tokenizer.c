@@ -28,7 +28,7 @@ static uint32_t byte_to_char(uint8_t byte)
     return 256u + 33 + 34; // 173
 }
 
-// -1: the character stands for no byte.
+// Returns the byte that a character stands for, or -1.
 static int char_to_byte(uint32_t character)
 {
     if (character < 256) return stands_for_itself(character) ? (int)character : -1;
@@ -38,7 +38,7 @@ static int char_to_byte(uint32_t character)
     return n == 33 + 34 ? 173 : -1;
 }
 
-// As UTF-8, below U+0800; returns 1 or 2.
+// Writes a character below U+0800 as UTF-8. Returns its length, 1 or 2.
 static size_t put_char(char *out, uint32_t character)
 {
     if (character < 0x80) {
@@ -52,7 +52,7 @@ static size_t put_char(char *out, uint32_t character)
 
 // ---- The vocabulary ----
 
-// A text in two pieces, so that the result of a merge is found without putting it together.
+// A text in two pieces, so that the result of a merge is looked up without joining them.
 typedef struct two_pieces {
     const char *front, *back;
     size_t front_size, back_size;
@@ -73,7 +73,7 @@ static uint32_t pair_hash(uint32_t left, uint32_t right)
     return (uint32_t)(h >> 32);
 }
 
-// Slots for n entries, at most half of them used: probing ends quickly, and always.
+// Sets the mask of a table for n entries that is at most half full, so that probing ends quickly, and always.
 static bool table_mask(uint64_t n, uint32_t *mask)
 {
     uint64_t slots = 16;
@@ -110,7 +110,7 @@ static uint32_t merge_slot(const vocabulary *v, uint32_t left, uint32_t right)
     return slot;
 }
 
-// NULL: the two do not merge.
+// Returns NULL if the two do not merge.
 static const merge *vocabulary_merge(const vocabulary *v, uint32_t left, uint32_t right)
 {
     const merge *m = &v->merges[merge_slot(v, left, right)];
@@ -189,7 +189,7 @@ typedef struct symbol {
 
 typedef struct candidate {
     uint64_t order;  // rank << 32 | position of the left symbol
-    uint32_t result; // the token that the pair made; stale when the symbols there make another one, or none, by now
+    uint32_t result; // the token that the pair makes; stale if the symbols there now make another one, or none
 } candidate;
 
 typedef struct word_merger {
@@ -268,13 +268,13 @@ static void push_pair(word_merger *w, uint32_t left)
 
 static void put_symbol(word_merger *w, int32_t id)
 {
-    // In front of the first stands NO_SYMBOL, which is 0 - 1.
+    // The left neighbour of the first is 0 - 1, which is NO_SYMBOL.
     w->symbols[w->n] = (symbol){(uint32_t)id, w->n - 1, w->n + 1};
     w->n++;
 }
 
-// Something without a token becomes the unknown token, one for a run of them where they are fused; without an unknown
-// token it vanishes.
+// Puts the unknown token, if there is one, in the place of something without a token; only one for a run of these if
+// they are fused.
 static void put_unknown(word_merger *w, bool *in_unknown)
 {
     if (w->t->unknown >= 0 && !(*in_unknown && w->t->fuse_unknown)) put_symbol(w, w->t->unknown);
@@ -417,7 +417,7 @@ static bool is_ascii(const char *text, size_t size)
     return all < 0x80;
 }
 
-// Whether the step leaves every text of this kind as it is.
+// Whether it is clear without applying the step that it leaves this text as it is.
 static bool is_idle(const normal_step *step, bool first, const char *text, size_t size)
 {
     if (size == 0) return true;
@@ -427,8 +427,8 @@ static bool is_idle(const normal_step *step, bool first, const char *text, size_
             (step->unless_there && size >= step->size && memcmp(text, step->text, step->size) == 0));
 }
 
-// Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
-// the caller frees *owned, also after a failure. `first`: nothing comes before the text.
+// Applies the steps to text [*size] and points *text to the result, which is in *owned unless it is the text itself.
+// The caller frees *owned, also after a failure. `first`: nothing comes before the text.
 static kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size,
                                char **owned, kvb_error *err)
 {
@@ -468,13 +468,13 @@ typedef struct cutter {
     kvb_error *err;
 } cutter;
 
-// A piece that waits for its neighbour: what follows may join it.
+// A piece that is held back because the next one may join it.
 typedef struct waiting {
     size_t begin, end;
     bool there, separator;
 } waiting;
 
-// Cuts text with the steps from `step` on, each piece of one by the next, and gives the words in order to the merger.
+// Cuts text with the steps from `step` on, each cutting the pieces of the one before, and merges the words in order.
 static kvb_status cut_piece(const cutter *c, size_t step, const char *text, size_t size);
 
 static kvb_status let_go(const cutter *c, size_t step, const char *text, waiting *w)
@@ -491,7 +491,7 @@ static bool joins(cut_behaviour how, const waiting *w, bool separator)
     return (how == CUT_PREVIOUS && !w->separator && separator) || (how == CUT_NEXT && w->separator && !separator);
 }
 
-// One more piece of the step, in order.
+// Takes the next piece of a step: it joins the waiting piece, or lets that go on and waits itself.
 static kvb_status put_piece(const cutter *c, size_t step, const char *text, waiting *w, size_t begin, size_t end,
                             bool found)
 {
@@ -499,7 +499,7 @@ static kvb_status put_piece(const cutter *c, size_t step, const char *text, wait
     bool separator = found != c->t->cuts[step].invert;
     if (joins(c->t->cuts[step].behaviour, w, separator)) {
         w->end = end;
-        // What found its neighbour waits no longer; equals may be many.
+        // A separator and its neighbour are complete; a contiguous run may grow further.
         return c->t->cuts[step].behaviour == CUT_CONTIGUOUS ? KVB_OK : let_go(c, step, text, w);
     }
     kvb_status status = let_go(c, step, text, w);
@@ -525,7 +525,7 @@ static kvb_status cut_piece(const cutter *c, size_t step, const char *text, size
 
 // ---- Added tokens: texts that are found before anything else is done to a text, and never cut ----
 
-// A token that is not UTF-8 cannot occur in repaired text; a match inside of a character would cut it.
+// A token that is not UTF-8 cannot occur in repaired text, and a match inside a character would cut it.
 static bool can_occur(const char *text, size_t size)
 {
     bool valid = size > 0 && size <= UINT32_MAX;
@@ -624,7 +624,7 @@ void tokenizer_add_end(tokenizer *t, int32_t id)
 
 // ---- Decoding ----
 
-// A token of the byte alphabet, as bytes. A character outside the alphabet (in a damaged or unusual vocabulary) stays
+// Decodes a token of the byte alphabet. A character outside the alphabet (in a damaged or unusual vocabulary) is copied
 // as it is.
 static size_t decode_alphabet(const unsigned char *p, size_t size, char *out, size_t cap)
 {
@@ -645,7 +645,7 @@ static int hex_digit(unsigned char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-// The byte of "<0xNN>", or -1.
+// Returns the byte that "<0xNN>" stands for, or -1.
 static int byte_of(const unsigned char *p, size_t size)
 {
     if (size != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return -1;
@@ -653,7 +653,7 @@ static int byte_of(const unsigned char *p, size_t size)
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 
-// SentencePiece's kind: U+2581 is a space, "<0xNN>" a byte.
+// Decodes a token of SentencePiece's kind: U+2581 is a space, "<0xNN>" a byte.
 static size_t decode_piece(const unsigned char *p, size_t size, char *out, size_t cap)
 {
     int byte = byte_of(p, size);
@@ -670,7 +670,7 @@ static size_t decode_piece(const unsigned char *p, size_t size, char *out, size_
     return n;
 }
 
-// `strip`: without the space at its front.
+// Decodes one token; `strip`: without the space at its front.
 static size_t decode_token(const tokenizer *t, uint32_t id, bool strip, char *out, size_t cap)
 {
     const unsigned char *p = (const unsigned char *)t->v.text + t->v.start[id];
@@ -735,8 +735,8 @@ typedef struct encoder {
     const tokenizer *t;
     word_merger *words;
     matcher *m;
-    bool special;                  // control tokens are found in the text,
-    const char *plain, *plain_end; // and where not, still outside of this part of it
+    bool special;                  // control tokens are found in the whole text,
+    const char *plain, *plain_end; // else only outside this part of it
     kvb_error *err;
 } encoder;
 
@@ -755,13 +755,13 @@ static kvb_status encode_words(encoder *e, const char *text, size_t size, bool f
 
 // ---- Finding added tokens ----
 
-// Places are known in text that was not normalised only.
+// Whether a control token at this place is found. Only text that was not normalised still has its places.
 static bool control_found(const encoder *e, const added_index *x, const char *at)
 {
     return e->special || (x == &e->t->raw && (at < e->plain || at >= e->plain_end));
 }
 
-// The longest one at the front of the text, or NULL.
+// Returns the longest added token at the beginning of the text, or NULL.
 static const added_token *added_at(const encoder *e, const added_index *x, const char *text, size_t size)
 {
     unsigned char first = (unsigned char)text[0];
@@ -773,7 +773,7 @@ static const added_token *added_at(const encoder *e, const added_index *x, const
     return NULL;
 }
 
-// Gives what is between the tokens of the index to `plain`, and puts their ids.
+// Finds the index's tokens in a text, puts their ids, and calls `plain` for the text between them.
 static kvb_status around_added(encoder *e, const added_index *x, const char *text, size_t size, bool first,
                                plain_action *plain)
 {
@@ -805,7 +805,7 @@ static kvb_status encode_normalised(encoder *e, const char *text, size_t size, b
     return status;
 }
 
-// Encodes UTF-8.
+// Encodes text that is valid UTF-8.
 static kvb_status encode_valid(encoder *e, const char *text, size_t size, int32_t **ids, size_t *n)
 {
     e->words = word_merger_open(e->t, size / 2 + 16);
@@ -828,7 +828,7 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
     *n = 0;
     if (size > TEXT_MAX)
         return kvb_fail(err, KVB_ARGUMENT, "expected at most %zu bytes of text, found %zu; split it", TEXT_MAX, size);
-    if (size == 0) text = ""; // NULL is fine then
+    if (size == 0) text = ""; // it may be NULL
     const char *repaired = NULL;
     char *owned = NULL, *whole = NULL;
     size_t before = strlen(front), behind = strlen(back), middle = 0;

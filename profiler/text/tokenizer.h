@@ -35,13 +35,13 @@ typedef struct json_text {
     size_t size;
 } json_text;
 
-// A tokenizer from the bytes of tokenizer.json, tokenizer_config.json and generation_config.json (the last two may be
-// missing). `name` is the folder, for messages. Errors: KVB_UNSUPPORTED (a model that is not BPE, a step that is not
-// known), KVB_FORMAT (not JSON, parts that do not fit together). On failure *out is NULL.
+// Makes a tokenizer from the bytes of tokenizer.json, tokenizer_config.json and generation_config.json (the last two
+// may be missing). `name` is the folder, for messages. Errors: KVB_UNSUPPORTED (a model that is not BPE, an unknown
+// step), KVB_FORMAT (not JSON, parts that do not fit together). On failure *out is NULL.
 kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text tokens, json_text config,
                                json_text generation, kvb_error *err);
 
-// The tokenizer of a folder. Errors: as above, and KVB_IO, which says what to do if there is no tokenizer.json.
+// Reads the tokenizer of a folder. Errors: as above, and KVB_IO, which says what to do if there is no tokenizer.json.
 kvb_status tokenizer_from_folder(tokenizer **out, const char *folder, kvb_error *err);
 
 void tokenizer_free(tokenizer *t);
@@ -67,7 +67,7 @@ size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *
 // Token ids, -1 where the model's files name none.
 typedef struct special_ids {
     int32_t bos, eos, eot; // eot: end of a chat turn where it is not EOS
-    bool add_bos; // texts begin with bos: as the file says; of GGUF that does not, true for llama-bpe, as in llama.cpp
+    bool add_bos; // texts begin with bos; if a GGUF file does not say, its kind of tokenizer decides, as in llama.cpp
 } special_ids;
 
 special_ids tokenizer_special(const tokenizer *t);

@@ -1,4 +1,4 @@
-// Regular expressions by PCRE2, with the classes of Hugging Face's tokenizers, and those that have names in GGUF files.
+// Regular expressions by PCRE2 with the classes of Hugging Face's tokenizers, and the expressions that GGUF files name.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "formats/need.h"
 #include "profiler/text/tokenizer_parts.h"
@@ -11,10 +11,10 @@
 
 // ---- Character classes ----
 //
-// Character classes as written in brackets: those of the Hugging Face tokenizers, written out where PCRE2 differs:
-// its \s with UCP takes U+180E too, and Debian 12's PCRE2 knows Unicode 14 while the tokenizers are at 16. NEW_* are
-// what 15 and 16 added (letters: among them the CJK extensions H and I); naming a character twice does no harm where
-// the library knows it already.
+// The contents of bracketed classes, as Hugging Face's tokenizers define them, written out where PCRE2 differs: its \s
+// with UCP also matches U+180E, and Debian 12's PCRE2 knows Unicode 14 while the tokenizers are at 16. NEW_* are what
+// 15 and 16 added (letters: among them the CJK extensions H and I); if the library knows a character already, naming it
+// twice does no harm.
 
 #define SPACE "\\t-\\r\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NEW_LETTERS                                                                                           \
@@ -32,14 +32,14 @@
 
 // ---- Expressions that have names ----
 
-// GPT-2: contractions, letters, numbers and the rest with one space in front; of a run of spaces the last is left to
+// GPT-2: contractions, letters, numbers and the rest with one space in front; the last of a run of spaces is left to
 // the next word.
 #define GPT2                                                                                \
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+| ?[" NUMBER "]+| ?[^" SPACE LETTER NUMBER "]+" \
     "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
 // SmolLM cuts every digit off first (also the 13 that Unicode 17 added) and applies GPT-2's expression between them.
-// In one expression: digits stand alone, and a digit ends a run of spaces as the end of the text does.
+// As one expression: every digit is a word, and a digit ends a run of spaces as the end of the text does.
 #define DIGIT NUMBER "\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}"
 #define SMOLLM                                                                         \
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+|[" DIGIT "]| ?[^" SPACE LETTER DIGIT "]+" \
@@ -62,7 +62,7 @@
 #define O200K CASED("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "[" NUMBER "]{1,3}")
 #define TEKKEN CASED("", "[" NUMBER "]")
 
-// The first of each kind is the one that messages name; the others are llama.cpp's names for models of its kind.
+// Messages list the first name of each kind; the others are llama.cpp's names for models of the same kind.
 static const pre_tokenizer known[] = {
     {"smollm", SMOLLM, false, false},
     {"llama-bpe", CASELESS("[" NUMBER "]{1,3}"), true, true},
@@ -113,7 +113,7 @@ static const class_escape classes[] = {
     {"\\S", NULL, "[^" SPACE "]"},      {"\\P{L}", NULL, "[^" LETTER "]"},  {"\\P{N}", NULL, "[^" NUMBER "]"},
 };
 
-// The text that replaces the escape at p, and the escape's length; NULL: it stays as it is.
+// Returns the text that replaces the escape at p, and sets *length to the escape's; NULL if there is none to replace.
 static const char *class_at(const char *p, size_t n, bool inside, size_t *length)
 {
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
@@ -125,7 +125,7 @@ static const char *class_at(const char *p, size_t n, bool inside, size_t *length
     return NULL;
 }
 
-// Writes the expression with its classes written out to `out`, or only counts where that is NULL.
+// Writes the expression to `out` with its classes written out, unless that is NULL. Returns its length.
 static size_t write_classes(char *out, const char *pattern, size_t size)
 {
     size_t used = 0;
@@ -150,7 +150,7 @@ static size_t write_classes(char *out, const char *pattern, size_t size)
     return used;
 }
 
-// What PCRE2 says of a failure.
+// Returns PCRE2's message for an error code.
 static const char *pcre2_words(int code, char text[160])
 {
     if (pcre2_get_error_message(code, (PCRE2_UCHAR *)text, 160) < 0) snprintf(text, 160, "PCRE2 error %d", code);
@@ -186,14 +186,14 @@ void expression_free(expression *x)
 //
 // An expression of a model's files may backtrack without end, so its work is bounded by the text's length. PCRE2 counts
 // steps for each place where a match may begin. FEW of them are free: honest words need fewer, and there are no more
-// places than bytes. Where that is not enough the place is tried again with twice as many, which are taken from an
-// allowance for the whole text; a word of 10 MB needs some 20 million of its 640. PCRE2 does not count runs of single
-// characters, such as [^b]*, whose work may grow with the square of the length: for them there is processor time, of
-// which honest expressions take less than a hundredth.
+// places than bytes. If they are not enough, the place is tried again with twice as many, paid from an allowance for
+// the whole text; a word of 10 MB needs some 20 of its 640 million steps. PCRE2 does not count runs of single
+// characters, such as [^b]*, whose work may grow with the square of the length. Processor time limits these; honest
+// expressions take less than a hundredth of it.
 
 enum { FEW = 1000, STEPS_PER_BYTE = 64, STEPS_LEAST = 1 << 20 };
 enum { SECONDS_LEAST = 10, BYTES_PER_SECOND = 50000, CALLS_PER_LOOK = 64 };
-// Memory to go back through; without JIT so many times as much.
+// Bytes of memory for backtracking; without JIT it takes INTERPRETED times as much.
 enum { STACK_PER_BYTE = 64, STACK_LEAST = 1 << 20, INTERPRETED = 4 };
 
 struct matcher {
@@ -248,7 +248,7 @@ void matcher_close(matcher *m)
     free(m);
 }
 
-// A match that begins at `at` or behind it, at `last` at the latest.
+// Finds a match that begins at `at` or later, but not after `last`. Returns what pcre2_match returns.
 static int match_at(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t last,
                     uint32_t steps)
 {
@@ -258,7 +258,7 @@ static int match_at(const expression *x, matcher *m, const char *text, size_t si
     pcre2_set_offset_limit(m->limits, last);
     int found = pcre2_match(x->code, (PCRE2_SPTR)text, size, at, options, m->data, m->limits);
     if (found != PCRE2_ERROR_JIT_STACKLIMIT || m->stack) return found;
-    m->stack = pcre2_jit_stack_create(STACK_LEAST, m->stack_bytes, NULL); // NULL: the next try fails as this one
+    m->stack = pcre2_jit_stack_create(STACK_LEAST, m->stack_bytes, NULL); // NULL: the next try fails like this one
     pcre2_jit_stack_assign(m->limits, NULL, m->stack);
     return pcre2_match(x->code, (PCRE2_SPTR)text, size, at, options, m->data, m->limits);
 }
@@ -268,7 +268,7 @@ static int match_slowly(const expression *x, matcher *m, const char *text, size_
 {
     int found = PCRE2_ERROR_NOMATCH;
     for (; at < size && found == PCRE2_ERROR_NOMATCH; at++) {
-        if (((unsigned char)text[at] & 0xc0) == 0x80) continue; // inside of a character
+        if (((unsigned char)text[at] & 0xc0) == 0x80) continue; // inside a character
         uint64_t steps = FEW;
         found = match_at(x, m, text, size, at, at, FEW);
         while (found == PCRE2_ERROR_MATCHLIMIT && steps <= m->allowed && steps < UINT32_MAX / 2) {

@@ -27,7 +27,7 @@ static kvb_status find_pre(const pre_tokenizer **out, const gguf_file *f, const 
     return KVB_OK;
 }
 
-// U+2581 is prepended, or replaces.
+// Adds a step that prepends U+2581, or that replaces something by it.
 static normal_step *add_normal(tokenizer *t, normal_kind kind)
 {
     normal_step *step = &t->normal.steps[t->normal.n++];
@@ -124,7 +124,7 @@ static kvb_status read_gguf_tokens(tokenizer *t, const gguf_file *f, kvb_error *
     return KVB_OK;
 }
 
-// "left right": the separator is the first space that is not the first byte.
+// Entries are "left right"; the separator is the first space that is not the first byte.
 static kvb_status read_merges(tokenizer *t, const gguf_file *f, const gguf_array *merges, kvb_error *err)
 {
     kvb_status status = vocabulary_reserve_merges(&t->v, f->name, merges->count, err);
@@ -156,7 +156,7 @@ static int higher_score_first(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-// SentencePiece merges pieces only; control, unknown and byte tokens never come of a merge.
+// SentencePiece merges pieces only; control, unknown and byte tokens never result from a merge.
 static bool is_piece(const vocabulary *v, uint32_t id)
 {
     return v->type[id] == TOKEN_NORMAL || v->type[id] == TOKEN_USER_DEFINED || v->type[id] == TOKEN_UNUSED;
@@ -168,7 +168,7 @@ static bool piece_at(const vocabulary *v, const char *text, size_t size)
     return id >= 0 && is_piece(v, (uint32_t)id);
 }
 
-// Every way to make the token of two pieces, at this rank; with `count` only how many there are.
+// Adds a merge of this rank for every way to make the token from two pieces, unless `count`. Returns their number.
 static uint64_t ways(vocabulary *v, uint32_t id, uint32_t rank, bool count)
 {
     const char *text = v->text + v->start[id];
@@ -196,14 +196,14 @@ static kvb_status read_scores(const tokenizer *t, const gguf_file *f, scored **o
     for (uint32_t id = 0; id < t->v.size; id++) {
         all[id].id = id;
         memcpy(&all[id].score, scores.data + sizeof(float) * (size_t)id, sizeof(float));
-        if (!(all[id].score == all[id].score)) // NaN has no place in an order
+        if (!(all[id].score == all[id].score)) // NaN cannot be ordered
             return kvb_fail(err, KVB_FORMAT, "%s: tokenizer.ggml.scores: token %u: expected a number, found NaN",
                             f->name, id);
     }
     return KVB_OK;
 }
 
-// Looking at all ways to cut a token takes the square of its length.
+// Refuses very long tokens: looking at all ways to cut a token takes time that grows with the square of its length.
 static kvb_status check_lengths(const vocabulary *v, const gguf_file *f, kvb_error *err)
 {
     enum { LONGEST = 4096 };
@@ -269,7 +269,7 @@ static kvb_status read_special_ids(tokenizer *t, const gguf_file *f, bool defaul
     return status;
 }
 
-// SentencePiece looks for user-defined tokens in the text that it has put a space in front of, and after that.
+// SentencePiece looks for user-defined tokens after it has put a space in front of the text and replaced spaces.
 static kvb_status put_special(tokenizer *t, uint32_t id, kvb_error *err)
 {
     const char *text = t->v.text + t->v.start[id];
@@ -317,7 +317,7 @@ static void hash_text(sha256_state *s, const char *text, size_t size)
     sha256_add(s, text, size);
 }
 
-// Each merge's text as in the file, or each token's score.
+// Hashes each merge's text as in the file, or each token's score.
 static void hash_ranks(sha256_state *s, const gguf_array *ranks)
 {
     hash_number(s, (uint32_t)ranks->count);
@@ -327,10 +327,10 @@ static void hash_ranks(sha256_state *s, const gguf_array *ranks)
         hash_text(s, text.data, text.size);
 }
 
-// What decides the ids, in one canonical form: numbers as u32 little-endian, texts as u32 length and bytes:
-// "kvbudget-tokenizer-1", name of the pre-tokenizer (of SentencePiece's kind with "+" behind it where a space is put
-// in front), unknown id (as u32), number of tokens, each token's text and type, number of merges, each merge's text as
-// in the file, or of scores, and these.
+// Hashes what decides the ids, in one canonical form, numbers as u32 little-endian, texts as u32 length and bytes:
+// "kvbudget-tokenizer-1", name of the pre-tokenizer, the text "+" if SentencePiece's kind puts a space in front,
+// unknown id (as u32), number of tokens, each token's text and type, number of merges and each merge's text as in the
+// file, or number of scores and the scores.
 static void hash_tokenizer(tokenizer *t, const gguf_array *ranks)
 {
     static const char kind[] = "kvbudget-tokenizer-1";

@@ -2,7 +2,7 @@
 // tokenizer_config.json, generation_config.json and chat_template.jinja.
 //
 // Steps that are known are carried out as Hugging Face's tokenizers do; one that is not known is refused by name, since
-// a step left out gives other ids without a word.
+// leaving it out would silently give other ids.
 #include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// The first error stays; what is read after it is not used.
+// The first error is kept; what is read after it is not used.
 typedef struct json_reader {
     tokenizer *t;
     const char *name; // folder, for messages
@@ -77,7 +77,7 @@ static void read_pattern(json_reader *r, const cJSON *step, const char *place, e
 
 // ---- Steps: normalisation ----
 
-// NULL: there are too many.
+// Returns NULL if there are too many.
 static normal_step *new_normal(json_reader *r, normal_list *list, normal_kind kind, const char *text)
 {
     if (list->n == STEPS_MAX) {
@@ -105,7 +105,7 @@ static void read_normal_step(json_reader *r, const cJSON *step)
     }
 }
 
-// A step, or a Sequence of steps under `key`, each through `read`; null and absent are no step.
+// Calls `read` for a step, or for each step of a Sequence, which are under `key`; null and absent are no step.
 static void each_step(json_reader *r, const cJSON *step, const char *key, void (*read)(json_reader *, const cJSON *))
 {
     if (!step || cJSON_IsNull(step)) return;
@@ -122,7 +122,7 @@ static void each_step(json_reader *r, const cJSON *step, const char *key, void (
 
 // ---- Steps: cutting ----
 
-// NULL: there are too many.
+// Returns NULL if there are too many.
 static cut_step *new_cut(json_reader *r, cut_behaviour behaviour)
 {
     if (r->t->n_cuts == STEPS_MAX) {
@@ -208,8 +208,8 @@ static void read_cut_step(json_reader *r, const cJSON *step)
 
 // ---- Vocabulary and merges ----
 
-// cJSON ends a string at its first NUL, so hide_nul has put the noncharacter U+FDD0 in the place of \u0000; here it
-// comes back, in place. Once for each string of the tree; returns the bytes.
+// cJSON ends a string at its first NUL, so hide_nul has replaced \u0000 by the noncharacter U+FDD0; this restores the
+// NULs in place. Returns the text's bytes. Must be called only once for each string of the tree.
 static size_t show_nul(char *text)
 {
     char *out = text;
@@ -228,7 +228,7 @@ typedef struct token_text {
     uint8_t type;
 } token_text;
 
-// -1 after an error.
+// Returns the highest token id, or -1 after an error.
 static int64_t highest_id(json_reader *r, const cJSON *vocab, const cJSON *added)
 {
     const cJSON *entry;
@@ -250,7 +250,7 @@ static int64_t highest_id(json_reader *r, const cJSON *vocab, const cJSON *added
         if (id > highest) highest = id;
         count++;
     }
-    // Ids may have holes, but memory follows the file's size.
+    // Ids may have gaps, but memory must stay in proportion to the file's size.
     if (highest >= 4 * count + 65536)
         KEEP_ERROR(r, KVB_FORMAT, "%s: %lld tokens with ids up to %lld; the file is damaged", r->name, (long long)count,
                    (long long)highest);
@@ -425,7 +425,7 @@ static void read_configs(tokenizer *t, const cJSON *root, const cJSON *config, c
     read_template(t, config);
 }
 
-// A space goes off the front of decoded text where one was put there.
+// Decoding takes a space off the front of a text if encoding puts one there.
 static void read_decoder(tokenizer *t)
 {
     const normal_list *lists[] = {&t->normal, &t->before_words};
@@ -434,7 +434,7 @@ static void read_decoder(tokenizer *t)
             if (lists[k]->steps[i].kind == NORMAL_PREPEND && !t->byte_level) t->strip_first = true;
 }
 
-// NULL: there is no such file, or an error.
+// Returns NULL if there is no such file, or after an error.
 static cJSON *parse(json_reader *r, json_text text, const char *what)
 {
     if (r->status != KVB_OK || !text.data) return NULL;
@@ -448,8 +448,8 @@ static cJSON *parse(json_reader *r, json_text text, const char *what)
     return root;
 }
 
-// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul turns it back).
-// *copy is NULL where the text has none, and the caller's to free.
+// Points *text to a copy with \ufdd0, a noncharacter, for each \u0000: cJSON ends a string at its first NUL (show_nul
+// restores it). The caller frees *copy, which is NULL if there is no \u0000.
 static void hide_nul(json_text *text, char **copy)
 {
     static const char nul[] = "\\u0000";
@@ -495,7 +495,7 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
 
 // ---- The files ----
 
-// A file of the folder; one that is not there is a zero view.
+// Maps a file of the folder; *out is zero if there is none.
 static kvb_status map_if_there(file_view *out, const char *folder, const char *file, kvb_error *err)
 {
     *out = (file_view){0};

@@ -34,8 +34,8 @@ typedef struct vocabulary {
     uint32_t merge_mask;
 } vocabulary;
 
-// A zero vocabulary takes room for n tokens of `bytes` in all, then the tokens in order of their ids, then room for
-// merges, then merges. `name` is the file, for messages. After a failure the caller still frees the tokenizer.
+// Fill a zero vocabulary in this order: reserve (n tokens of `bytes` bytes in all), put or skip every id, ascending,
+// reserve_merges, put_merge. `name` is the file, for messages. After a failure the caller still frees the tokenizer.
 kvb_status vocabulary_reserve(vocabulary *v, const char *name, uint64_t n, uint64_t bytes, kvb_error *err);
 void vocabulary_put(vocabulary *v, uint32_t id, const char *text, size_t size, uint8_t type);
 void vocabulary_skip(vocabulary *v, uint32_t id); // an id that no token has
@@ -51,7 +51,7 @@ static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
     return v->start[id + 1] - v->start[id];
 }
 
-#define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's kind
+#define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's vocabularies
 
 // ---- Expressions (tokenizer_expression.c) ----
 
@@ -95,10 +95,10 @@ typedef struct normal_step {
     char *text;         // what is prepended, or what replaces
     size_t size;
     bool unless_there,
-        first_only; // NORMAL_PREPEND: not where the text begins with it; only where the whole text begins
+        first_only; // NORMAL_PREPEND: not if the text begins with it already; only at the whole text's beginning
 } normal_step;
 
-// What happens to the separators that an expression finds; SplitDelimiterBehavior in Hugging Face's tokenizers.
+// What happens to the separators that an expression finds: SplitDelimiterBehavior in Hugging Face's tokenizers.
 typedef enum cut_behaviour { CUT_REMOVED, CUT_ISOLATED, CUT_PREVIOUS, CUT_NEXT, CUT_CONTIGUOUS } cut_behaviour;
 typedef struct cut_step {
     expression separator;
@@ -123,7 +123,7 @@ typedef struct added_token {
 } added_token;
 
 typedef struct added_index {
-    added_token *tokens; // [n] by first byte, of each the longest first
+    added_token *tokens; // [n] by first byte, longer ones first
     uint32_t n;
     uint32_t first[257]; // tokens[first[b] .. first[b + 1]) begin with byte b
     char **owned;        // [n_owned] texts
@@ -141,9 +141,9 @@ void added_sort(added_index *x);
 
 struct tokenizer {
     vocabulary v;
-    char *pre;                        // name: of the expression, or of the kind
+    char *pre;                        // name of the expression, or of the kind
     added_index raw, normalised;      // looked for before and after `normal`
-    normal_list normal, before_words; // of the text between added tokens; and then of every piece of that
+    normal_list normal, before_words; // for text between `raw` tokens, and for its pieces between `normalised` ones
     cut_step cuts[STEPS_MAX];
     size_t n_cuts;
     bool byte_level;    // words are bytes in GPT-2's alphabet; else characters
@@ -151,7 +151,7 @@ struct tokenizer {
     bool ignore_merges, fuse_unknown;
     bool strip_first;     // decoding takes one space off the front
     int32_t byte_id[256]; // the token of a single byte, or -1
-    int32_t unknown;      // stands for what has no token; -1: that vanishes
+    int32_t unknown;      // stands for what has no token; -1: that is left out
     special_ids special;
     int32_t *ends; // [n_ends] all that end an answer
     size_t n_ends;

@@ -11,7 +11,7 @@
 
 // ---- Bits and numbers ----
 
-// A half's exponent is moved by a product, which is right for denormals as well.
+// Moves the exponent with a product, which is right for denormals as well.
 static inline float widen_half(uint32_t half)
 {
     uint32_t magnitude = bits_of_float(float_of_bits((half & 0x7fff) << 13) * 0x1p112f);
@@ -55,7 +55,7 @@ static void scale_and_min(const uint8_t *s, int i, int *scale, int *min)
 static const int8_t nonlinear_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Half of 2^(e - 127), for doubled values. NaN, which the model's reader refuses, for 255, which is NaN in the standard
+// Returns half of 2^(e - 127), for doubled values. NaN, which the model's reader refuses, for 255, NaN in the standard
 // (OCP MX 1.0, 5.4.1), and for 254: no weight is a multiple of 2^126, and most of its values are beyond float32.
 static float e8m0_half(uint8_t e)
 {
@@ -75,8 +75,8 @@ struct block_format {
     void (*read)(const block_format *f, const uint8_t *block, int8_t *wholes, float *steps, float *bases);
 };
 
-// Q4_0 to Q5_1: d, m where they have bases, 32 fifth bits (bit i belongs to value i) where they have those, 16 bytes of
-// nibbles: low ones are values 0..15, high ones 16..31.
+// Q4_0 to Q5_1: d, m (Q4_1 and Q5_1), 32 fifth bits (Q5_0 and Q5_1; bit i belongs to value i), 16 bytes of nibbles: low
+// ones are values 0..15, high ones 16..31.
 static void read_small(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
     const uint8_t *high = b + (f->has_bases ? 4 : 2), *q = high + (f->bits > 4 ? 4 : 0);
@@ -113,7 +113,7 @@ static void read_q2_k(const block_format *f, const uint8_t *b, int8_t *wholes, f
     for (int i = 0; i < SUPER; i++) wholes[i] = (int8_t)bit_pair(b + 16, i);
 }
 
-// 32 bytes of third bits (a bit that is not set takes 4 off), 64 bytes of bit pairs, 12 bytes of scales, d. The 6-bit
+// 32 bytes of third bits (an unset bit subtracts 4), 64 bytes of bit pairs, 12 bytes of scales, d. The 6-bit
 // scale of 16 values, sub-block i < 16: nibbles in bytes 0..7, upper bit pairs in 8..11.
 static void read_q3_k(const block_format *f, const uint8_t *b, int8_t *wholes, float *steps, float *bases)
 {
@@ -173,7 +173,7 @@ static void read_iq4_xs(const block_format *f, const uint8_t *b, int8_t *wholes,
     for (int i = 0; i < SUPER; i++) wholes[i] = nonlinear_values[b[8 + i / 32 * 16 + i % 16] >> i % 32 / 16 * 4 & 15];
 }
 
-// An exponent for all, nibbles of e2m1.
+// One exponent for all values, nibbles of e2m1.
 static void read_mxfp4(const block_format *f, const uint8_t *b, int8_t *wholes, float *step, float *base)
 {
     *step = e8m0_half(b[0]);
@@ -197,14 +197,14 @@ static const block_format *find_format(uint32_t type)
 
 // ---- Rows ----
 
-// Rows of many at a time where the processor can.
+// Converts n halves, several at a time if the processor can.
 SIMD_CLONES static void widen_halves(float *to, const uint8_t *from, size_t n)
 {
 #pragma omp simd
     for (size_t i = 0; i < n; i++) to[i] = widen_half(from[2 * i] | (uint32_t)from[2 * i + 1] << 8);
 }
 
-// A bfloat16 with zeros behind it.
+// Converts n bfloat16 numbers: each is the upper half of a float32.
 SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
 {
 #pragma omp simd
@@ -272,7 +272,7 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in)
     return (stored_matrix){.type = GGUF_TENSOR_F32, .data = w, .out = out, .in = in};
 }
 
-// The row of the file that row `row` is.
+// Returns the file's row that holds row `row` (stored_matrix.paired).
 static uint32_t row_in_file(const stored_matrix *w, uint32_t row)
 {
     if (!w->paired) return row;
@@ -295,7 +295,7 @@ static bool all_finite(const float *x, size_t n)
     return finite;
 }
 
-// Columns first .. first+n-1 of a row, whole blocks. False when one is not finite.
+// Reads columns first .. first+n-1 of a row, whole blocks. Returns false if a value is not finite.
 static bool read_values(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to)
 {
     uint32_t values = 1, bytes = 0;

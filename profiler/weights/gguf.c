@@ -67,8 +67,8 @@ static int gguf_string_compare(gguf_string a, gguf_string b)
     return order ? order : (a.size > b.size) - (a.size < b.size);
 }
 
-// Values and tensors begin with their name. The place of `name` in `order`, which sorts the n of them; NULL: none has
-// it.
+// Finds the value or tensor of that name among n, which `order` sorts by name; NULL if there is none. Both structs
+// begin with their name.
 static const void *find_name(const void *all, size_t each, const uint32_t *order, size_t n, const char *name)
 {
     gguf_string wanted = {name, strlen(name)};
@@ -117,7 +117,7 @@ static kvb_status wrong_type(const gguf_file *f, const gguf_value *v, const char
                     array ? "an array of " : "a value of type ", gguf_value_type_name(array ? v->element : v->type));
 }
 
-// Any stored integer as int64; false for other types and for u64 beyond int64.
+// Loads any stored integer as int64. Returns false for other types, and for a u64 beyond int64.
 static bool load_integer(gguf_value_type type, const unsigned char *p, int64_t *out)
 {
     enum { SIGNED = 1 << GGUF_VALUE_I8 | 1 << GGUF_VALUE_I16 | 1 << GGUF_VALUE_I32 | 1 << GGUF_VALUE_I64 };
@@ -213,13 +213,12 @@ enum {
     TENSOR_NAME_MAX = 64, // the format's limit, and ggml's
     ARRAY_DEPTH_MAX = 4,  // arrays of arrays are rare and never deep; the limit bounds the recursion
     DEFAULT_ALIGNMENT = 32,
-    VALUE_BYTES_MIN =
-        13, // key length, one-byte key absent, type, one-byte value: bounds the count before anything is allocated
+    VALUE_BYTES_MIN = 13,  // key length, empty key, type, one-byte value: bounds the count before anything is allocated
     TENSOR_BYTES_MIN = 32, // name length, dimensions count, one dimension, type, offset
 };
 
-// Bytes [at, size) of the file are still to be read. The first error stays, with the offset at which reading stopped;
-// what is read after it is 0.
+// Bytes [at, size) of the file are still to be read. The first error is kept, with the offset at which reading stopped;
+// after it all reads return 0.
 typedef struct cursor {
     const unsigned char *data;
     size_t size, at;
@@ -364,8 +363,8 @@ static void parse_shape(cursor *c, gguf_tensor *t)
     }
 }
 
-// Everything of a tensor but its place: the offset that is returned counts from the data section, which starts behind
-// the last tensor's entry.
+// Reads a tensor's entry. Returns the offset of its data in the data section, which starts behind the last tensor's
+// entry.
 static uint64_t parse_tensor(cursor *c, gguf_tensor *t)
 {
     t->name = cursor_name(c, "a tensor name", TENSOR_NAME_MAX);
@@ -511,7 +510,7 @@ static kvb_status parse_all(cursor *c, gguf_file *f, uint64_t **offsets)
 kvb_status gguf_parse(gguf_file *out, const void *data, size_t size, const char *name, kvb_error *err)
 {
     *out = (gguf_file){0};
-    size_t length = strlen(name), keep = sizeof out->name - 1; // of a long path the end says more than the start
+    size_t length = strlen(name), keep = sizeof out->name - 1; // the end of a long path says more than its start
     strcpy(out->name, length > keep ? name + (length - keep) : name);
     cursor c = {.data = data, .size = size, .name = out->name, .err = err};
     uint64_t *offsets = NULL;
@@ -543,12 +542,12 @@ void gguf_close(gguf_file *f)
 
 // ---- A model in one file, or in parts ----
 
-// What a part of a split model says: its number, how many parts there are, and tensors in all of them.
+// What a part of a split model states: its number, the number of parts, and the tensors in all of them.
 typedef struct gguf_part {
     uint32_t no, count, n_tensors;
 } gguf_part;
 
-// count is 1 for a whole model; gguf-split leaves 0 in what it has merged.
+// Reads what a file states of its part; count is 1 for a whole model (gguf-split writes 0 into merged ones).
 static kvb_status read_part(gguf_part *out, const gguf_file *f, kvb_error *err)
 {
     *out = (gguf_part){UINT32_MAX, 1, 0};
@@ -565,13 +564,13 @@ static kvb_status read_part(gguf_part *out, const gguf_file *f, kvb_error *err)
     return status;
 }
 
-// The end of a part's name, and its length.
+// Writes the end of a part's name. Returns its length.
 static size_t name_end(char out[40], uint32_t no, uint32_t count)
 {
     return (size_t)snprintf(out, 40, "-%05u-of-%05u.gguf", no + 1, count);
 }
 
-// Names of all parts, from that of one of them.
+// Derives the names of all parts from that of one of them.
 static kvb_status name_parts(gguf_set *s, const char *path, const gguf_part *own, kvb_error *err)
 {
     char end[40];

@@ -130,15 +130,15 @@ kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type e
 // Iterates over an array of strings: takes one string off the front of `rest`, a copy of what gguf_get_array returned.
 // Returns false at the end.
 bool gguf_next_string(gguf_array *rest, gguf_string *out);
-// Element i < count of an array of signed or unsigned integers up to 32 bits, or of I64/U64 when it fits; INT64_MIN
-// if it does not or is no integer.
+// Returns element i < count of an array of integers; INT64_MIN if the elements are not integers, or if a U64 does not
+// fit.
 int64_t gguf_array_int(const gguf_array *a, uint64_t i);
 
 bool gguf_string_is(gguf_string s, const char *text);
 const char *gguf_value_type_name(uint32_t type); // "u32", "string", ..., or "unknown"
 const char *
 gguf_tensor_type_name(uint32_t type); // "Q4_K", ..., also for types that cannot be read here; "unknown" for the rest
-// Values and bytes per block; false when the type cannot be read.
+// Sets *values and *bytes to those of a block. Returns false if the type cannot be read.
 bool gguf_tensor_type_block(uint32_t type, uint32_t *values, uint32_t *bytes);
 
 // A model's files: one, or the parts that llama.cpp's gguf-split and the gguf package write, NAME-00001-of-00003.gguf

@@ -1,8 +1,8 @@
-// One line per tensor: role and field of struct model_layer, GGUF name (behind "blk.N."), Hugging Face name (behind
+// One line per tensor: role and field of struct model_layer, GGUF name (after "blk.N."), Hugging Face name (after
 // "model.layers.N."), rows, columns, and the switches (family.h) that decide whether a model has it: all of `with` and
 // none of `without`. Sizes: queries = H*d, keys = G*d, width = D, ffn = F, head = d, heads = H, kv_heads = G, experts =
-// E. Layers with experts have no gate, up and down of their own, and only they have a router; the experts' own tensors
-// are model_tensors.c's.
+// E. Layers with experts have no gate, up and down of their own, and only they have a router; model_tensors.c handles
+// the experts' own tensors.
 #pragma once
 
 // Matrices. The oracle and CriticalKV need W_O's rows.
@@ -16,7 +16,7 @@
     X(WO, wo, "attn_output.weight", "self_attn.o_proj.weight", width, queries, 0, 0)       \
     X(ROUTER, router, "ffn_gate_inp.weight", "mlp.gate.weight", experts, width, EXPERTS, 0)
 
-// Matrices that several of the above are rows of, one after the other.
+// Matrices that hold the rows of several of the above, one after the other.
 #define LAYER_FUSED(X)                                                                               \
     X(WQKV, "attn_qkv.weight", "self_attn.qkv_proj.weight", queries + 2 * keys, width, FUSED_QKV, 0) \
     X(GATE_UP, "ffn_up.weight", "mlp.gate_up_proj.weight", 2 * ffn, width, FUSED_GATE_UP, 0)

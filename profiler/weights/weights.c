@@ -105,7 +105,7 @@ const char *weights_unclaimed(const weights *w)
     return NULL;
 }
 
-// Hashing all files of a source; done and all in bytes.
+// The state of hashing all files of a source; done and total are bytes.
 typedef struct hashing {
     weights_origin *origin;
     sha256_state *all; // over all names and hashes
@@ -113,7 +113,7 @@ typedef struct hashing {
     uint64_t done, total;
 } hashing;
 
-// A file's hash, in pieces, after each of which the watch is told.
+// Hashes a file in pieces, and calls the watch after each of them.
 static kvb_status hash_pieces(hashing *h, const char *name, const file_view *map, char out[65], kvb_error *err)
 {
     const size_t piece = 64 << 20;
@@ -131,7 +131,7 @@ static kvb_status hash_pieces(hashing *h, const char *name, const file_view *map
     return status;
 }
 
-// The file is then part of the origin, and the memory of its pages is released.
+// Hashes a file, adds it to the origin, and releases the memory of its pages.
 static kvb_status hash_file(hashing *h, const weight_file *file, kvb_error *err)
 {
     char one[65];
@@ -156,7 +156,7 @@ kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[
     for (size_t i = 0; status == KVB_OK && i < w->n_files; i++) status = hash_file(&h, &w->files[i], err);
     if (status == KVB_OK) sha256_end(h.all, sha256);
     else sha256_free(h.all);
-    bool one_gguf = status == KVB_OK && w->is_gguf && w->n_files == 1; // that one's own hash
+    bool one_gguf = status == KVB_OK && w->is_gguf && w->n_files == 1; // then the file's own hash
     if (one_gguf) memcpy(sha256, w->origin.files[0].sha256, sizeof w->origin.files[0].sha256);
     cJSON_free(text);
     return status;
@@ -230,7 +230,7 @@ bool origin_from_url(char id[200], const char *url)
     return true;
 }
 
-// The first line of a file, at most size - 1 bytes of it; false where there is none.
+// Reads the first line of a file, at most size - 1 bytes of it. Returns false if there is none.
 static bool first_line(char *out, size_t size, const char *path)
 {
     FILE *file = fopen(path, "r");

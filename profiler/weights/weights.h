@@ -8,9 +8,9 @@
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
 
-// Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
-// begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
-// layers with a window, where rope_parameters has two kinds.
+// Numbers: key, name in GGUF after "ARCHITECTURE." (no prefix if it begins with '/'), name in config.json: '@' is
+// looked up in rope_parameters (transformers 5), else in rope_scaling (4), else at the top level; '~' in
+// rope_parameters of the layers with a window (sliding_attention).
 #define WEIGHT_KEYS(X)                                                                            \
     X(LAYERS, "block_count", "num_hidden_layers")                                                 \
     X(HEADS, "attention.head_count", "num_attention_heads")                                       \
@@ -96,7 +96,7 @@ typedef struct weight_tensor {
     const char *file;       // for messages
     uint32_t type;          // a gguf_tensor_type, or a number that none has
     char type_name[16];     // for messages
-    uint32_t n_dims;        // beyond two: those are part of rows
+    uint32_t n_dims;        // in the file; all but the columns are multiplied into rows
     uint64_t rows, columns; // a vector has one row
     const unsigned char *data;
     size_t row_bytes;
@@ -116,7 +116,7 @@ typedef struct weights_origin {
     size_t n_files;
 } weights_origin;
 
-// An open source; to be read only. What is declared but not defined here is the reader's own (weights_internal.h).
+// An open source, read-only for callers. Types that are only declared here are internal (weights_internal.h).
 typedef struct weights {
     char name[512];            // the path, for messages
     char architecture[64];     // GGUF's general.architecture; config.json's model_type
@@ -141,21 +141,21 @@ typedef struct weights_watch {
 // place: KVB_IO, KVB_FORMAT (damaged, an index that names missing files, parts that are not of one model),
 // KVB_UNSUPPORTED. On failure *out is NULL. config_suffices: a folder may lack its weight files.
 kvb_status weights_open(weights **out, const char *path, bool config_suffices, kvb_error *err);
-// From the bytes of a config.json, without any file; `name` stands for the folder in messages.
+// Opens a source without tensors from the bytes of a config.json; `name` stands for the folder in messages.
 kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
-// The type, a gguf_tensor_type, that the config of a source without tensors states for them; BF16 if it does not say.
+// Returns the gguf_tensor_type that config.json states for the weights, BF16 if it does not say; for plans.
 uint32_t weights_default_type(const weights *w);
 
-const char *weights_key_name(const weights *w, weight_key key, char text[96]); // as this container calls it
+const char *weights_key_name(const weights *w, weight_key key, char text[96]); // the key's name in this container
 
 // If the source does not have the key (or it is null), *found is false, *out is unchanged and the status is KVB_OK.
 // Booleans are 0 or 1; a list where one number is asked for gives its first. KVB_FORMAT for another type.
 kvb_status weights_number(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
-// At most size - 1 bytes and a NUL; empty where there is none.
+// Copies a text to `out`, at most size - 1 bytes and a NUL; empty if the source does not have the key.
 kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
-// *n is the list's length, 0 where there is none; out[0..n-1] for n <= max (KVB_FORMAT beyond). A text in a list counts
-// as 1 where it begins with "sliding", else as 0: what layer_types asks for.
+// Reads a list into out[0..*n-1]; *n is 0 if the source does not have the key. Fails with KVB_FORMAT if the list is
+// longer than max. A text in it counts as 1 if it begins with "sliding", else as 0, which is what layer_types needs.
 kvb_status weights_list(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
 
 // Finds the tensor of that name ("" means that this container has none of this role) and claims it; returns false if
@@ -167,8 +167,7 @@ const char *weights_unclaimed(const weights *w);
 // Computes the SHA-256 of a GGUF file; for a split one, that over its parts' names and hashes; for a folder, that over
 // its config and its weight files' names and hashes, in order. `watch` may be NULL; if it stops, KVB_INTERRUPTED.
 kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err);
-// Adds container, hf_id, hf_revision and model_files to a record's attributes (formats/README.md), those that are
-// known.
+// Adds model_container, model_files and, if known, hf_id and hf_revision to a record's attributes (formats/README.md).
 void origin_describe(const weights_origin *o, cJSON *attributes);
 // Fails with KVB_IO if a file was truncated or changed since weights_open.
 kvb_status weights_check(const weights *w, kvb_error *err);

@@ -82,7 +82,7 @@ static kvb_status list_gguf(const weights *w, weight_key key, double *out, size_
 {
     char name[96];
     const gguf_value *v = value_of(w, key, name);
-    if (!v || (key == WEIGHT_LAYER_TYPES && v->type != GGUF_VALUE_ARRAY)) return KVB_OK; // that may be a period
+    if (!v || (key == WEIGHT_LAYER_TYPES && v->type != GGUF_VALUE_ARRAY)) return KVB_OK; // a window period
     if (v->type != GGUF_VALUE_ARRAY || v->count > max)
         return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a list of at most %zu numbers", w->name, name, max);
     const gguf_array list = {v->element, v->count, v->data, v->size};
@@ -108,7 +108,7 @@ static bool tensor_gguf(const weights *w, const weight_name *name, weight_tensor
     return true;
 }
 
-// Converters write where the weights came from, as a name or an address.
+// Reads where the weights came from, which converters write as a name or an address.
 static void read_source(const weights *w, char id[200])
 {
     static const char *const keys[] = {"general.source.huggingface.repository", "general.source.repo_url",

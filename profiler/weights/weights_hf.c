@@ -15,7 +15,7 @@
 
 // ---- The index ----
 
-// Plain names of files in the folder only: an index must not lead anywhere else.
+// Accepts only plain names of files in the folder: an index must not lead anywhere else.
 static bool plain_name(const char *name)
 {
     return name[0] && name[0] != '.' && strlen(name) < 256 && !strchr(name, '/');
@@ -23,7 +23,7 @@ static bool plain_name(const char *name)
 
 static bool index_has_file(const weights_index *x, const char *file)
 {
-    for (size_t i = x->n_files; i > 0; i--) // the last one mostly
+    for (size_t i = x->n_files; i > 0; i--) // mostly the last one
         if (strcmp(x->files[i - 1], file) == 0) return true;
     return false;
 }
@@ -74,7 +74,7 @@ typedef struct shard {
 typedef struct folder {
     char *path;
     cJSON *config;      // of the whole file
-    const cJSON *model; // in it: text_config where there is one, else all
+    const cJSON *model; // its text_config if there is one, else the whole config
     cJSON *generation;  // generation_config.json; NULL: there is none
     shard *shards;
     size_t n_shards;
@@ -90,15 +90,15 @@ static char *join_path(const char *path, const char *name)
     return need_text("%s/%s", path, name);
 }
 
-// A null counts as no value.
+// Returns a member, or NULL if it is missing or null.
 static const cJSON *member(const cJSON *object, const char *name)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     return cJSON_IsNull(item) ? NULL : item;
 }
 
-// quantization_config of the object `config`, where it has one: gpt-oss's MXFP4 is the one kind that is read. `path` is
-// for messages.
+// Reads quantization_config of the object `config`, if it has one; gpt-oss's MXFP4 is the only kind that is supported.
+// `path` is for messages.
 static kvb_status read_quantisation(weights *w, const cJSON *config, const char *path, kvb_error *err)
 {
     const cJSON *q = member(config, "quantization_config"), *method = member(q, "quant_method");
@@ -146,7 +146,7 @@ static bool has_file(const folder *f, const char *name)
     return has;
 }
 
-// Every tensor of the index is in its file. What is in a file beside stays to be claimed, or is refused then.
+// Checks that every tensor of the index is in its file. Further tensors of the files are left to weights_unclaimed.
 static kvb_status check_index(const folder *f, const weights_index *x, const char *path, kvb_error *err)
 {
     const cJSON *tensor;
@@ -212,7 +212,7 @@ static folder *open_folder(weights *w, const char *path)
     return f;
 }
 
-// Where the text model's numbers are in config.json, and its family.
+// Finds the text model's part of config.json, and its family, model_type.
 static kvb_status find_model(weights *w, folder *f, kvb_error *err)
 {
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(f->config, "text_config");
@@ -266,7 +266,7 @@ static void close_folder(weights *w)
 
 // ---- Numbers ----
 
-// Rotary settings: since transformers 5 in rope_parameters, before in rope_scaling or at the top.
+// Finds a rotary setting: in rope_parameters (transformers 5), else in rope_scaling, else at the top level.
 static const cJSON *rope_member(const cJSON *model, const char *name)
 {
     const cJSON *all = member(model, "rope_parameters"), *full = member(all, "full_attention");

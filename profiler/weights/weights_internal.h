@@ -11,7 +11,7 @@ typedef struct weight_name {
 
 // A file that holds weights.
 typedef struct weight_file {
-    const char *path; // as messages name it; behind its last '/' stands the name that is hashed
+    const char *path; // for messages; the part after its last '/' is the name that is hashed
     const file_view *map;
 } weight_file;
 
@@ -48,19 +48,19 @@ bool origin_from_url(char id[200], const char *url);
 // Sets id and revision from the folder that holds the weights: a hub cache's path, or a folder that was downloaded on
 // its own (.cache/huggingface/download/FILE.metadata, whose first line is the commit). What is not known is left alone.
 void origin_of_folder(weights_origin *o, const char *folder, const char *file);
-// `path` may lead through folders.
+// Appends a file to o->files by the last part of `path`; characters that are not printable ASCII become '?'.
 void origin_add_file(weights_origin *o, const char *path, const char sha256[65]);
 void origin_free(weights_origin *o); // leaves it zero
 
 // model.safetensors.index.json of a folder: which file holds which tensor.
 typedef struct weights_index {
     cJSON *all;         // owns all texts
-    const cJSON *map;   // its members are tensors, their texts files
+    const cJSON *map;   // of each tensor's name to the name of its file
     const char **files; // [n_files] each once, in the order of the map
     size_t n_files;
 } weights_index;
 
-// `name` is the file, for messages. KVB_FORMAT: not a JSON object, no object weight_map, a tensor that stands twice, a
-// file that is not a plain name in the folder. On failure *out is zero.
+// Parses the index; `name` is the file, for messages. Fails with KVB_FORMAT: not a JSON object, no object weight_map, a
+// tensor that is listed twice, a file that is not a plain name in the folder. On failure *out is zero.
 kvb_status weights_index_parse(weights_index *out, const void *data, size_t size, const char *name, kvb_error *err);
 void weights_index_free(weights_index *x); // leaves it zero

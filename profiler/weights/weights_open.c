@@ -1,11 +1,11 @@
-// Which kind of source a path leads to.
+// Opens weights as the kind of source that a path leads to.
 #include "formats/need.h"
 #include "profiler/weights/weights_internal.h"
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-// The folder that `path` is, or whose config.json it is; false for anything else.
+// Writes to `folder` the folder that `path` is, or whose config.json it is. Returns false for anything else.
 static bool folder_of(const char *path, char *folder, size_t size)
 {
     static const char config[] = "config.json";
