@@ -80,7 +80,7 @@ typedef struct oracle_view {
     dev weights;        // w [H, T]: ||v W_O|| normalised over the layer
     dev best;           // I [questions, G, T] of this layer so far: the maximum, or the sum
     size_t best_stride; // floats from one question to the next
-    bool sum;           // over rows and the group's heads, where the backend has sums_importance
+    bool sum;           // the sum over rows and the group's heads; only if the backend has sums_importance
 } oracle_view;
 
 // The activation function of a feed-forward's gate. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and gate
@@ -133,7 +133,7 @@ typedef struct backend {
     // cache, at most BACKEND_CHUNK_ROWS.
     uint32_t context_rows;
     bool sums_importance; // supports oracle_view.sum and the centre of value_weights
-    bool own_memory;      // a device's, beside the host's
+    bool own_memory;      // devices have memory of their own, apart from the host's
 
     // --- life ---
     // Opens a device, with scratch memory for operations within `limits`; if limits is NULL, it only serves for memory
@@ -233,8 +233,8 @@ typedef struct backend {
     void (*output_norms)(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
-// The operations of a backend's table. `own` begins the names of its functions; `memory` those of operations that only
-// move numbers, and `packing` those of packed keys and values, which backends may share.
+// The operations of a backend's table. `own` is the prefix of its functions' names; `memory` that of operations that
+// only move numbers, and `packing` that of packed keys and values, which backends may share.
 #define BACKEND_OPERATIONS(own, memory, packing)                                                                      \
     .open = own##_open, .close = own##_close, .check = memory##_check, .alloc = memory##_alloc,                       \
     .release = memory##_release, .upload = memory##_upload, .download = memory##_download, .copy = memory##_copy,     \
@@ -250,17 +250,17 @@ typedef struct backend {
     .sample = memory##_sample, .column_sums = own##_column_sums, .output_norms = own##_output_norms
 
 extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,
-    backend_cuda_bf16; // the last one only where it was built
+    backend_cuda_bf16; // those of cuda only if it was built
 
 // Returns the backend of that name that computes in float32, or NULL. backend_list lists all, ended by NULL.
 const backend *backend_find(const char *name);
 // For messages when backend_find returns NULL: why a known backend is not in this program, or an empty text.
 const char *backend_absence(const char *name);
-// The same for another precision of products; `compute` NULL means "f32".
+// Like backend_find, for any precision of products; `compute` NULL means "f32".
 const backend *backend_find_compute(const char *name, const char *compute);
 extern const backend *const backend_list[];
 
-// `alloc`, for what a pass cannot do without: lack of memory ends the program (formats/need.h). `what` as there.
+// Calls `alloc` for what a pass cannot do without: lack of memory ends the program (formats/need.h). `what` as there.
 dev backend_memory(backend_device *on, size_t n_floats, const char *what);
 
 // Loads a matrix of floats w [out, in] with matrix_load.

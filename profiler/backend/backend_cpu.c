@@ -1,7 +1,7 @@
 // The CPU backend: oneDNN for matrix products, OpenMP over heads and rows, loops that the compiler vectorises per CPU.
-// Here its weights, products, scratch memory and row operations; attention is in backend_cpu_attention.c, inner loops
-// are in backend_cpu_loops.c. One table of operations per precision of the products; cpu_device.h says what keeps
-// their bits the same.
+// This file has its weights, products, scratch memory and row operations; attention is in backend_cpu_attention.c,
+// inner loops are in backend_cpu_loops.c. There is one table of operations per precision of the products; cpu_device.h
+// says what keeps their bits the same.
 #include "formats/need.h"
 #include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
@@ -22,19 +22,18 @@
 //
 // Weight matrices as the CPU backend keeps them for its products.
 //
-// A matrix is cut into panels of outputs, each packed for itself. What is kept of them depends on the type that the
+// A matrix is cut into panels of outputs, each packed separately. What is kept of them depends on the type that the
 // file stores and on what was asked for (matrix_hold of backend.h):
 //
 //     whole    panels as products take them
 //     steps    whole numbers of 4 or 8 bits with a step and a base (packed_steps.h), where the tile unit multiplies
-//     halves   values that bfloat16 holds, as 16 bits: a panel of float32 is widened when rows meet it; of bf16x3 only
-//              the high parts are there, the low ones being zero
-//     nothing  a panel is packed from the file, which stays mapped, when rows meet it
+//     halves   values that bfloat16 represents, as 16 bits: in float32 a panel is widened for each product; in bf16x3
+//              only the high parts are kept, since the low ones are zero
+//     nothing  a panel is packed for each product from the file, which stays mapped
 //
-// Products are the same in all of them, and so are their bits, but for how whole numbers round (HOLD_WIDE of
-// backend.h).
+// Products have the same bits in all these forms, except for how whole numbers are rounded (HOLD_WIDE of backend.h).
 
-// One width of panel, and how to multiply with it, into a thread's [rows, PANEL].
+// A width of panels, and the product with it, which writes to a thread's [rows, PANEL].
 typedef struct panel_kind {
     uint32_t width;
     const product *product;
@@ -42,21 +41,21 @@ typedef struct panel_kind {
 
 typedef struct packed_matrix {
     precision p;
-    uint32_t n_panels, width, rows; // outputs of a panel, but perhaps the last; rows of every product
+    uint32_t n_panels, width, rows; // width: outputs of a panel, but perhaps the last; rows of every product
     unsigned bits,
-        parts; // of weights kept as whole numbers: theirs, and the parts that products in float32 need of them; else 0
-    bool rounds;        // to bfloat16 what the file has in more bits
-    bool halves;        // 16 bits are kept of each value
-    bool in_place;      // no panels are kept
+        parts;     // for weights kept as whole numbers: their bits, and the parts that products in float32 need; else 0
+    bool rounds;   // values that have more bits in the file are rounded to bfloat16
+    bool halves;   // 16 bits are kept of each value
+    bool in_place; // no panels are kept
     bool has_source;    // `source` stays readable as long as the matrix
     size_t panel_bytes; // of a panel as products take it
-    size_t kept_bytes;  // of a panel as it is kept; 0 where nothing is
+    size_t kept_bytes;  // of a panel as it is kept
     panel_kind full, last;
     stored_matrix source;
-    char *panels; // [n_panels, kept_bytes]
+    char *panels; // [n_panels, kept_bytes]; NULL if in_place
 } packed_matrix;
 
-// Is a panel made anew for each product, so that as many rows as possible should meet it?
+// Whether a panel is made anew for each product, which should then have as many rows as possible.
 static inline bool packed_is_made(const packed_matrix *m)
 {
     return m->in_place || (m->halves && m->p == PRECISION_F32);
@@ -67,7 +66,7 @@ static inline bool packed_is_made(const packed_matrix *m)
 // Buffers of a thread that packs.
 typedef struct packer {
     float *rows, *temp; // [width, in], packed_temp_floats
-    char *wide;         // a panel as products take it, where another form of it is kept
+    char *wide;         // a panel as products take it, if another form of it is kept
     int8_t *wholes;     // [in]
     float *steps, *bases;
 } packer;
@@ -96,7 +95,7 @@ static size_t packer_bytes(precision p, uint32_t width, uint32_t in)
     return all;
 }
 
-// `memory` is on a cache line.
+// Lays out a packer's buffers in `memory`, which begins on a cache line.
 static packer packer_at(char *memory, precision p, uint32_t width, uint32_t in)
 {
     size_t pieces[N_PACKER_PIECES];
@@ -137,7 +136,7 @@ static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix 
     return finite;
 }
 
-// Panel `i` of w as products take it.
+// Makes panel `i` of w as products take it. Returns false if a value is not finite.
 static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix *w, uint32_t i, packer *k,
                        bool *two_parts)
 {
@@ -149,8 +148,8 @@ static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix 
     return ok;
 }
 
-// A panel as products take it: what is kept, or made in the thread's scratch memory, where it stays until the thread
-// asks for another. *parts is `parts` of the panel. NULL where the file has a value that is not finite.
+// Returns a panel as products take it: the one that is kept, or one made in the thread's scratch memory, valid until
+// the thread asks for another. *parts is `parts` of the panel. Returns NULL if the file has a value that is not finite.
 static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch *s, unsigned *parts)
 {
     const char *kept = m->panels ? m->panels + panel * m->kept_bytes : NULL;
@@ -169,7 +168,7 @@ static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch 
 
 // ---- Loading ----
 
-// A panel in the form in which it is kept.
+// Makes a panel in the form in which it is kept. Returns false if a value is not finite.
 static bool keep_panel(packed_matrix *m, const stored_matrix *w, uint32_t i, packer *k, bool *two_parts)
 {
     char *to = m->panels + i * m->kept_bytes;
@@ -203,7 +202,7 @@ static size_t panel_bytes(const packed_matrix *m, uint32_t in, uint32_t width)
     return m->bits ? packed_step_bytes(m->bits, in, width) : packed_bytes(m->p, in, width);
 }
 
-// Which form the matrix gets, and how large it is.
+// Chooses the form of a matrix and computes its sizes.
 static void choose_form(packed_matrix *m, precision p, const stored_matrix *w, unsigned hold)
 {
     bool tiles = product_takes_any_rows(), is_half = w->type == GGUF_TENSOR_BF16;
@@ -220,7 +219,7 @@ static void choose_form(packed_matrix *m, precision p, const stored_matrix *w, u
            high = packed_high_bytes(p, w->in, m->full.width);
     m->panel_bytes = last > full ? last : full;
     m->kept_bytes = m->panel_bytes;
-    // The tile unit's parts stand side by side, those of products of few terms as well.
+    // The tile unit's parts are interleaved, and so are those of products of few terms: none can be kept alone.
     m->halves = (m->rounds || (is_half && !(hold & HOLD_WIDE))) && !tiles && (p == PRECISION_F32 || high);
     if (m->halves) m->kept_bytes = p == PRECISION_F32 ? m->panel_bytes / 2 : high;
 }
@@ -238,7 +237,7 @@ static packed_matrix *pack_matrix(precision p, const stored_matrix *w, unsigned 
     return NULL;
 }
 
-// Has the matrix its rows without a copy of them?
+// Whether the matrix's rows can be read without a copy of them.
 static bool has_rows(const packed_matrix *m)
 {
     return m->has_source || m->bits;
@@ -271,7 +270,7 @@ static uint64_t cpu_matrix_bytes(backend_device *on, const stored_matrix *w, uns
     return panels + (hold & HOLD_ROWS && !has_rows(&m) ? (uint64_t)w->out * w->in * sizeof(float) : 0);
 }
 
-// Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
+// Reads columns first .. first+n-1 of rows row .. row+rows-1 as float32, of a matrix loaded with HOLD_ROWS.
 static void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n)
 {
     const packed_matrix *m = w->packed;
@@ -285,10 +284,10 @@ static void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 //
-// Products with weight matrices; a task is a panel times a few blocks of product_rows() rows. With oneDNN every product
-// has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so that a row's bits
-// depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once, and
-// weights as whole numbers where the model file has them so.
+// Products with weight matrices; a task is a panel times a few blocks of product_rows() rows. oneDNN sums in another
+// order for other shapes: so that a row's bits depend on nothing but the row, every product has exactly that many rows
+// and goes into a tile of its own, which the first-level cache holds. The tile unit takes all rows at once, and weights
+// as whole numbers if the model file has them so.
 
 typedef struct matmul_job {
     cpu_device *on;
@@ -299,10 +298,11 @@ typedef struct matmul_job {
     uint32_t in, n;                // n rows fit into on->operand
     uint32_t rows;                 // of every product
     size_t block_bytes;            // of a block of the operand
-    bool accumulate, makes_panels; // of a matrix
+    bool accumulate, makes_panels; // the latter: packed_is_made of some matrix
 } matmul_job;
 
-// Where rows are used as they stand only the last block has a copy, since only it can lack rows.
+// Returns block `i` of the operand. If rows are used directly, only the last block has a copy, as only it can lack
+// rows.
 static char *operand_block(const matmul_job *job, uint32_t i)
 {
     return (char *)job->on->operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
@@ -314,7 +314,7 @@ static uint32_t rows_of(const matmul_job *job, uint32_t block)
     return rest < job->rows ? rest : job->rows;
 }
 
-// Splits rows [first, first + n) of one block, or copies them where the block lacks rows.
+// Splits rows [first, first + n) of one block, or copies them if they are used directly but the block lacks rows.
 static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
 {
     uint32_t block = first / job->rows;
@@ -323,7 +323,7 @@ static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
                   first % job->rows, n, job->in, 1.0f);
 }
 
-// Blocks [first, end) of the rows, product by product; lines of y are `out` floats apart.
+// Multiplies blocks [first, end) of the rows, product by product; lines of y are `out` floats apart.
 static void multiply_blocks(const matmul_job *job, const packed_matrix *m, const panel_kind *kind, const char *b,
                             float *y, uint32_t out, uint32_t first, uint32_t end)
 {
@@ -348,7 +348,7 @@ static void multiply_at_once(const matmul_job *job, const packed_matrix *m, unsi
     else product_run_rows(kind->product, rows, a, b, y, out, job->accumulate);
 }
 
-// `panel` counts through all matrices.
+// Multiplies blocks [first, end) of the rows with a panel; `panel` counts through all matrices.
 static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
 {
     const projection *to = job->to;
@@ -371,7 +371,7 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
 
 static void multiply_rows(const matmul_job *job)
 {
-    enum { FEW = 2 }; // rows prepared at a time: few, so that a small batch is shared out; a divisor of product_rows()
+    enum { FEW = 2 }; // rows prepared at a time: few, so that threads share a small batch; a divisor of product_rows()
     uint32_t blocks = (job->n + job->rows - 1) / job->rows, groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK,
              last = blocks - 1, panels = 0;
     for (uint32_t i = 0; i < job->count; i++) panels += ((const packed_matrix *)job->to[i].w.packed)->n_panels;
@@ -381,13 +381,12 @@ static void multiply_rows(const matmul_job *job)
     {
 #pragma omp for schedule(static)
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
-        if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits
-                                        // for
+        if (product_takes_any_rows()) { // in the order of the panels' memory, for which decoding waits
             tiles_hold();
 #pragma omp for schedule(static) nowait
             for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
             tiles_let_go();
-        } else if (job->makes_panels) { // each of them once
+        } else if (job->makes_panels) { // makes each of them once
 #pragma omp for schedule(dynamic, 1)
             for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
         } else {
@@ -401,7 +400,8 @@ static void multiply_rows(const matmul_job *job)
     }
 }
 
-// For oneDNN as many as on->operand holds; the tile unit has its rows in the second-level cache.
+// Returns the rows to multiply at a time: for oneDNN as many as on->operand holds, for the tile unit as many as stay in
+// the second-level cache.
 static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
 {
     if (operand_is_plain(job->p)) return n;
@@ -484,7 +484,7 @@ static size_t floats_of(size_t bytes)
 }
 
 // Scores of a tile of rows, or of a block of lines, with a tile of keys (attention, column_sums); a tile of values
-// times a root (value_weights), or times rows of W_O (output_norms); or what packing a tile of keys needs beside its
+// times a root (value_weights), or times rows of W_O (output_norms); or what packing a tile of keys needs, with its
 // padded copy.
 static size_t score_floats(precision p, attention_shape s)
 {
@@ -498,7 +498,7 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
 {
     uint32_t d = limits->shape.head_dim, lines = cpu_max_lines(limits->shape);
     size_t made = limits->made_terms ? packer_bytes(p, tiles_available() ? TILE_PANEL : PANEL, limits->made_terms) : 0;
-    bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts where products are small
+    bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts in products of few terms
     const piece all[N_THREAD_PIECES] = {
         {offsetof(scratch, scores), score_floats(p, limits->shape)},
         {offsetof(scratch, tails), limits->tail},
@@ -517,8 +517,8 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
     memcpy(out, all, sizeof all);
 }
 
-// A block of the widest rows: many blocks of those that most matrices have. oneDNN has two, or all rows of a pass where
-// panels are made anew for each product; in float32 it uses rows where they are.
+// Returns the floats of cpu_device.operand: a block of the widest rows, or OPERAND_BYTES if the tile unit multiplies.
+// oneDNN has two such blocks, or all rows of a pass if panels are made for each product; in float32 one is enough.
 static size_t operand_floats(precision p, const backend_limits *limits)
 {
     size_t one = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim)), all = 0;
@@ -565,7 +565,7 @@ static uint64_t cpu_scratch_bytes(backend_device *on, const backend_limits *limi
     return all_floats(cpu_of(on), limits) * sizeof(float);
 }
 
-// Points to a piece of `owner`; returns where the next one begins.
+// Sets the pointer to a piece in `owner`. Returns where the next piece begins.
 static float *place(const piece *p, void *owner, float *at)
 {
     float **to = (float **)(void *)((char *)owner + p->offset);
@@ -663,7 +663,7 @@ static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
     }
 }
 
-// Bound by memory, as what the host backends share: plain loops over pieces that are cut by size alone.
+// Bound by memory, like the operations of backend_host.c: a plain loop.
 static void cpu_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
 {
 #pragma omp parallel for simd schedule(static)

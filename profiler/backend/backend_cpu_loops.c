@@ -127,8 +127,8 @@ SIMD_CLONES float loop_absolute_sum(const float *x, size_t n)
     return sum;
 }
 
-// tanh(y) is (1 - e) / (1 + e) with e = exp(-2 y), of the magnitude, so that it cannot overflow; for small y, where
-// that loses digits, it is Cephes' polynomial.
+// tanh(|y|) is (1 - e) / (1 + e) with e = exp(-2 |y|), which cannot overflow; for small y, where that loses digits,
+// Cephes' polynomial is used.
 SIMD_CLONES void loop_softcap(float *x, size_t n, float cap)
 {
     float inverse = 1.0f / cap;
@@ -158,11 +158,11 @@ SIMD_CLONES void loop_store_tile(float *y, size_t ldy, const float *tile, uint32
     }
 }
 
-// Sixteen floats that stay in registers while a loop adds to them, in as many as the processor needs for that.
+// Sixteen floats that stay in registers, as many as the processor needs for them, while a loop adds to them.
 typedef float lanes __attribute__((vector_size(64)));
 
-// The sums of sixteen vectors' lanes at once: each step adds halves of what belongs together, in half as many vectors.
-// The sum of sum[i] comes to the place that has i's four bits in the other order.
+// Sums the lanes of each of sixteen vectors at once: every step adds halves and leaves half as many vectors. The sum of
+// sum[i] ends up in the lane whose number has i's four bits in reverse order.
 #if defined(__GNUC__) && !defined(__clang__)
 typedef int lane_places __attribute__((vector_size(64)));
 #define ADD_HALVES(n, ...)                                                       \

@@ -2,13 +2,13 @@
 // backend_cuda_*.cuh.
 //
 // Everything runs in the order of calls on one stream and no operation waits for the device, except those that bring
-// something to the host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode
-// says so, sums stay float32. A row's numbers do not depend on the other rows of a call, but for products of whole
+// something to the host. Numbers are float32; weights and a product's input are rounded to bf16 if the compute mode
+// says so, sums stay float32. A row's numbers do not depend on the other rows of a call, except in products of whole
 // chunks of a context: cuBLAS picks its kernel, and with it the order of a sum, by shape.
 #include "profiler/backend/backend_cuda_attend.cuh"
 #include "profiler/backend/backend_cuda_layer.cuh"
 
-// Found out now, not at the first kernel: the program was built for other devices, or its PTX is newer than the driver.
+// Fails here, not at the first kernel, if the program was built for other devices or its PTX is newer than the driver.
 static kvb_status check_code(kvb_error *err)
 {
     cudaFuncAttributes found;
@@ -27,7 +27,7 @@ static kvb_status cuda_check(backend_device *on, kvb_error *err)
     return host_check(on, err);
 }
 
-// The first one starts the device, the last one stops it.
+// The first user starts the device, the last one to leave stops it.
 static kvb_status gpu_join(kvb_error *err)
 {
     if (gpu.users++) return KVB_OK;

@@ -14,7 +14,7 @@ uint64_t host_free_bytes(backend_device *on)
     return 0;
 }
 
-// All threads: it is here that the system finds the pages, and clears them first.
+// Runs on all threads, because the first write is what makes the system allocate and clear the pages.
 static void clear(float *p, size_t bytes)
 {
     enum { PIECE = 4 << 20 };
@@ -22,7 +22,7 @@ static void clear(float *p, size_t bytes)
     for (size_t at = 0; at < bytes; at += PIECE) memset((char *)p + at, 0, bytes - at < PIECE ? bytes - at : PIECE);
 }
 
-// Large blocks ask for large pages: a pass over weights or keys then spares most of its page walks.
+// Large blocks ask for large pages, which save a pass over weights or keys most of its page walks.
 float *host_memory(size_t n_floats)
 {
     enum { LINE = 64, LARGE_PAGE = 2 << 20 };
@@ -31,7 +31,7 @@ float *host_memory(size_t n_floats)
     float *p = NULL;
     if (posix_memalign((void **)&p, align, bytes ? bytes : LINE) != 0) return NULL;
     if (align == LARGE_PAGE)
-        madvise(p, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); // a wish: failure costs speed only
+        madvise(p, bytes / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); // a hint: failure costs speed only
     clear(p, bytes);
     return p;
 }
@@ -71,7 +71,7 @@ const float *host_view(backend_device *on, dev from)
     return from.address;
 }
 
-// Every task moves pieces that are cut by size alone.
+// The operations below treat every element or row by itself: the number of threads does not change results.
 void host_scale(backend_device *on, dev y, float by, size_t n_floats)
 {
 #pragma omp parallel for simd schedule(static)

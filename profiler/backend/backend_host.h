@@ -3,9 +3,9 @@
 #include "profiler/backend/backend.h"
 
 kvb_status host_check(backend_device *on, kvb_error *err);
-uint64_t host_free_bytes(backend_device *on);        // 0: the host's memory is judged elsewhere
+uint64_t host_free_bytes(backend_device *on);        // 0: the device shares the host's memory
 float *host_memory(size_t n_floats);                 // aligned to a cache line, zeroed, freed by the caller; NULL if
-                                                     // there is none
+                                                     // memory runs out
 dev host_alloc(backend_device *on, size_t n_floats); // on a cache line
 void host_release(backend_device *on, dev memory);
 void host_upload(backend_device *on, dev to, const float *from, size_t n);

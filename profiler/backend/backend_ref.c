@@ -149,21 +149,21 @@ static double score(attention_shape s, const float *q, const float *k)
     return s.softcap > 0 ? s.softcap * tanh(x / s.softcap) : x;
 }
 
-// The first position that a row at `position` sees.
+// Returns the first position that a row at `position` sees.
 static uint32_t first_seen(attention_shape s, uint32_t position)
 {
     return s.window && position >= s.window ? position + 1 - s.window : 0;
 }
 
-// The stretch without its first rows, `n` at most.
+// Returns the stretch without its first n rows, or without all if it has fewer.
 static stretch without(stretch all, uint32_t n, uint32_t d)
 {
     if (n > all.n) n = all.n;
     return (stretch){all.k + (size_t)n * d, all.v + (size_t)n * d, all.n - n};
 }
 
-// Softmax attention of one query of head h over the stretches. Returns through max and sum what a later pass needs for
-// probabilities.
+// Computes the softmax attention of one query of head h over the stretches. *max and *sum receive what a later pass
+// needs for probabilities.
 static void attend_one(float *o, const float *q, const stretch *seen, int n_seen, attention_shape shape, uint32_t h,
                        double *max, double *sum)
 {

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #endif
 
-// The nearest bfloat16 as the float32 with the same value.
+// Returns the nearest bfloat16 as the float32 with the same value.
 static inline float round_bf16(float x)
 {
     uint32_t bits = bits_of_float(x), rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
@@ -56,8 +56,8 @@ SIMD_CLONES void parts_three_bits(uint16_t *high, uint16_t *middle, uint16_t *lo
     }
 }
 
-// Compilers do not vectorise to the instructions for this, so they are named. They treat subnormals as zero; all else
-// is as above.
+// Compilers do not vectorise loops to the bfloat16 instructions, so they are named here. They treat subnormals as zero;
+// all else is as above.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define BF16_UNIT __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 

@@ -12,7 +12,7 @@ void parts_high(float *high, const float *x, size_t n, float scale);
 void parts_high_low(float *high, float *low, const float *x, size_t n, float scale);
 void parts_three(float *high, float *middle, float *low, const float *x, size_t n, float scale);
 
-// Processors with instructions for it take subnormals as zero in the first two.
+// On processors with bfloat16 instructions the first two may treat subnormals as zero.
 void parts_high_bits(uint16_t *high, const float *x, size_t n, float scale);
 void parts_high_low_bits(uint16_t *high, uint16_t *low, const float *x, size_t n, float scale);
 void parts_three_bits(uint16_t *high, uint16_t *middle, uint16_t *low, const float *x, size_t n, float scale);

@@ -1,4 +1,4 @@
-// What the three files of the CPU backend share. backend_cpu.c uses backend_cpu_attention.c, and both the loops.
+// What the three files of the CPU backend share. backend_cpu.c uses backend_cpu_attention.c, and both use the loops.
 //
 // Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape
 // alone, each task is computed by one thread in a fixed order, and products have a fixed number of rows, padded where
@@ -11,20 +11,20 @@ enum {
     QUERY_TILE = 256, // context rows per attention task
     KEY_TILE = 256,   // keys per step of the online softmax
     KEY_ALIGN = 64,   // keys of the last tile are padded to a multiple of this
-    // With the tile unit a task is the rows of all heads that share keys, about so many lines; and so many meet a tile
-    // of keys together: the scores, 32 KiB, stay in the first-level cache.
+    // With the tile unit a task is the rows of all heads that share keys, about TASK_LINES lines. BLOCK_LINES of them
+    // are multiplied with a tile of keys together: their scores, 32 KiB, stay in the first-level cache.
     TASK_LINES = 384,
     BLOCK_LINES = 32,
     CACHED_FLOATS = 256 << 10, // exponentials of decoded rows that a thread comes back to: half a second-level cache
     VALUE_TILE = 512,          // context rows per step of value_weights
-    // Of projections and feed-forward: what a small model makes of them fits into two second-level caches.
+    // backend.context_rows: what a small model's layer makes of so many rows fits into two second-level caches.
     CONTEXT_ROWS = 256,
-    // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to
-    // begin.
+    // Outputs of a panel of weights: for oneDNN a multiple of its blocks; for the tile unit fewer, since its products
+    // cost nothing to begin.
     PANEL = 128,
     TILE_PANEL = 32,
-    BLOCKS_PER_TASK = 16,    // blocks of product_rows() rows that meet one panel after the other, at most
-    OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit, so that they stay in the second-level cache, or of one
+    BLOCKS_PER_TASK = 16,    // the most blocks of product_rows() rows that are multiplied with a panel in one task
+    OPERAND_BYTES = 3 << 18, // of those blocks, if more than one, on the tile unit: they stay in the second-level cache
 };
 
 // Scratch of one thread; counts are in backend_cpu.c.
@@ -49,10 +49,10 @@ typedef struct cpu_device {
     int n_threads;         // of every parallel region that uses them
     void *operand;         // activations as products want them; in float32 one block, for rows that need padding
     size_t operand_bytes;
-    // Of decoded rows, a group at a time: [heads at hand] of tiles of [lines, keys], and, for each line of each tile of
-    // each KV head, its maximum, later its scale, its sum, and its sum of values [d].
+    // For a group of decoded rows: exponentials, [heads at hand] of tiles of [lines, keys]; and, for each line of each
+    // tile of each KV head, its maximum and later its scale, its sum, and its sum of values [d].
     float *exponentials, *part_scale, *part_sum, *part_values;
-    float *block; // all of it
+    float *block; // the memory of all scratch
 } cpu_device;
 
 static inline cpu_device *cpu_of(backend_device *on)
@@ -92,7 +92,7 @@ importance_loop loop_raise_importance;
 importance_loop loop_add_importance;
 
 // --- backend_cpu_attention.c ---
-// Is attention of this shape within the limits that the device was opened with? Else it has failed.
+// Whether attention of this shape is within the limits that the device was opened with. If not, the device has failed.
 bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s);
 // Operations of the table.
 size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
@@ -104,18 +104,18 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
 void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
 void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
                      attention_shape s);
-// What a device's scratch memory has to hold for attention. What packing a tile's keys or values needs, and the weights
-// of `lines` lines as an operand: of whole tiles, and of a last one, which may have more parts than a whole one and
-// take more for it (packed.h).
+// What a device's scratch memory has to hold for attention: floats for packing a tile's keys or values, and bytes of
+// the weights of `lines` lines as an operand. Both cover a last tile too, which may have more parts than a whole one
+// and therefore take more (packed.h).
 size_t cpu_pack_floats(uint32_t d);
 size_t cpu_weight_bytes(precision p, uint32_t lines);
-// Of a task's lines, how many meet a tile of keys together.
+// How many of a task's lines are multiplied with a tile of keys together.
 uint32_t cpu_block_lines(uint32_t lines);
-// Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
+// The most lines of a task, a line being a row of one query head: those of attention, or QUERY_TILE for column_sums and
 // output_norms.
 uint32_t cpu_max_lines(attention_shape s);
-// Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on
-// dnnl_sgemm: a multiple of 4 and of 6 lines with AVX2).
+// Decoded rows that attention takes at a time. A row has the same bits at any place among them (measured on dnnl_sgemm:
+// with AVX2 that takes a multiple of 4 and of 6 lines).
 uint32_t cpu_row_group(void);
-// Of cpu_device.exponentials for contexts of up to n_tokens.
+// Floats of cpu_device.exponentials for contexts of up to n_tokens.
 size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);

@@ -26,8 +26,7 @@ void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha,
 // vectorise.
 HOST_DEVICE static inline float softmax_exp(float x)
 {
-    const float shifter =
-        12582912.0f; // 1.5 * 2^23: adding it rounds to an integer that stands in the low mantissa bits
+    const float shifter = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, which is in the low mantissa bits
     float clamped = x > -87.0f ? x : -87.0f;
     float n = clamped * 1.44269504f + shifter;
     union {
@@ -47,9 +46,9 @@ HOST_DEVICE static inline float softmax_exp(float x)
     return p * bits.f;
 }
 
-// 2^x of attention's softmax, for x <= 0: 1e-7 relative error, 0 below EXP2_LEAST. The logarithm of 2 is a factor of
-// the queries there, and with it goes most of what the exponential above does beside its polynomial. The tile unit's
-// kernel has the same terms.
+// 2^x of attention's softmax, for x <= 0: 1e-7 relative error, 0 below EXP2_LEAST. Attention multiplies its queries by
+// log2(e), which saves most of what the exponential above does besides its polynomial. The tile unit's kernel has the
+// same terms.
 #define EXP2_SHIFTER 12582912.0f
 #define EXP2_LEAST (-125.0f)
 #define EXP2_TERM_1 0.69314720f

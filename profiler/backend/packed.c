@@ -45,7 +45,7 @@ static uint32_t primitive_bucket(const primitive_key *key)
     return (uint32_t)(h >> 32 ^ h) % PRIMITIVE_BUCKETS;
 }
 
-// oneDNN is asked only for what it has: it fails when memory runs out.
+// oneDNN is only asked for what it supports, so it fails only if memory runs out, which ends the program.
 static void must(dnnl_status_t status)
 {
     needed(status == dnnl_success ? &library : NULL, "matrix products");
@@ -64,9 +64,9 @@ static void describe_any(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns,
     must(dnnl_memory_desc_init_by_tag(d, 2, dims, type, dnnl_format_tag_any));
 }
 
-// oneDNN works on this thread alone until the caller gives omp_set_num_threads() what this returns. Inside a parallel
-// region it does so anyway, but for regions of one thread (OMP_NUM_THREADS=1,2): these count as none, and numbers would
-// depend on how many threads a nested region may have.
+// Makes oneDNN work on this thread alone until the caller passes what this returns to omp_set_num_threads(). Inside a
+// parallel region it does so anyway, except in one of one thread (OMP_NUM_THREADS=1,2): that counts as none, and
+// results would depend on how many threads a nested region may have.
 static int one_thread(void)
 {
     int threads = omp_get_max_threads();
@@ -74,8 +74,8 @@ static int one_thread(void)
     return threads;
 }
 
-// The description of a product's primitive, made as if the machine had one thread; NULL where it has none for these
-// types. b may be given as `any`.
+// Returns the description of a product's primitive, made as if the machine had one thread; NULL if oneDNN has none for
+// these types. The layout of b may be `any`.
 static dnnl_primitive_desc_t plan_product(primitive *p)
 {
     dnnl_matmul_desc_t plan;
@@ -120,8 +120,8 @@ bool packed_is_native(void)
 
 static const primitive *primitive_find(const primitive_key *key);
 
-// The layout of b [k,n]: one for all m, so that any number of rows can meet it. The table holds it as a primitive
-// that does nothing.
+// Finds the layout of b [k,n], the same for all m, so that any number of rows can be multiplied with it. The table
+// holds it as a primitive that does nothing.
 static const primitive *primitive_find_layout(dnnl_data_type_t type, uint32_t k, uint32_t n)
 {
     primitive_key key = {.type = type, .n = n, .k = k};
@@ -168,7 +168,7 @@ static bool is_padded(const dnnl_memory_desc_t *d)
     return false;
 }
 
-// One set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are
+// Makes one set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are
 // pointed elsewhere, which threads that share a packed matrix must not do.
 static void grow_memories(primitive *p, int threads)
 {
@@ -204,7 +204,7 @@ static void make_primitive(primitive *p)
     grow_memories(p, omp_get_max_threads());
 }
 
-// Found, or made for the threads that there are. On one thread at a time.
+// Finds a primitive, or makes it for the current number of threads. Runs on one thread at a time.
 static const primitive *primitive_find(const primitive_key *key)
 {
     primitive **at = &library.primitives[primitive_bucket(key)];
@@ -264,10 +264,10 @@ static void primitive_run(const primitive *p, const void *a, const void *b, floa
 
 // ---- Operands ----
 
-// With few inner terms a product is bound by writing its result, and more of them cost little: there the operands keep
+// With few inner terms a product is bound by writing its result, and more terms cost little: there the operands keep
 // three parts (24 bits) in one product with six times the terms, a = [h m l h m h], b = [h; h; h; m; m; l]. The scores
-// of attention are of this kind, and what is off in them counts most, being in an exponent. With many terms the
-// products run one after the other, b's high part kept once.
+// of attention are of this kind, and their errors matter most, since they enter an exponent. With many terms the
+// products run one after the other, and b's high part is stored once.
 enum { JOINED_MAX_K = 128, JOINED = 6 };
 
 static bool is_joined(precision p, uint32_t k)
@@ -275,7 +275,7 @@ static bool is_joined(precision p, uint32_t k)
     return p == PRECISION_BF16X3 && k <= JOINED_MAX_K;
 }
 
-// The same choice where the tile unit multiplies: the parts that it takes of each operand.
+// The same choice for the tile unit: the number of parts that it takes of each operand.
 unsigned packed_parts(precision p, uint32_t k)
 {
     return p == PRECISION_F32 || is_joined(p, k) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
@@ -342,8 +342,8 @@ size_t packed_temp_floats(uint32_t k, uint32_t n)
     return (size_t)(k <= JOINED_MAX_K ? JOINED : 2) * k * n;
 }
 
-// Bytes that were written to. Packing may happen inside a parallel region; making a primitive there is
-// as good, since it is for one thread anyway.
+// Packs b. Returns the bytes written. May run inside a parallel region; making a primitive there is as good, since it
+// is for one thread anyway.
 static size_t reorder(precision p, void *to, const float *from, size_t ld, bool transposed, uint32_t k, uint32_t n)
 {
     primitive_key key = {.type = type_of(p), .n = n, .k = k, .ld = ld, .transposed = transposed};
@@ -354,7 +354,7 @@ static size_t reorder(precision p, void *to, const float *from, size_t ld, bool 
     return round_up(dnnl_memory_desc_get_size(&r->b));
 }
 
-// The three parts of a joined b, lines of it apart by `line` floats and its parts by `part`.
+// Writes the three parts of a joined b, its lines `line` floats apart and its parts `part` floats.
 static void store_joined(float *temp, size_t line, size_t part, const float *b, size_t ld, size_t lines, size_t length)
 {
     for (size_t i = 0; i < lines; i++) {
@@ -432,11 +432,11 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 
 struct product {
     precision p;
-    const primitive *first, *more; // `more` adds to c what the first began
+    const primitive *first, *more; // `more` adds to what `first` wrote to c
     uint32_t m, n, k;
     size_t b_part;
     bool accumulate;
-    unsigned tile_parts; // not 0: the tile unit's, no primitives
+    unsigned tile_parts; // not 0: the tile unit multiplies, without primitives
     struct product *next;
 };
 

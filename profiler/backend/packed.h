@@ -5,9 +5,9 @@
 //
 //     PRECISION_F32     c = a b                                    float32 operands
 //     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
-//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16
-//     bits
-//                                                                      (the tile unit adds lo(a) lo(b) at little cost)
+//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    operands in two bfloat16 parts (16 bits)
+//
+// with hi(x) = bf16(x), lo(x) = bf16(x - hi(x)). The tile unit adds lo(a) lo(b), at little cost.
 //
 // Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs
 // them little. Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision:
@@ -28,7 +28,7 @@ precision precision_named(const char *name);
 // Whether oneDNN has kernels for bfloat16 operands on this machine.
 bool packed_is_native(void);
 
-// Whether rows of float32 are used directly. Otherwise, and in other precisions, call operand_split first.
+// Whether products of this precision take rows of float32 directly. If not, call operand_split first.
 bool operand_is_plain(precision p);
 
 // The number of parts in which the tile unit takes the operands of a product of k terms.
@@ -44,20 +44,20 @@ size_t packed_temp_floats(uint32_t k, uint32_t n);
 void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp);
 
-// Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x +
-// i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
+// Writes rows first .. first+rows-1 of a [m,k] = scale * x in the form that product_run takes; row first+i comes from x
+// + i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale);
 
-// The number of rows, at most PRODUCT_ROWS_MAX, with which a row of a product has the same bits at any place in it: a
-// multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6 with
-// AVX2).
+// Returns a number of rows, at most PRODUCT_ROWS_MAX, with which a row of a product has the same bits at any place in
+// it: a multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6
+// with AVX2).
 enum { PRODUCT_ROWS_MAX = 32 };
 uint32_t product_rows(void);
 
 // c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend
 // on m (oneDNN picks its kernel by it), never on the other rows: callers whose results must not depend on a batch use
-// one m for all and pad. Call outside parallel regions; products are kept until the process ends.
+// one m for all and pad. Call product_find outside parallel regions; products are kept until the process ends.
 typedef struct product product;
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
 // Prepares products found earlier for `threads` threads (product_find prepares them for the current number). Call
@@ -70,7 +70,7 @@ void product_run(const product *p, const void *a, const void *b, float *c);
 // precision, the tile unit); product_run_high() must then not be called.
 size_t packed_high_bytes(precision p, uint32_t k, uint32_t n);
 void product_run_high(const product *p, const void *a, const void *b, float *c);
-// The same for any number of rows, with rows of c that are ldc floats apart; may be called only if
+// Like product_run() for any number of rows, with rows of c that are ldc floats apart; may be called only if
 // product_takes_any_rows(). A row's bits depend on no other row and not on their number. Operands that were split for a
 // few rows each and lie one behind the other count as one operand with all the rows. `add`: the product is summed first
 // and then added to what c holds, which is more exact than starting the sum with that.

@@ -18,8 +18,7 @@ size_t steps_block_bytes(unsigned bits)
     return HEAD_BYTES + 2 * LINES * line_bytes(bits);
 }
 
-// Where the block with a column's first terms is; `*place` is the column's place in its half, whose number is added to
-// lines and head.
+// Returns the offset of the block with a column's first terms.
 static size_t column_start(unsigned bits, uint32_t column, uint32_t k)
 {
     return column / STEP_COLUMNS * (k / STEP_TERMS * steps_block_bytes(bits));
@@ -43,7 +42,7 @@ void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8
     }
 }
 
-// What two parts leave over, as bits.
+// Returns the bits that two cut parts do not hold, or-ed over the terms; 0: they hold all.
 SIMD_CLONES static uint32_t third_parts(const int8_t *wholes, float step, float base)
 {
     uint32_t left = 0;
@@ -107,13 +106,13 @@ VECTOR_UNIT ALWAYS_INLINE line_pair load_line(unsigned bits, const char *line, _
                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), step, base)};
 }
 
-// The upper halves of all values, side by side as a tile wants them.
+// Returns the upper halves of all values, pairs side by side as in a tile.
 VECTOR_UNIT ALWAYS_INLINE __m512i upper_halves(__m512i even, __m512i odd)
 {
     return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xaaaaaaaa, odd);
 }
 
-// Takes off `x` what its part holds, and returns that part.
+// Returns the part that the upper halves of even and odd make, and subtracts it from `x`.
 VECTOR_UNIT ALWAYS_INLINE __m512i take_part(line_pair *x, __m512i even, __m512i odd)
 {
     const __m512i top = _mm512_set1_epi32((int)0xffff0000);
@@ -128,7 +127,7 @@ VECTOR_UNIT ALWAYS_INLINE __m512i cut(line_pair *x)
     return take_part(x, _mm512_castps_si512(x->even), _mm512_castps_si512(x->odd));
 }
 
-// To nearest; halves away from zero, which takes fewer instructions than to even.
+// Rounds to nearest, ties away from zero, which takes fewer instructions than to even.
 VECTOR_UNIT ALWAYS_INLINE __m512i nearest(line_pair *x)
 {
     const __m512i half = _mm512_set1_epi32(0x8000);
@@ -164,6 +163,6 @@ VECTOR_UNIT void steps_unfold(unsigned bits, step_parts parts, char *to, const c
     else if (parts == PARTS_CUT_2) unfold(8, 2, true, to, block, first, end);
     else unfold(8, 3, true, to, block, first, end);
 }
-#else // never called: packed_tiles.h has no unit
+#else // never called: there is no tile unit
 void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end) {}
 #endif

@@ -5,8 +5,8 @@
 //     b[i][j] = step * whole[i][j] + base, one step and one base for 32 terms of a column
 //
 // A block has 32 terms of 32 columns: for each half of 16 columns the steps and the bases, then lines of 16 columns, as
-// tiles have them. A line holds two terms of each column: 4 bits of each in one byte, or first a byte of each column's
-// first term, then of each second.
+// tiles have them. A line holds two terms of each column: with 4 bits both in one byte, with 8 bits the first terms of
+// all columns, then the second ones.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -8,11 +8,11 @@
     (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
 #include "profiler/backend/tile_unit.h"
 
-// A tile has 16 rows of 64 bytes. One of a: 16 rows of 32 terms. One of b: 16 pairs of terms, each of 16 columns, the
-// two of a pair side by side. a is stored as [row blocks][term blocks][parts] tiles, b as [pairs of column blocks][term
-// blocks][parts][2] tiles, so that a product walks through both from front to back. Three parts are half as many bytes
-// again as the float32 that they come from, and what decoding waits for is memory: there b stays float32, in the order
-// of its tiles, and is split while the first rows meet it.
+// A tile has 16 rows of 64 bytes. A tile of a holds 16 rows of 32 terms; a tile of b holds 16 pairs of terms of 16
+// columns, the two of a pair side by side. a is stored as [row blocks][term blocks][parts] tiles, b as [pairs of column
+// blocks][term blocks][parts][2] tiles, so that a product walks through both from front to back. Three parts take half
+// as many bytes again as the float32 that they come from, and decoding is limited by memory: with three parts b stays
+// float32, in the order of its tiles, and is split when the first rows are multiplied.
 enum {
     TERMS = 32,
     COLUMNS = 32,
@@ -28,7 +28,7 @@ static inline size_t blocks_of(size_t n, size_t each)
     return (n + each - 1) / each;
 }
 
-// Of one block of terms of a pair of column blocks, as it is stored.
+// Returns the stored bytes of one block of terms of a pair of column blocks of b.
 static inline size_t b_block_bytes(unsigned parts)
 {
     return parts == SPLIT_PARTS ? TERMS * COLUMNS * sizeof(float) : parts * 2 * TILE_BYTES;
@@ -61,9 +61,9 @@ TILE_UNIT static inline __m512 widen(__m256i bf16)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
 }
 
-// 32 values as the same line of three tiles that are `step` bytes apart. The first part is rounded, so that what is
-// left has either sign; the others are cut: parts of 8 bits each hold all of it. Cutting takes half the instructions of
-// rounding.
+// Writes 32 values as the same line of three tiles that are `step` bytes apart. The first part is rounded, so that the
+// rest has either sign; the others are cut, 8 bits each, and hold all of the rest. Cutting takes half the instructions
+// of rounding.
 TILE_UNIT static inline void store_three(char *to, size_t step, __m512 a, __m512 b)
 {
     static const _Alignas(LINE) uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -81,7 +81,7 @@ TILE_UNIT static inline void store_three(char *to, size_t step, __m512 a, __m512
     }
 }
 
-// The same of `parts` tiles.
+// The same for `parts` tiles; one or two parts are rounded to even on ties.
 TILE_UNIT static inline __attribute__((always_inline)) void store_line(unsigned parts, char *to, size_t step, __m512 a,
                                                                        __m512 b)
 {
@@ -98,7 +98,7 @@ TILE_UNIT static inline __attribute__((always_inline)) void store_line(unsigned 
     }
 }
 
-// Where row `row` of a operand begins.
+// Returns where row `row` of a begins.
 static char *line_of_row(unsigned parts, void *a, uint32_t row, uint32_t k)
 {
     return (char *)a + row / TILE_ROWS * tiles_a_bytes(parts, TILE_ROWS, k) + row % TILE_ROWS * LINE;
@@ -130,7 +130,7 @@ TILE_UNIT void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t
 TILE_UNIT float tiles_max(const float *x, uint32_t n)
 {
     const __m512 least = _mm512_set1_ps(-INFINITY);
-    __m512 top[4] = {least, least, least, least}; // so that one need not wait for the other
+    __m512 top[4] = {least, least, least, least}; // four, so that none waits for another
     uint32_t i = 0;
     for (; i + 64 <= n; i += 64)
         for (int j = 0; j < 4; j++) top[j] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * j), top[j]);
@@ -141,7 +141,7 @@ TILE_UNIT float tiles_max(const float *x, uint32_t n)
     return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
 }
 
-// softmax_exp2 (linalg.h) of the lanes that are `there`, 0 in the others.
+// Computes softmax_exp2 (linalg.h) in the lanes of the mask `there`, 0 in the others.
 TILE_UNIT static inline __m512 exp2_lanes(__m512 x, __mmask16 there)
 {
     const __m512 shifter = _mm512_set1_ps(EXP2_SHIFTER);
@@ -157,7 +157,7 @@ TILE_UNIT static inline __m512 exp2_lanes(__m512 x, __mmask16 there)
         _mm512_maskz_add_epi32(there, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
 
-// 32 terms of a line, those that are `there`.
+// Writes 32 terms of a line, zeros outside the mask `there`.
 TILE_UNIT static inline __attribute__((always_inline)) void
 exp2_block(unsigned parts, char *line, const float *x, __m512 top, uint32_t there, __m512 sums[2], float *keep)
 {
@@ -201,7 +201,7 @@ static void gather_tile(float *tile, const float *b, size_t ld, bool transposed,
     size_t term_step = transposed ? 1 : ld, column_step = transposed ? ld : 1;
     if (terms < TERMS || columns < 16) memset(tile, 0, TERMS * 16 * sizeof *tile);
     b += term * term_step + column * column_step;
-    if (transposed && terms == TERMS) { // pairs of terms stand side by side in memory too
+    if (transposed && terms == TERMS) { // pairs of terms are side by side in memory too
         for (uint32_t j = 0; j < columns; j++)
             for (uint32_t pair = 0; pair < TERMS / 2; pair++)
                 memcpy(tile + pair * 32 + 2 * j, b + j * ld + 2 * pair, 2 * sizeof *tile);
@@ -211,7 +211,7 @@ static void gather_tile(float *tile, const float *b, size_t ld, bool transposed,
         for (uint32_t j = 0; j < columns; j++) tile[i / 2 * 32 + 2 * j + i % 2] = b[i * term_step + j * column_step];
 }
 
-// A tile with the first terms of its pairs, and then the second ones, in each line: as split_lines wants them.
+// Stores a tile with the first terms of its pairs, and then the second ones, in each line, as split_lines reads them.
 static void store_apart(float *to, const float *tile)
 {
     for (size_t line = 0; line < 16; line++, to += 32, tile += 32)
@@ -240,12 +240,12 @@ TILE_UNIT void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld,
 
 // ---- Products ----
 
-enum { AHEAD_BLOCKS = 6 }; // what decoding waits for is b's memory: it is asked for so many blocks of terms ahead
+enum { AHEAD_BLOCKS = 6 }; // decoding waits for b's memory, which is prefetched this many blocks of terms ahead
 enum { TERM_BLOCKS = 24 }; // at a time: a block of columns of b and many rows of a stay in the second-level cache
 
-// Lines [first, end) of the 32 of one block of b in float32, as parts. They are cut, not rounded, which takes fewer
-// instructions: 8 bits at a time hold all 24. What a product then leaves out is no larger for it on average, since a's
-// parts are rounded to either side.
+// Splits lines [first, end) of the 32 of one float32 block of b into parts. They are cut, not rounded, which takes
+// fewer instructions: 8 bits at a time hold all 24. What a product leaves out is no larger for it on average, since
+// what the first part of a leaves has either sign.
 TILE_UNIT static inline __attribute__((always_inline)) void split_lines(char *to, const float *b, size_t first,
                                                                         size_t end)
 {
@@ -284,7 +284,7 @@ TILE_UNIT static inline __attribute__((always_inline)) void split_lines(char *to
         }                           \
     } while (0)
 
-// Where the parts of a block of terms of b are made from, and where they go; nothing where `from` is NULL.
+// What the parts of a block of terms of b are made from, and where they go; `from` is NULL if none are to be made.
 typedef struct unfolding {
     const char *from;
     char *to;
@@ -299,8 +299,8 @@ TILE_UNIT static inline __attribute__((always_inline)) void unfold_lines(const u
     else split_lines(u->to, (const float *)(const void *)u->from, first, end);
 }
 
-// One block of terms: small products first where that costs no further loading. The parts of the next block are made a
-// few lines at a time between the products, which the vector units have nothing else to do for.
+// Multiplies one block of terms, small products first if that costs no further loads. The parts of the next block are
+// made a few lines at a time between the products, during which the vector units are idle.
 TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsigned parts, unsigned b_parts, bool two,
                                                                            const char *a, size_t row_step,
                                                                            const char *b, const unfolding *next)
@@ -348,18 +348,18 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsig
     }
 }
 
-// What meets one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of
-// columns of b. Where the parts of b have to be made first, they go to `made`, which is `b` then.
+// The operands of one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of
+// columns of b. If the parts of b have to be made first, they go to `made`, and `b` is `made`.
 typedef struct tile_block {
     const char *a, *b;
     char *made;
     size_t row_step;     // bytes between blocks of rows of a
     unfolding unfolding; // of the first block of terms
     size_t unfold_step;  // bytes to the next one that is unfolded
-    bool once;           // nobody will meet the parts again
+    bool once;           // the parts are not used again
     uint32_t rows, count;
     bool accumulate;
-    bool add; // a complete c is added to what is there
+    bool add; // the finished sums are added to c
 } tile_block;
 
 TILE_UNIT static inline __attribute__((always_inline)) void store_tiles(bool two, float *c, size_t ldc)
@@ -436,7 +436,7 @@ TILE_UNIT static void multiply_any(unsigned parts, unsigned b_parts, bool two, c
     else multiply_block(1, 1, false, t, c, ldc);
 }
 
-// Where a block of columns hangs over the edge of c it is made beside it.
+// Multiplies a block of columns that extends beyond the edge of c, in a buffer.
 TILE_UNIT static void multiply_edge(unsigned parts, unsigned b_parts, uint32_t rows, const tile_block *t, float *c,
                                     size_t ldc, uint32_t columns)
 {
@@ -447,13 +447,13 @@ TILE_UNIT static void multiply_edge(unsigned parts, unsigned b_parts, uint32_t r
     for (uint32_t r = 0; r < rows; r++) memcpy(c + r * ldc, whole + r * COLUMNS, columns * sizeof *c);
 }
 
-// What the thread's unit has been told.
+// How the thread's unit is configured.
 static _Thread_local struct {
-    uint32_t rows; // 0: nothing
+    uint32_t rows; // 0: not at all
     bool held;
 } unit;
 
-// Tells the unit that the two blocks of rows in its registers have `rows` rows together: others are neither read nor
+// Configures the unit for two blocks of rows in its registers with `rows` rows together: others are neither read nor
 // written.
 TILE_UNIT static void set_rows(uint32_t rows)
 {
@@ -489,8 +489,8 @@ static step_parts unfolded_parts(const tile_product *p)
     return p->parts == 2 ? PARTS_NEAREST_2 : PARTS_NEAREST_1;
 }
 
-// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made, unless
-// the product has its own place for them.
+// Multiplies all rows with a block of columns, over `count` blocks of terms from `first` on. `made`: where parts of b
+// are made, unless the product has its own place for them.
 TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, uint32_t first, uint32_t count,
                                        char *made)
 {
@@ -512,7 +512,7 @@ TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, u
         uint32_t rows = p->m - row < 2 * TILE_ROWS ? p->m - row : 2 * TILE_ROWS;
         float *c = p->c + (size_t)row * p->ldc + column;
         t.rows = rows;
-        uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // whole blocks are all set alike
+        uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // one configuration for all whole blocks
         set_rows(needed);
         t.a = (const char *)p->a + row / TILE_ROWS * t.row_step + (size_t)first * p->parts * TILE_BYTES;
         if (columns == COLUMNS) multiply_any(p->parts, p->b_parts, rows > TILE_ROWS, &t, c, p->ldc);
@@ -531,7 +531,7 @@ TILE_UNIT void tiles_multiply(const tile_product *p)
     if (!unit.held) unit_off();
 }
 
-#else // nothing of the kind: tiles_available says so, and nobody calls the others
+#else // no tile unit: tiles_available says so, and nobody calls the others
 
 bool tiles_available(void)
 {

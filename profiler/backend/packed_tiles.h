@@ -6,12 +6,12 @@
 //     3 parts    c = a3 b1 + a2 b2 + a1 b3 + a2 b1 + a1 b2 + a1 b1    24 bits: all that a float32 has
 //
 // a1 = bf16(a), a2 = bf16(a - a1), a3 = bf16(a - a1 - a2). With two parts a2 b2 is as large as what a2 itself leaves
-// out: without it a profile's error is two to four times as large, and only 3 % faster. With three parts what is left
-// out is below 2^-26 of a term, so that the error is that of summing in float32 (measured beside SGEMM in
+// out: without it a profile's error is two to four times as large, and it is only 3 % faster. With three parts what is
+// left out is below 2^-26 of a term, so that the error is that of summing in float32 (measured beside SGEMM in
 // test_profiler_packed), and the unit is still faster than the float32 units. All parts are multiplied while they are
 // in the tile registers: a library that multiplies one pair of matrices at a time would read and write c six times.
 //
-// An element of c is summed in one order, whatever the shape and wherever it stands.
+// Every element of c is summed in the same order, whatever its place and the shape of c.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,14 +29,14 @@ size_t tiles_a_bytes(unsigned parts, uint32_t m, uint32_t k);
 // Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`.
 void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n);
 
-// Row `row` of a = scale * x [k].
+// Packs row `row` of a: scale * x [k].
 void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale);
 
-// The largest of x [n].
+// Returns the largest of x [n].
 float tiles_max(const float *x, uint32_t n);
 
-// The first `terms` of row `row` of a [m,k], rounded up to 32: 2^(x - top) of the first n, then zeros. x may be read
-// that far. `keep`, unless NULL, gets the same numbers in float32. Returns their sum.
+// Packs the first `terms` terms, rounded up to 32, of row `row` of a [m,k]: 2^(x - top) of the first n, then zeros. x
+// is read that far. `keep`, unless NULL, receives the same numbers in float32. Returns their sum.
 float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
                      float top, float *keep);
 
@@ -46,15 +46,15 @@ typedef struct tile_product {
     unsigned parts;
     uint32_t m, n, k;
     bool accumulate; // sums begin with what c holds
-    bool add;        // or c gets them added, which is more exact where it is large
+    bool add;        // or sums are added to c at the end, which is more exact if c is large
     const void *a, *b;
     float *c;
     size_t ldc;
     unsigned bits;    // not 0: b was packed by steps_pack (packed_steps.h)
     unsigned b_parts; // `parts`, or 2 where `parts` is 3 and b's third part is zero
     uint32_t terms;   // of the k that a and b are packed for, those that are multiplied, rounded up to 32; 0: all
-    // Three parts of b are made while rows meet it. Where others will meet it later: tiles_split_bytes of memory to
-    // leave them in, and whether they are there already, of these terms and columns at least.
+    // Three parts of b are made during the product. If later products use the same b: tiles_split_bytes of memory that
+    // keeps the parts, and whether they are there already, for these terms and columns at least.
     void *split;
     bool is_split;
 } tile_product;

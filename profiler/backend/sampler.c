@@ -14,7 +14,7 @@ double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint3
     return philox_uniform(seed, context, question, step);
 }
 
-// The largest logit; NaN when one is NaN or +infinity.
+// Returns the largest logit, or NaN if one is NaN or +infinity.
 SIMD_CLONES static float largest(const float *logits, size_t n)
 {
     float top = -INFINITY;
@@ -27,7 +27,7 @@ SIMD_CLONES static float largest(const float *logits, size_t n)
     return bad ? NAN : top;
 }
 
-// The place of the largest logit; n when a logit is NaN or +infinity or none is finite.
+// Returns the place of the largest logit, or n if a logit is NaN or +infinity, or none is finite.
 static size_t top_logit(const float *logits, size_t n)
 {
     float top = largest(logits, n);
@@ -43,9 +43,9 @@ SIMD_CLONES static void softmax_weights(float *weights, const float *logits, siz
     for (size_t i = 0; i < n; i++) weights[i] = sampler_weight(logits[i], top, scale);
 }
 
-enum { PARTS_AT_ONCE = 8 }; // a divisor of SAMPLER_PARTS: one sum need not wait for the other
+enum { PARTS_AT_ONCE = 8 }; // a divisor of SAMPLER_PARTS; several sums at once, so that none waits for another
 
-// Sums of the parts that begin with part `first`, each in the order of ids.
+// Sums PARTS_AT_ONCE parts from part `first` on, each in the order of ids.
 static void part_sums(double *sums, size_t first, const float *logits, size_t n, float top, float scale)
 {
     enum { CHUNK = 256 };
@@ -66,7 +66,7 @@ static void part_sums(double *sums, size_t first, const float *logits, size_t n,
 
 float sampler_scale(const sampler *s)
 {
-    // Kept within float: 0 or infinity times a logit's distance from the top need not be a number.
+    // Kept within float: 0 or infinity times a logit's distance from the top could be NaN.
     return (float)fmin(fmax(1.0 / s->temperature, FLT_MIN), FLT_MAX);
 }
 

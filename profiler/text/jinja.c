@@ -1,5 +1,5 @@
 // Runs a template: values, methods, tests, filters, functions, expressions and statements, in that order. All values
-// lie in one arena that is freed at the end. A failure ends the run (jinja_fail), so nothing here hands one on.
+// lie in one arena that is freed at the end. A failure ends the run (jinja_fail), so no function returns one.
 #include "profiler/text/jinja.h"
 #include "formats/need.h"
 #include "profiler/text/utf8.h"
@@ -12,7 +12,7 @@
 #define MAX_KEYS 1000
 #define MAX_KEY_BYTES 1000
 
-enum { ITEM_BYTES = STEP_BYTES, KEY_BYTES = 16 }; // what an item of a list, and a key of a dict, count
+enum { ITEM_BYTES = STEP_BYTES, KEY_BYTES = 16 }; // what an item of a list, and a key of a dict, cost
 
 typedef struct scope {
     jinja_value *names; // a dict
@@ -34,7 +34,7 @@ static const jinja_value *undefined(jinja *j, const char *name)
     return v;
 }
 
-// Room for one item more.
+// Makes room for one more item.
 static void grow(jinja *j, jinja_value *v)
 {
     if (v->size < v->room) return;
@@ -54,7 +54,7 @@ static void list_add(jinja *j, jinja_value *list, const jinja_value *item)
     list->items[list->size++] = item;
 }
 
-// Where the dict has the key's value; NULL: it does not have the key.
+// Returns the place of the key's value in the dict, or NULL if the dict does not have the key.
 static const jinja_value **find_key(jinja *j, const jinja_value *dict, const char *key)
 {
     jinja_spend(j, KEY_BYTES * dict->size);
@@ -77,7 +77,7 @@ static void dict_set(jinja *j, jinja_value *dict, const char *key, const jinja_v
     dict->items[dict->size++] = value;
 }
 
-// NULL: there is none.
+// Returns the key's value, or NULL if there is none.
 static const jinja_value *dict_get(jinja *j, const jinja_value *dict, const char *key)
 {
     const jinja_value **place = find_key(j, dict, key);
@@ -191,7 +191,7 @@ static void run_statements(jinja *j, const jinja_node *statements);
 
 // ---- Methods of texts and dicts: those of Python that templates call ----
 //
-// Texts are UTF-8; what changes letters takes ASCII only.
+// Texts are UTF-8; methods that change letters take ASCII only.
 
 static const char *const text_methods[] = {"strip",      "lstrip", "rstrip", "split", "startswith", "endswith",
                                            "replace",    "upper",  "lower",  "title", "capitalize", "join",
@@ -206,7 +206,7 @@ static bool is_method(const jinja_value *of, const char *name)
     return of->kind == VALUE_LIST && strcmp(name, "append") == 0;
 }
 
-// The argument as a text, `otherwise` where there is none.
+// Returns argument i, which must be a text; `otherwise`, unless NULL, if there is none.
 static const jinja_value *text_argument(jinja *j, const jinja_arguments *args, size_t i, const jinja_value *otherwise)
 {
     const jinja_value *v = args->n > i ? args->given[i] : otherwise;
@@ -234,7 +234,7 @@ static const jinja_value *text_strip(jinja *j, const jinja_value *v, const char 
     return strip_ends(j, v, set, name[0] != 'r', name[0] != 'l');
 }
 
-// At every `by`, `most` times (-1: all).
+// Splits at every `by`, at most `most` times (-1: no limit).
 static const jinja_value *text_split(jinja *j, const jinja_value *v, const jinja_arguments *args)
 {
     const jinja_value *by = text_argument(j, args, 0, NULL);
@@ -311,7 +311,7 @@ static const jinja_value *text_method(jinja *j, const jinja_value *of, const cha
     jinja_fail(j, "a text's method %s, which is not supported", name);
 }
 
-// Pairs of key and value, as lists.
+// Returns the pairs of key and value, as lists.
 static const jinja_value *dict_items(jinja *j, const jinja_value *of)
 {
     jinja_value *list = jinja_new(j, VALUE_LIST);
@@ -376,7 +376,7 @@ static const jinja_value *attribute_of(jinja *j, const jinja_value *of, const ch
 
 // ---- Tests ----
 
-// Tests of what a value is, by the kinds that pass.
+// Tests that only look at a value's kind; *found receives whether `name` is one of them.
 static bool test_kind(const char *name, const jinja_value *v, bool *found)
 {
     enum { TEXT = 1 << VALUE_STRING, LIST = 1 << VALUE_LIST, DICT = 1 << VALUE_DICT, BOOL = 1 << VALUE_BOOL };
@@ -484,7 +484,7 @@ static const jinja_value *filter_choose(jinja *j, const char *name, const jinja_
 {
     bool keep = *name == 's', attribute = strstr(name, "attr") != NULL;
     const jinja_value *list = as_list(j, v), *of = attribute && args->n ? args->given[0] : NULL;
-    size_t at = attribute; // of the test's name
+    size_t at = attribute; // index of the test's name
     const jinja_value *how = args->n > at ? args->given[at] : NULL,
                       *with = args->n > at + 1 ? args->given[at + 1] : NULL;
     if ((attribute && (!of || of->kind != VALUE_STRING)) || (how && how->kind != VALUE_STRING) || args->n > at + 2)
@@ -538,7 +538,7 @@ static const jinja_value *apply_filter(jinja *j, const char *name, const jinja_v
 
 static const jinja_value *make_range(jinja *j, const jinja_arguments *args)
 {
-    enum { MOST = 100000 }; // as Jinja2's sandbox
+    enum { MOST = 100000 }; // as in Jinja2's sandbox
     int64_t numbers[3] = {0, 0, 1};
     for (size_t i = 0; i < args->n && i < 3; i++) {
         if (args->given[i]->kind != VALUE_INTEGER) jinja_fail(j, "range of %s", kind_name(args->given[i]));
@@ -552,7 +552,7 @@ static const jinja_value *make_range(jinja *j, const jinja_arguments *args)
     return list;
 }
 
-// Friday, 26 July 2024, in the letters of strftime; hours are not known.
+// Writes Friday, 26 July 2024, as strftime does; the time of day is not supported.
 static const jinja_value *today(jinja *j, const jinja_arguments *args)
 {
     static const struct {
@@ -604,7 +604,7 @@ static const jinja_value *eval_item(jinja *j, const jinja_value *of, const jinja
     jinja_fail(j, "item %s of %s", kind_name(key), kind_name(of));
 }
 
-// A bound of a slice as Python counts: from the end if negative, and cut to what there is.
+// Returns a bound of a slice as Python does: counted from the end if negative, and cut to the list's bounds.
 static int64_t slice_bound(jinja *j, const jinja_node *n, int64_t left_out, int64_t size, int64_t step)
 {
     if (!n) return left_out;
@@ -643,7 +643,7 @@ static const jinja_value *join_texts(jinja *j, const jinja_value *x, const jinja
     return jinja_string(j, text.data, text.size);
 }
 
-// Whole numbers as Python's: a remainder has the divisor's sign.
+// Computes with whole numbers as Python does: a remainder has the divisor's sign.
 static const jinja_value *arithmetic(jinja *j, const char *sign, const jinja_value *x, const jinja_value *y)
 {
     static const int64_t largest = (int64_t)1 << 31;
@@ -830,7 +830,7 @@ static void run_output(jinja *j, const jinja_node *n)
     jinja_append(j, j->out, text->text, text->size);
 }
 
-// What statements write, as a text.
+// Returns what the statements write, as a text.
 static const jinja_value *run_captured(jinja *j, const jinja_node *body)
 {
     jinja_text text = {0}, *outer = j->out;
@@ -845,7 +845,7 @@ static void run_set(jinja *j, const jinja_node *n)
     const jinja_value *v;
     if (n->a) {
         v = evaluate(j, n->a);
-    } else { // names that its body sets are its own
+    } else { // names that the body sets are local to it
         scope inner, *outer = j->scope;
         open_scope(j, &inner, outer);
         v = run_captured(j, n->b);
@@ -881,7 +881,7 @@ static const jinja_value *loop_state(jinja *j, const jinja_value *list, size_t i
     return loop;
 }
 
-// The loop's names for one item: one, or two that share a pair.
+// Sets the loop's names for one item: one name, or two for the halves of a pair.
 static void bind_item(jinja *j, const jinja_node *n, const jinja_value *one)
 {
     if (!n->d) {
@@ -894,7 +894,7 @@ static void bind_item(jinja *j, const jinja_node *n, const jinja_value *one)
     dict_set(j, j->scope->names, n->d->text, one->items[1]);
 }
 
-// The items that the loop goes over: with "if", those that pass.
+// Returns the items that the loop goes over; with "if", those that pass.
 static const jinja_value *loop_items(jinja *j, const jinja_node *n)
 {
     const jinja_value *all = as_list(j, evaluate(j, n->a));

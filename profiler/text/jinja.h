@@ -95,14 +95,14 @@ typedef enum value_kind {
 
 struct jinja_value {
     value_kind kind;
-    int64_t number;            // of a bool: 0 or 1; of a dict: 1 if it left out items whose keys are no texts
+    int64_t number;            // of a bool: 0 or 1; of a dict: 1 if it left out items whose keys are not texts
     const char *text;          // of a string; of a function or macro its name; ends with NUL
     const jinja_value **items; // of a list; of a dict: the values
     const char **keys;
     size_t size, room;        // of items; of a string: bytes
     const jinja_node *node;   // of a macro
     jinja_value *fields;      // of a namespace: a dict
-    const char *missing_name; // of what is undefined
+    const char *missing_name; // of an undefined value: what is undefined
 };
 
 typedef struct jinja_text {

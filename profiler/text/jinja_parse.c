@@ -1,5 +1,5 @@
-// A Jinja template as a tree: first cut into texts and the tokens of its tags, then parsed by recursive descent. In
-// front of that what running it needs as well: failures, what steps may cost, memory, and plain values.
+// Parses a Jinja template: cuts it into texts and the tokens of its tags, then makes a tree of them by recursive
+// descent. Before that comes what running it needs too: failures, limits on steps, memory, and plain values.
 #include "formats/need.h"
 #include "profiler/text/jinja.h"
 #include "profiler/text/utf8.h"
@@ -141,7 +141,7 @@ typedef struct lexer {
     jinja *j;
     const char *p, *end;
     size_t room;
-    bool line_begins; // the last tag took a line end with it, or there was none yet
+    bool line_begins; // the last tag removed the line end behind it, or there was no tag yet
 } lexer;
 
 static bool is_space(char c)
@@ -179,7 +179,7 @@ static void skip_to(lexer *l, const char *to)
     for (; l->p < to; l->p++) l->j->line += *l->p == '\n';
 }
 
-// The spaces behind a tag that it takes with it: all with '-', the line end behind a block or comment.
+// Skips the spaces behind a tag that it removes: all of them, or only a line end.
 static void skip_behind(lexer *l, bool all, bool line_end)
 {
     const char *p = l->p;
@@ -189,7 +189,7 @@ static void skip_behind(lexer *l, bool all, bool line_end)
     skip_to(l, p);
 }
 
-// The text in front of a tag (or of the template's end), without the spaces that the tag takes with it.
+// Adds the text in front of a tag (or of the template's end), without the spaces that the tag removes.
 static void add_text_token(lexer *l, const char *to)
 {
     const char *begin = l->p, *end = to;
@@ -217,9 +217,9 @@ static void read_comment(lexer *l)
     skip_behind(l, sign == '-', sign != '+');
 }
 
-// ---- Tokens inside of tags ----
+// ---- Tokens inside tags ----
 
-// The character of an escape whose letter is at *p, which is moved to its last byte; -1: none that is read here.
+// Returns the character that an escape with the letter `c` stands for; -1 if it is not supported.
 static int unescape(char c)
 {
     static const char letters[] = "nrt\\'\"", stand_for[] = "\n\r\t\\'\"";
@@ -271,7 +271,7 @@ static void read_operator(lexer *l, int *open)
     l->p += size;
 }
 
-// Is the end of a tag here? *sign: the character in front of it, if any.
+// Whether the tag ends here. *sign receives the '-' or '+' in front of its end, or a space.
 static bool at_tag_end(const lexer *l, char kind, char *sign)
 {
     const char *p = l->p;
@@ -306,7 +306,7 @@ static void read_tag(lexer *l, char kind)
     skip_behind(l, sign == '-', kind == '%' && sign != '+');
 }
 
-// The first tag behind p, or the end.
+// Returns the first tag from p on, or the end.
 static const char *find_tag(const char *p, const char *end)
 {
     for (; end - p >= 2; p++)
@@ -314,7 +314,7 @@ static const char *find_tag(const char *p, const char *end)
     return end;
 }
 
-// The source with line ends of one byte, and without the last one, as Jinja2 takes it.
+// Returns the source with line ends of one byte, and without the last one, as Jinja2 reads it.
 static const char *with_line_ends(jinja *j, const char *source, size_t *size)
 {
     char *text = jinja_copy(j, source, strlen(source));
@@ -406,7 +406,7 @@ static jinja_node *parse_expression(jinja *j, bool with_condition);
 
 typedef enum item_form { ITEMS_PLAIN, ITEMS_PAIRS, ITEMS_NAMED } item_form; // of lists, dicts and calls
 
-// Items up to `close`, with commas between.
+// Parses items up to `close`, with commas between them.
 static jinja_node *parse_items(jinja *j, const char *close, item_form form)
 {
     jinja_node *first = NULL, **last = &first;
@@ -429,7 +429,7 @@ static jinja_node *parse_items(jinja *j, const char *close, item_form form)
     return first;
 }
 
-// Behind "(": an expression, or a tuple, which is a list here.
+// Parses what follows "(": an expression, or a tuple, which becomes a list.
 static jinja_node *parse_brackets(jinja *j)
 {
     if (take_operator(j, ")")) return new_node(j, NODE_LIST);
@@ -459,7 +459,7 @@ static jinja_node *parse_name(jinja *j)
     return n;
 }
 
-// Texts side by side are one.
+// Texts next to each other are joined.
 static jinja_node *parse_string(jinja *j)
 {
     jinja_text text = {0};
@@ -493,14 +493,14 @@ static jinja_node *parse_atom(jinja *j)
 
 // ---- What follows an atom ----
 
-// A part of a slice, NULL where it is left out.
+// Parses a part of a slice. Returns NULL if it is left out.
 static jinja_node *parse_bound(jinja *j)
 {
     bool none = at(j, TOKEN_OPERATOR, ":") || at(j, TOKEN_OPERATOR, "]");
     return none ? NULL : parse_expression(j, true);
 }
 
-// Behind "[".
+// Parses what follows "[".
 static jinja_node *parse_subscript(jinja *j, jinja_node *of)
 {
     jinja_node *first = parse_bound(j), *n = join_nodes(j, NODE_ITEM, "", of, first);
@@ -526,7 +526,7 @@ static jinja_node *parse_postfix(jinja *j, jinja_node *n)
     return n;
 }
 
-// Does an argument without brackets follow a test's name ("is divisibleby 3")?
+// Whether an argument without brackets follows a test's name ("is divisibleby 3").
 static bool argument_follows(const jinja *j)
 {
     const token *t = peek(j);
@@ -558,7 +558,7 @@ static jinja_node *parse_filters(jinja *j, jinja_node *n)
             if (take_operator(j, "(")) n->b = parse_items(j, ")", ITEMS_NAMED);
         } else if (take(j, TOKEN_NAME, "is")) {
             n = parse_test(j, n);
-        } else if (take_operator(j, "(")) { // what a filter or test gave is called
+        } else if (take_operator(j, "(")) { // calls what a filter or test returned
             n = join_nodes(j, NODE_CALL, "", n, parse_items(j, ")", ITEMS_NAMED));
         } else {
             break;
@@ -578,12 +578,12 @@ static jinja_node *parse_unary(jinja *j, bool with_filters)
 
 // ---- Operators ----
 
-// From the loosest to the tightest; "not" comes before what is below it.
+// From the loosest to the tightest; "not" stands before its only operand.
 enum { LEVEL_NOT = 2, LEVEL_COMPARISON, N_LEVELS = 7 };
 static const char *const levels[N_LEVELS][8] = {
     {"or"}, {"and"}, {"not"}, {"==", "!=", "<=", ">=", "<", ">", "in"}, {"+", "-"}, {"~"}, {"*", "//", "%", "/", "**"}};
 
-// The operator of the level that stands here, or NULL.
+// Takes an operator of the level, if one comes next. Returns it, or NULL.
 static const char *take_of(jinja *j, int level)
 {
     for (const char *const *text = levels[level]; *text; text++)
@@ -631,13 +631,13 @@ static jinja_node *parse_expression(jinja *j, bool with_condition)
 
 static jinja_node *parse_body(jinja *j, const char *const *ends);
 
-// Behind "{%" and its name: the end of the tag.
+// Takes the end of a tag, "%}".
 static void close_tag(jinja *j)
 {
     expect(j, TOKEN_BLOCK_END, NULL, "the end of the tag");
 }
 
-// Is "{% name" here, with one of the names? Nothing is taken.
+// Whether "{% name" comes next, with one of the names. Takes nothing.
 static bool at_end_of_body(const jinja *j, const char *const *ends)
 {
     if (!at(j, TOKEN_BLOCK, NULL)) return false;
@@ -646,7 +646,7 @@ static bool at_end_of_body(const jinja *j, const char *const *ends)
     return false;
 }
 
-// "{% name", where a body has ended.
+// Takes "{% name" if it comes next. Returns whether it did.
 static bool take_end(jinja *j, const char *name)
 {
     const char *const ends[] = {name, NULL};
@@ -750,7 +750,7 @@ static jinja_node *parse_leave(jinja *j, node_kind kind)
     return n;
 }
 
-// transformers marks what the assistant says with it; it writes its body.
+// Parses the tag with which transformers marks what the assistant says; it only writes its body.
 static jinja_node *parse_generation(jinja *j)
 {
     static const char *const ends[] = {"endgeneration", NULL};
@@ -795,7 +795,7 @@ static jinja_node *parse_one(jinja *j)
     return parse_statement(j);
 }
 
-// Statements up to a tag with one of the names, or the template's end.
+// Parses statements up to a tag with one of the names, or the template's end.
 static jinja_node *parse_body(jinja *j, const char *const *ends)
 {
     jinja_node *first = NULL, **last = &first;

@@ -14,7 +14,7 @@ typedef struct line_list {
 static const char *const ENDS[] = {"。", "！", "？", ".", "!", "?"}; // of sentences; a blank follows the last three
 enum { N_ENDS = sizeof ENDS / sizeof *ENDS, N_WIDE_ENDS = 3 };
 
-// Bytes of the character at `at`: 1 for a byte that begins none.
+// Returns the bytes of the character at `at`; 1 for a byte that begins none.
 static size_t step(const char *at, size_t left)
 {
     size_t bytes = kvb_utf8_size(at, left);
@@ -33,7 +33,7 @@ static size_t count_letters(const char *text, size_t size)
     return letters;
 }
 
-// Is a sentence over behind the character of `bytes` bytes at text[at]?
+// Whether a sentence ends with the character of `bytes` bytes at text[at].
 static bool ends_sentence(const char *text, size_t at, size_t bytes, size_t end)
 {
     for (size_t i = 0; i < N_ENDS; i++)
@@ -42,7 +42,7 @@ static bool ends_sentence(const char *text, size_t at, size_t bytes, size_t end)
     return false;
 }
 
-// Adds text[begin, end) without its outer blanks; nothing where only those are there.
+// Adds text[begin, end) without its outer blanks, unless it is all blank.
 static void add_text_line(line_list *to, const char *text, size_t begin, size_t end)
 {
     begin += utf8_spaces_before(text + begin, end - begin);
@@ -73,7 +73,7 @@ static void add_all(line_list *to, const char *text, size_t size)
     }
 }
 
-// Where the question stops and the answer begins: behind the word that is begun, unless that is all the rest.
+// Returns where the question stops and the answer begins: behind the word that was begun, unless it ends the line.
 static size_t head_end(const char *text, const text_line *line)
 {
     size_t at = line->begin, letters = 0, bytes;
@@ -86,7 +86,7 @@ static size_t head_end(const char *text, const text_line *line)
     return word < line->end ? word : at;
 }
 
-// qsort_r: lines by their bytes, those of equal bytes by their place.
+// For qsort_r: lines by their bytes, equal ones by their place.
 static int compare_lines(const void *a, const void *b, void *text)
 {
     const text_line *x = a, *y = b;
@@ -108,7 +108,7 @@ static bool begins_like(const char *text, const text_line *line, const text_line
     return other->end - other->begin >= head && memcmp(text + line->begin, text + other->begin, head) == 0;
 }
 
-// Lines are sorted by their bytes, so those that begin alike are neighbours.
+// Whether a line can be asked for. Lines are sorted by their bytes, so those that begin alike are neighbours.
 static bool is_good(const char *text, size_t size, const line_list *sorted, size_t i)
 {
     const text_line *line = &sorted->lines[i];

@@ -59,7 +59,7 @@ kvb_status utf8_check_text(const char *name, const char *text, size_t size, kvb_
     return KVB_OK;
 }
 
-// Bytes of the space character that begins here, as Python's str.strip() has it; 0: it is another one.
+// Returns the bytes of the space character at `text`, as Python's str.strip() defines it; 0 if there is none.
 static size_t space_size(const char *text, size_t size)
 {
     static const char *const wide[] = {"\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\xA8",
