@@ -1,12 +1,12 @@
-// Attention of the CPU backend, and what the oracle and some scorers need beside it.
+// Attention of the CPU backend, and what the oracle and some scorers need besides it.
 //
-// Attention over tiles of rows and keys. In plain float32 the keys and values are read where they stand; else from
-// tiles that pack_prefix made once per layer. Softmax, importance, and each decoded row's own tail are float32 in all
-// of them.
+// Attention runs over tiles of rows and keys. In plain float32, keys and values are read from where they are stored;
+// otherwise from tiles that pack_prefix made once per layer. Softmax, importance, and each decoded row's own tail are
+// float32 in all precisions.
 //
-// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit a
-// block of few lines at a time, whose scores and weights go from one product through the softmax into the other without
-// leaving the first-level cache.
+// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit
+// multiplies a block of few lines at a time, whose scores and weights go from one product through the softmax into the
+// other without leaving the first-level cache.
 #include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed_tiles.h"
@@ -36,7 +36,7 @@ typedef struct tile_plan {
     size_t k_bytes, tile_bytes, last_k_bytes, head_bytes;
 } tile_plan;
 
-// A tile of packed keys as a block of lines meets it.
+// A tile of packed keys and values, as blocks of lines are multiplied with it.
 typedef struct key_tile {
     const char *keys, *values;
     uint32_t number, width; // width: its keys with their padding
@@ -140,17 +140,17 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
         }
 }
 
-static const float LOG2_E = 1.44269504f, HIDDEN = -1e30f; // the latter: of keys that a row does not see
+static const float LOG2_E = 1.44269504f, HIDDEN = -1e30f; // HIDDEN: the score of a key that a row does not see
 
-// What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
+// Returns the factor of queries in a product with keys. Scores are logarithms to base 2 of the softmax's exponentials.
 static float cpu_score_scale(uint32_t d)
 {
     return LOG2_E / sqrtf((float)d);
 }
 
-// Turns n scores that a line has of the keys from `key` on into those of a layer of this shape: capped, and hidden
-// where the keys stand before the window of the row at `position`. What is hidden weighs nothing beside a key that is
-// seen; a line always sees one in its last tile.
+// Applies a layer's softcap and window to a line's n scores of the keys from `key` on: keys before the window of the
+// row at `position` get the score HIDDEN. It weighs nothing beside the score of a key that is seen, and a line always
+// sees a key in its last tile.
 static void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key)
 {
     if (s.softcap > 0) loop_softcap(line, n, s.softcap * LOG2_E);
@@ -159,7 +159,7 @@ static void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t
     for (uint32_t j = 0; j < n && j < hidden; j++) line[j] = HIDDEN;
 }
 
-// 1 / the sum of a line's exponentials relative to `top`; the sink of head h is among them.
+// Returns 1 / the sum of a line's exponentials relative to `top`, the sink of head h included.
 static float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum)
 {
     if (!s.sinks.address) return 1.0f / sum;
@@ -180,7 +180,7 @@ static key_tile cpu_find_tile(const tile_plan *plan, const prefix_kv *kv, uint32
                       false};
 }
 
-// For tasks of `lines` lines. Outside of parallel regions.
+// Plans the blocks of tasks of `lines` lines. Call outside parallel regions.
 static void cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, attention_shape s, uint32_t lines,
                             bool gather)
 {
@@ -200,13 +200,13 @@ static void cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, atten
     b->last_values = product_find(p, lines, d, b->tiles.last_keys, gather);
 }
 
-// Query operand of the block that begins with line `line`.
+// Returns the query operand of the block that begins with line `line`.
 static char *cpu_queries_of(const scratch *s, const block_plan *b, uint32_t line)
 {
     return (char *)s->query_operand + line / b->lines * operand_bytes(b->p, b->lines, b->d);
 }
 
-// scores [lines, width] = queries times keys; of `seen` keys at least.
+// s->scores [lines, width] = queries times keys, for at least the first `seen` keys.
 static void cpu_block_scores(const scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t lines,
                              uint32_t seen)
 {
@@ -228,7 +228,7 @@ static void cpu_block_scores(const scratch *s, const block_plan *b, const key_ti
                                    .is_split = t->is_split});
 }
 
-// outputs [lines, d] (+)= weights times values, of the first `seen` keys, the other weights being zero.
+// outputs [lines, d] (+)= weights times values, for the first `seen` keys; the other weights must be zero.
 static void cpu_block_values(const scratch *s, const block_plan *b, const key_tile *t, uint32_t lines, uint32_t seen,
                              float *outputs)
 {
@@ -252,14 +252,14 @@ static void cpu_block_values(const scratch *s, const block_plan *b, const key_ti
                                    .is_split = t->is_split});
 }
 
-// The largest of x [n].
+// Returns the largest of x [n].
 static float cpu_line_max(const float *x, uint32_t n)
 {
     return tiles_available() ? tiles_max(x, n) : loop_max(x, n);
 }
 
-// Line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They go to
-// `keep` too, unless it is NULL; x need not outlive this. Returns their sum.
+// Makes line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They
+// also go to `keep`, unless it is NULL; x may be overwritten. Returns their sum.
 static float cpu_line_weights(const scratch *s, const block_plan *b, const key_tile *t, uint32_t r, float *x,
                               uint32_t n, uint32_t seen, float top, float *keep)
 {
@@ -271,7 +271,7 @@ static float cpu_line_weights(const scratch *s, const block_plan *b, const key_t
     return sum;
 }
 
-// Line r has met a score of `top`: what it has gathered is rescaled if none was larger yet.
+// Raises the maximum of line r to `top`, if that is larger, and rescales what the line has gathered.
 static void cpu_raise_max(scratch *s, uint32_t r, float top, uint32_t d)
 {
     if (top <= s->row_max[r]) return;
@@ -281,8 +281,8 @@ static void cpu_raise_max(scratch *s, uint32_t r, float top, uint32_t d)
     s->row_max[r] = top;
 }
 
-// Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and
-// rescales what the row has gathered so far: row_sum and its outputs [d].
+// Turns row r's scores [seen] of one more tile into exponentials relative to the row's running maximum, and rescales
+// what the row has gathered so far: row_sum and its outputs [d].
 static void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d)
 {
     if (!seen) return;
@@ -297,7 +297,7 @@ static uint32_t first_key(attention_shape s, uint32_t position)
     return s.window && position >= s.window ? position + 1 - s.window : 0;
 }
 
-// How many of a tile's keys context row `row` sees; the tile begins with key `key`.
+// Returns how many of a tile's keys context row `row` sees; the tile begins with key `key`.
 static uint32_t keys_seen(uint32_t row, uint32_t key, uint32_t keys)
 {
     uint32_t seen = row + 1 > key ? row + 1 - key : 0;
@@ -314,7 +314,7 @@ typedef struct prefix_job {
     block_plan full, last; // for whole tasks, and for those of the last rows
 } prefix_job;
 
-// Queries [at, at + rows) of `heads` heads from `head` on, which share keys and values. Head by head they are `padded`
+// Queries [at, at + rows) of `heads` heads from `head` on, which share keys and values. Every head takes `padded`
 // lines.
 typedef struct row_tile {
     uint32_t at, rows, padded, head, heads;
@@ -371,8 +371,8 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     }
 }
 
-// A block of lines meets a tile of keys: `rows` lines from `line` on, the first of which is context row `row`; they see
-// `keys` of the tile's.
+// Attends a block of `rows` lines from `line` on, the first of which is context row `row`, to a tile of `keys` keys
+// (without padding).
 static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t row, uint32_t rows,
                          uint32_t keys)
 {
@@ -402,7 +402,7 @@ static void prefix_tile_packed(scratch *s, const prefix_job *job, const row_tile
     for (uint32_t i = first_key(job->shape, row) / KEY_TILE; i * KEY_TILE < end; i++) {
         key_tile t = cpu_find_tile(&b->tiles, job->kv, tile->head / (job->shape.n_heads / job->shape.n_kv_heads), i);
         uint32_t key = i * KEY_TILE, keys = T - key < t.width ? T - key : t.width;
-        // The last rows go first: no block that follows sees more keys than those whose parts they leave.
+        // The last rows go first: they leave the parts of the keys that they see, and no later block sees more.
         for (uint32_t r = (tile->rows - 1) / b->lines * b->lines; r < tile->rows && row + r + b->lines > key;
              r -= b->lines)
             for (uint32_t h = 0; h < tile->heads; h++, t.is_split = true)
@@ -454,11 +454,11 @@ void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, ui
 
 // ---- Decoded rows over their context and their own tails ----
 //
-// A task is a tile of keys of one KV head: it meets all rows of a group at once, so that keys and values are read from
-// memory once per group. It leaves exponentials relative to the tile's own maximum, their sum, and their sum of values;
-// then each line's tiles and its own tail are put together, in order; then the exponentials, which are still there,
-// enter the oracle. So many heads are at hand at a time that a thread finds the exponentials of its tiles in its
-// second-level cache; what else is read after a softmax is asked for before.
+// A task is a tile of keys of one KV head with all rows of a group, so that keys and values are read from memory once
+// per group. It leaves exponentials relative to the tile's own maximum, their sum, and their weighted sum of values;
+// then each line's tiles and its own tail are combined, in order; then the exponentials, which are still there, update
+// the oracle. Only so many heads are computed at a time that a thread still finds the exponentials of its tiles in its
+// second-level cache; other memory that is read after a softmax is prefetched before it.
 
 static void ask_for(const float *x, size_t n)
 {
@@ -471,7 +471,7 @@ typedef struct stretch {
     size_t bytes;
 } stretch;
 
-// The `piece`-th of `pieces`, into the second-level cache.
+// Prefetches the `piece`-th of `pieces` parts into the second-level cache.
 static void ask_for_piece(stretch s, uint32_t piece, uint32_t pieces)
 {
     enum { LINE = 64 };
@@ -491,7 +491,7 @@ typedef struct rows_job {
     block_plan blocks;
     uint32_t first, n;    // rows of the group
     uint32_t head, heads; // KV heads at hand
-    uint32_t max_lines;   // lines of every product that cannot have fewer
+    uint32_t max_lines;   // lines of a full group, and of products whose number of lines is fixed
 } rows_job;
 
 static uint32_t group_of(const rows_job *job)
@@ -504,7 +504,7 @@ static uint32_t n_tiles(const rows_job *job)
     return (job->kv->n_tokens + KEY_TILE - 1) / KEY_TILE;
 }
 
-// Keys of tile i, and the same with its padding.
+// Keys of tile i; tile_width() is the same with padding.
 static uint32_t tile_count(const rows_job *job, uint32_t i)
 {
     uint32_t rest = job->kv->n_tokens - i * KEY_TILE;
@@ -517,7 +517,7 @@ static uint32_t tile_width(const rows_job *job, uint32_t i)
     return rest < KEY_TILE ? rest : KEY_TILE;
 }
 
-// Exponentials of line r against tile i.
+// Returns the exponentials of line r for tile i.
 static float *line_of(const rows_job *job, uint32_t g, uint32_t i, uint32_t r)
 {
     size_t head = (size_t)job->max_lines * cpu_padded_tokens(job->p, job->kv->n_tokens);
@@ -538,18 +538,18 @@ static const float *query_of(const rows_job *job, uint32_t g, uint32_t r)
            ((size_t)(job->first + r / group) * H + (size_t)g * group + r % group) * job->shape.head_dim;
 }
 
-// Of line r's row.
+// Returns the position of line r's row.
 static uint64_t position_of(const rows_job *job, uint32_t r)
 {
     return (uint64_t)job->kv->n_tokens + job->rows[job->first + r / group_of(job)].tail;
 }
 
-// Where nothing is packed: all lines at once.
+// For keys and values that are not packed: attends all lines to a tile at once.
 static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
     uint32_t d = job->shape.head_dim, group = group_of(job), lines = job->n * group, count = tile_count(job, i);
     size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, 0);
-    for (uint32_t r = 0; r < lines; r += group) // the heads of a row stand side by side
+    for (uint32_t r = 0; r < lines; r += group) // the heads of a row are side by side
         memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
     memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
     gemm(false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d,
@@ -565,7 +565,7 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
          0.0f, job->on->part_values + part * d, d);
 }
 
-// The queries of all lines as operands.
+// Makes operands of the queries of all lines.
 static void split_queries(const scratch *s, const rows_job *job, uint32_t g)
 {
     const block_plan *b = &job->blocks;
@@ -575,7 +575,7 @@ static void split_queries(const scratch *s, const rows_job *job, uint32_t g)
                       cpu_score_scale(b->d));
 }
 
-// A block of lines meets a tile of keys. What comes after it is asked for during its softmax.
+// Attends a block of lines to a tile of keys. `ask` is prefetched during its softmax.
 static void context_block(scratch *s, const rows_job *job, const key_tile *t, uint32_t g, uint32_t line, uint32_t lines,
                           stretch ask)
 {
@@ -595,7 +595,7 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     cpu_block_values(s, b, t, lines, count, job->on->part_values + part * b->d);
 }
 
-// The first block asks for the tile's values, the last one for what is behind them: the next tile, its keys first.
+// Attends all lines to a tile. The first block prefetches the tile's values, the last one the next tile's keys.
 static void attend_context_tile(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
     const block_plan *b = &job->blocks;
@@ -615,15 +615,15 @@ static const float *tail_of(const rows_job *job, dev cache, uint32_t row, uint32
            ((size_t)job->rows[row].question * job->shape.n_kv_heads + g) * job->tails->capacity * job->shape.head_dim;
 }
 
-// The tail's keys are there for the last lines of a row; those of the next row are asked for while its values are used.
+// Prefetches the keys or values of a row's tail, if the group has that row.
 static void ask_for_tail(const rows_job *job, dev cache, uint32_t row, uint32_t g)
 {
     if (row < job->first + job->n)
         ask_for(tail_of(job, cache, row, g), (size_t)(job->rows[row].tail + 1) * job->shape.head_dim);
 }
 
-// Puts the tiles of line r and its tail together. Leaves in part_scale what turns a tile's exponentials into
-// probabilities.
+// Combines the tiles of line r and its tail into its output. Leaves in part_scale the factor that turns a tile's
+// exponentials into probabilities.
 static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
 {
     uint32_t d = job->shape.head_dim, group = group_of(job), row = job->first + r / group, n = job->rows[row].tail + 1,
@@ -675,8 +675,8 @@ static void update_importance(const rows_job *job, uint32_t g, uint32_t i)
     }
 }
 
-// Threads have stretches of the keys of all heads at hand: the tiles that begin there, for attention and for the oracle
-// alike.
+// Whether this thread has tile i of head g, for attention and for the oracle alike. The keys of all heads at hand are
+// divided into one stretch per thread, which has the tiles whose middle is in it.
 static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
 {
     uint64_t tokens = cpu_padded_tokens(job->p, job->kv->n_tokens),
@@ -684,7 +684,7 @@ static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
     return place * (uint64_t)omp_get_num_threads() / (tokens * job->heads) == (uint64_t)omp_get_thread_num();
 }
 
-// On each thread of a region.
+// Runs on each thread of a region.
 static void attend_heads(const rows_job *job)
 {
     uint32_t end = job->head + job->heads, tiles = n_tiles(job), lines = job->n * group_of(job);
@@ -705,15 +705,15 @@ static void attend_heads(const rows_job *job)
 #pragma omp for collapse(2) schedule(static)
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
-    // A question's rows share one maximum or sum: it is one thread's for each tile, and groups follow one another.
+    // A question's rows share one maximum or sum: each tile of it belongs to one thread, and groups run one by one.
     for (uint32_t g = job->head; g < end && job->oracle->weights.address; g++)
         for (uint32_t i = 0; i < tiles; i++)
             if (has_tile(job, g, i)) update_importance(job, g, i);
 #pragma omp barrier
 }
 
-// Heads whose exponentials, [lines, tokens] each, the threads' caches hold together; each time as many, as near as that
-// goes.
+// Returns how many heads to compute at a time: as many as the threads' caches hold exponentials of, [lines, tokens]
+// each, evened out over the rounds.
 static uint32_t heads_at_hand(int threads, size_t lines, size_t tokens, uint32_t n_kv_heads)
 {
     size_t fit = (size_t)threads * CACHED_FLOATS / (lines * tokens);
@@ -722,7 +722,7 @@ static uint32_t heads_at_hand(int threads, size_t lines, size_t tokens, uint32_t
     return (n_kv_heads + times - 1) / times;
 }
 
-// Shorter contexts take no more: as many heads as the caches hold, or one.
+// Enough for shorter contexts too: as many heads as the caches hold, or one.
 size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s)
 {
     size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(on->p, n_tokens),
@@ -815,14 +815,14 @@ void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root,
             }
         }
     }
-    for (size_t i = 0; i < (size_t)s.n_heads * T; i++) // one order whatever the threads
+    for (size_t i = 0; i < (size_t)s.n_heads * T; i++) // in one order, whatever the number of threads
         total += w.address[i];
     float scale = (float)(1.0 / (total + 1e-9));
 #pragma omp parallel for schedule(static)
     for (uint32_t h = 0; h < s.n_heads; h++) loop_scale(w.address + (size_t)h * T, T, scale);
 }
 
-// The softmax denominators of context rows [row, row + rows) of one query head, as logarithms to base 2.
+// Computes the softmax denominators of context rows [row, row + rows) of one query head, as logarithms to base 2.
 static void row_log_tile(scratch *s, attention_shape shape, uint32_t h, float *row_log, const float *q, const float *k,
                          uint32_t row, uint32_t rows)
 {
@@ -846,8 +846,8 @@ static void row_log_tile(scratch *s, attention_shape shape, uint32_t h, float *r
                                : s->row_max[r] + log2f(s->row_sum[r]);
 }
 
-// Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on
-// its own first: with 100,000 rows one running float would lose digits.
+// Computes the column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows
+// is summed by itself first: with 100,000 rows one running float would lose digits.
 static void column_tile(scratch *s, attention_shape shape, float *sums, const float *row_log, const float *q,
                         const float *k, uint32_t key, uint32_t keys, uint32_t first, uint32_t T)
 {

@@ -1,6 +1,6 @@
-// The table of families, and a model's numbers, which are read and checked by its family. docs/models.md lists the
-// families, whose switches are transformers' modeling files read line by line. Adding one that the switches cover is
-// adding a row; CONTRIBUTING.md says what else it takes.
+// The table of families, and the reading and checking of a model's numbers by its family. docs/models.md lists the
+// families; their switches follow transformers' modeling files, read line by line. A family that the switches cover
+// takes one more row; CONTRIBUTING.md says what else it takes.
 #include "profiler/model/family.h"
 #include "profiler/model/model.h"
 #include "profiler/weights/dequant.h"
@@ -11,7 +11,7 @@
 
 // ---- Reading ----
 
-// A config that is being read. The first error stays; everything read after it gets the default of a missing value.
+// A config that is being read. The first error is kept; everything read after it gets the default of a missing value.
 struct config_reader {
     model_config *c;
     const family *f;
@@ -39,7 +39,7 @@ static double read_positive(config_reader *r, weight_key key, double missing)
     return missing;
 }
 
-// A whole number from 1 to `high`; `missing` 0: it must be there.
+// Reads a whole number from 1 to `high`; `missing` 0: it must be there.
 static uint32_t read_size(config_reader *r, weight_key key, uint32_t missing, uint32_t high)
 {
     char name[96];
@@ -51,7 +51,7 @@ static uint32_t read_size(config_reader *r, weight_key key, uint32_t missing, ui
     return 1;
 }
 
-// A list of one number for each layer, or an empty one; returns how many there are.
+// Reads a list of one number for each layer. Returns how many there are, 0 if there is no list.
 static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX_LAYERS])
 {
     char name[96];
@@ -63,7 +63,7 @@ static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX
     return r->status == KVB_OK ? n : 0;
 }
 
-// GGUF has no key for what a layer may have or not: its tensors say it.
+// GGUF has no keys for optional parts of layers: its tensors show which there are.
 static bool has_tensor(const config_reader *r, const char *gguf_name)
 {
     weight_tensor t;
@@ -106,7 +106,7 @@ static void read_granite(config_reader *r)
 }
 
 // Gemma's scaled embeddings, own scale of queries, capped scores and logits, and another rotary base in windows. GGUF
-// does not say the scale: the largest of either kind goes by the width, the others by the head.
+// does not state the scale: the largest model of either generation scales by the width, the others by the head size.
 static void read_gemma(config_reader *r)
 {
     model_config *c = r->c;
@@ -126,7 +126,7 @@ static void read_gemma(config_reader *r)
     read_biases(r);
 }
 
-// GLM-4's and Seed-OSS's attention_bias is that of queries, keys and values.
+// GLM-4's and Seed-OSS's attention_bias stands for biases of queries, keys and values only.
 static void read_qkv_biases(config_reader *r)
 {
     if (read_number(r, WEIGHT_ATTENTION_BIAS, 0) != 0 || has_tensor(r, "blk.0.attn_q.bias")) r->c->switches |= QKV_BIAS;
@@ -161,8 +161,8 @@ static void read_ministral3(config_reader *r)
     read_biases(r);
 }
 
-// A GGUF file has no key for it, and llama.cpp cuts the ends of yarn's ramp to whole numbers; the model was trained
-// without.
+// A GGUF file has no key for rope_rule.truncate, and llama.cpp rounds the ends of yarn's ramp to whole numbers; the
+// model was trained without that.
 static void read_gpt_oss(config_reader *r)
 {
     if (r->w->is_gguf) r->c->rope.truncate = false;
@@ -211,7 +211,7 @@ static const family families[] = {
      .names = {{TENSOR_ROUTER, NULL, "mlp.router.weight"}, {TENSOR_FFN_NORM, "post_attention_norm.weight", NULL}}},
 };
 
-// Architectures that people have and that cannot be loaded for a reason.
+// Common architectures that cannot be loaded, and why.
 static const struct {
     const char *names[5]; // in either container
     const char *reason;
@@ -293,7 +293,7 @@ static void read_heads(config_reader *r)
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > BACKEND_MAX_HEAD_DIM)
         KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", r->w->name, head_dim,
                    BACKEND_MAX_HEAD_DIM);
-    // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
+    // GGUF's pairs cover whole heads; those that transformers itself rotates may cover only a head's first part.
     bool whole = r->w->is_gguf && r->f->gguf_pairs && !r->f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
         (whole && rope_dim != head_dim))
@@ -360,14 +360,14 @@ static void read_rope_numbers(config_reader *r)
                    r->c->norm_eps, rule->theta);
 }
 
-// transformers' rules for what cosines and sines are multiplied with.
+// Sets what cosines and sines are multiplied by, by transformers' rules.
 static void read_rope_attention(config_reader *r)
 {
     rope_rule *rule = &r->c->rope;
     bool gguf = r->w->is_gguf, yarn = rule->kind == ROPE_YARN;
     double log_factor = rule->factor > 1 ? log(rule->factor) : 0, stretch = r->c->context_length / rule->original;
     double given = read_number(r, WEIGHT_ROPE_ATTENTION, 0);
-    // GGUF has the second alone, and takes the first to be 1.
+    // GGUF has only the second, and takes the first to be 1.
     double mscale = read_number(r, WEIGHT_ROPE_MSCALE, gguf), mscale_all = read_number(r, WEIGHT_ROPE_MSCALE_ALL, 0);
     rule->attention = 1;
     if (yarn && mscale > 0 && mscale_all > 0)
@@ -392,7 +392,7 @@ static void read_factor_list(config_reader *r, float *out, weight_key key)
                    weights_key_name(r->w, key, name), n);
 }
 
-// Factors that GGUF keeps as a tensor; false where it has none.
+// Reads factors that GGUF keeps as a tensor. Returns false if there is none.
 static bool read_factor_tensor(config_reader *r, float *out, const char *name)
 {
     weight_tensor t;
@@ -433,7 +433,7 @@ static void read_rope(config_reader *r)
     read_rope_numbers(r);
     if (r->status != KVB_OK) return;
     read_rope_factors(r);
-    // Dynamic scaling begins where the first training ended: this is how far it is meant to reach.
+    // Dynamic scaling begins at the original length: this is how far it is meant to reach.
     double reach = c->rope.original * c->rope.factor;
     if (c->rope.kind == ROPE_DYNAMIC && reach > c->context_length)
         c->context_length = (uint32_t)fmin(reach, UINT32_MAX);
@@ -455,8 +455,8 @@ double model_kept_share(const model_config *c, uint64_t entries, uint32_t n_toke
     return ((double)entries - (c->n_layers - budgeted) * each) / (budgeted * each);
 }
 
-// Which layers have the window: those that the list names, else all but the last of every `period` (0: all), from
-// `first` on.
+// Finds the layers that have the window: those that the list names, else all but the last of every `period` (0: all),
+// from `first` on.
 static void read_bounded_layers(config_reader *r)
 {
     model_config *c = r->c;
@@ -468,7 +468,7 @@ static void read_bounded_layers(config_reader *r)
         if (n ? types[l] != 0 : l >= first && !(period >= 1 && fmod(l + 1, period) == 0)) layer_set_add(&c->bounded, l);
 }
 
-// A window as long as all that the model was trained for hides nothing.
+// A window as long as the context that the model was trained for hides nothing, and is left out.
 static void read_window(config_reader *r)
 {
     model_config *c = r->c;
@@ -489,7 +489,7 @@ static void read_window(config_reader *r)
         if (!model_layer_bounded(c, l)) layer_set_add(&c->unrotated, l);
 }
 
-// Which layers have experts: all but those that are listed, and of every `step` the last one.
+// Finds the layers that have experts: the last of every `step`, unless it is listed as dense.
 static void read_sparse_layers(config_reader *r)
 {
     double dense[MODEL_MAX_LAYERS], step = read_number(r, WEIGHT_EXPERT_STEP, 1);
@@ -506,7 +506,7 @@ static void read_experts(config_reader *r)
 {
     model_config *c = r->c;
     double experts = read_number(r, WEIGHT_EXPERTS, 0), local = read_number(r, WEIGHT_LOCAL_EXPERTS, 0);
-    // GGUF files of Mixtral are llama's.
+    // Mixtral's GGUF files say that they are llama's.
     if (experts > 0 && r->w->is_gguf && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
     if (!(c->switches & EXPERTS)) {
         if (experts + local != 0)

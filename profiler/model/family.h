@@ -23,8 +23,8 @@ typedef struct family {
     bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): rows of Q and K are permuted for them too
     bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
     expert_layout experts;  // of folders
-    const char *expert_names[4]; // EXPERTS_EACH, behind "model.layers.N.": [3].E.[0], gate; [1], up; [2], down
-    bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
+    const char *expert_names[4]; // EXPERTS_EACH, after "model.layers.N.": [3].E.[0], gate; [1], up; [2], down
+    bool experts_normed;         // default if the source does not say: weights of the used experts sum to one
     bool rotates_in_windows;     // if some layers have windows, the layers without one have no rotary positions
     bool has_window;             // a sliding window is supported; for other families one is refused
     bool ties;                   // default where config.json does not say: the embedding is the output matrix

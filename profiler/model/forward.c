@@ -29,8 +29,8 @@ static uint64_t packed_floats(const model *m, const forward_plan *plan)
                                                                attention_heads(c->n_heads, c->n_kv_heads, c->head_dim));
 }
 
-// Layers whose keys and values are kept as they are: one, for as long as the layer is prefilled, where attention reads
-// packed ones.
+// Returns how many layers' keys and values are kept unpacked: all, or, if attention reads packed ones, the one that is
+// being prefilled.
 static uint32_t plain_layers(const model *m, const forward_plan *plan)
 {
     return packed_floats(m, plan) ? 1 : m->config.n_layers;
@@ -147,7 +147,7 @@ void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
     l->n_rows = n;
 }
 
-// Takes note of the kept rows among the chunk of a call that goes through the layers together.
+// Notes which of a call's kept rows are in a chunk, whose rows go through the layers together.
 static void keep_chunk(kept_queries *l, const decode_row *rows, uint32_t first, uint32_t n)
 {
     if (!l) return;
@@ -162,7 +162,7 @@ static void keep_chunk(kept_queries *l, const decode_row *rows, uint32_t first, 
     }
 }
 
-// A layer's queries of that chunk.
+// Keeps a layer's queries of that chunk.
 static void keep_layer_queries(forward *f, uint32_t layer)
 {
     const kept_queries *l = f->kept;
@@ -214,7 +214,7 @@ tail_kv forward_tails(const forward *f, uint32_t layer)
     return (tail_kv){dev_at(f->tail_k, at), dev_at(f->tail_v, at), f->plan.max_tail};
 }
 
-// Queries, keys and values of the whole context for one layer.
+// Computes queries, keys and values of the whole context for one layer.
 static void project_context(forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
@@ -231,7 +231,7 @@ static void project_context(forward *f, uint32_t layer)
     if (f->packed.address) f->b->pack_prefix(f->pass.on, &kv, model_attention(f->m, layer));
 }
 
-// Attention and feed-forward of the whole context for one layer.
+// Computes attention and feed-forward of the whole context for one layer.
 static void mix_context(forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
@@ -244,7 +244,7 @@ static void mix_context(forward *f, uint32_t layer)
     }
 }
 
-// Nothing of a bounded layer enters the oracle.
+// Returns a layer's part of the oracle; a bounded layer has none.
 static oracle_view oracle_of(const forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
@@ -256,7 +256,7 @@ static oracle_view oracle_of(const forward *f, uint32_t layer)
     return oracle;
 }
 
-// The mean output of each head over the context's last rows, or nothing.
+// Returns the mean output of each head over the context's last rows, or {NULL} if plan.output is not set.
 static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
 {
     const model_config *c = &f->m->config;
@@ -264,7 +264,7 @@ static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
     if (!f->plan.output) return (dev){NULL};
     f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), kv, first,
                         n, model_attention(f->m, layer));
-    const float *rows = f->b->host_view(f->pass.on, f->pass.attended); // only backends in host memory sum importance
+    const float *rows = f->b->host_view(f->pass.on, f->pass.attended); // backends that sum importance share host memory
     for (size_t i = 0, width = (size_t)c->n_heads * c->head_dim; i < width; i++) {
         double sum = 0;
         for (uint32_t r = 0; r < n; r++) sum += rows[r * width + i];
@@ -325,7 +325,7 @@ void forward_begin_questions(forward *f, uint32_t n_questions)
     if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
 }
 
-// One chunk of rows through all layers; leaves the residual stream in x.
+// Runs one chunk of rows through all layers; leaves the residual stream in x.
 static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n)
 {
     const model_config *c = &f->m->config;
@@ -366,8 +366,7 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
         uint32_t n = n_rows - first < DECODE_ROWS ? n_rows - first : DECODE_ROWS, from = done;
         keep_chunk(f->kept, rows, first, n);
         run_rows(f, rows + first, ids + first, n);
-        // The rows that are asked for move to the front of the stream: one product with the output matrix for all of
-        // them.
+        // The rows that are asked for are gathered, so that one product with the output matrix serves all of them.
         for (; done < n_logits && logit_rows[done] < first + n; done++)
             f->b->copy(f->pass.on, dev_at(f->picked, (size_t)(done - from) * c->width),
                        dev_at(f->x, (size_t)(logit_rows[done] - first) * c->width), c->width);

@@ -43,7 +43,7 @@ void forward_begin_questions(forward *f, uint32_t n_questions);
 
 // Runs rows through the model: row i is token ids[i] of its question at position T + tail. The rows of a question are
 // consecutive and in order, and its earlier tail rows must have been run before. Observed rows enter the oracle. For
-// each listed row the logits [vocabulary] go to logits + i * vocabulary (host).
+// each row logit_rows[i], which ascend, the logits [vocabulary] go to logits + i * vocabulary (host).
 kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
                         const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err);
 

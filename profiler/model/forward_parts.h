@@ -8,16 +8,17 @@
 // fewer than a chunk, so that their bits do not depend on their number.
 enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64 };
 
-// The queries, and where the context itself is packed its keys and values, with which loss_pass.c judges outputs.
+// What loss_pass.c judges outputs with: queries, and the context's keys and values if the pass itself only packs them.
 typedef struct kept_queries {
     uint32_t per_question, n_kept, max_kept;
     uint32_t *slot, *tail; // [max_kept] of the queries kept so far
     dev queries;           // [B, max_kept, H*d]
-    uint32_t *rows;        // [n_rows] which the next call is asked for
+    uint32_t *rows;        // [n_rows] rows of the next call whose queries are kept
     uint32_t n_rows, room;
-    uint32_t *local, n_local, base; // of these, rows of the chunk at hand, from the base-th kept query on
-    dev k, v;                       // [B, G, T, d] where the context is packed; else {NULL}
-    float *grams;                   // [B, G, group d, group d], of loss_pass.c; NULL: not made yet
+    uint32_t *local, n_local,
+        base;     // those in the current chunk, counted from its first row; kept queries from `base` on
+    dev k, v;     // [B, G, T, d] if the context is packed; else {NULL}
+    float *grams; // [B, G, group d, group d], of loss_pass.c; NULL: not made yet
 } kept_queries;
 
 struct forward {
@@ -26,7 +27,7 @@ struct forward {
     forward_plan plan;
     uint32_t n_tokens; // T of the prefilled context
     // Context, packed for the present T.
-    dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
+    dev k, v;    // [L, G, T, d]; only [G, T, d] of the layer being prefilled if there is `packed`
     dev packed;  // [L] the backend's packed form of them; {NULL} if it does not pack
     dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
     dev centre;  // [H, d] a layer's mean output, with plan.output

@@ -14,7 +14,7 @@ typedef struct buffer {
     uint64_t floats;
 } buffer;
 
-// Does what a layer adds to the stream go through anything before?
+// Whether what a layer adds to the stream is made in p->branch first: it is normed, scaled, has a bias, or has experts.
 static bool has_branch(const model_config *c)
 {
     return c->switches & (POST_NORMS | O_BIAS | MLP_BIAS | EXPERTS) || c->residual_scale != 1;
@@ -202,7 +202,7 @@ static void finish_branch(const layer_pass *p, dev x, dev norm, uint32_t n)
     p->b->add_scaled(p->on, x, p->branch, c->residual_scale, (size_t)n * c->width);
 }
 
-// x += from W^T, or, where the family says so, x += norm(from W^T + bias) * residual_scale.
+// x += from W^T, or, if the family says so, x += norm(from W^T + bias) * residual_scale.
 static void add_branch(const layer_pass *p, dev x, dev from, dev_matrix w, dev bias, dev norm, uint32_t n)
 {
     const backend *b = p->b;
@@ -231,7 +231,7 @@ void experts_choose(const float *logits, uint32_t n, uint32_t used, bool normed,
     for (uint32_t i = 0; i < n; i++) top = logits[i] > top ? logits[i] : top;
     for (uint32_t i = 0; i < n; i++) all += exp(logits[i] - top);
     for (uint32_t u = 0; u < used; u++) {
-        uint32_t best = UINT32_MAX; // what is no number is never better, and each expert is taken once all the same
+        uint32_t best = UINT32_MAX; // a NaN is never better, and each expert is taken only once even so
         for (uint32_t i = 0; i < n; i++)
             if (!is_among(numbers, u, i) && (best == UINT32_MAX || logits[i] > logits[best])) best = i;
         numbers[u] = best;
@@ -241,7 +241,7 @@ void experts_choose(const float *logits, uint32_t n, uint32_t used, bool normed,
     for (uint32_t u = 0; u < used; u++) weights[u] = (float)(weights[u] / (normed ? chosen : all));
 }
 
-// What one expert makes of the n rows that were taken.
+// Runs one expert on the n rows in p->taken; its output goes to p->made.
 static void run_expert(const layer_pass *p, const model_layer *w, uint32_t number, uint32_t n)
 {
     const backend *b = p->b;
@@ -261,8 +261,8 @@ static void run_expert(const layer_pass *p, const model_layer *w, uint32_t numbe
     if (bias.address) b->add_row(p->on, p->made, dev_at(bias, 2 * (size_t)F), n, c->width);
 }
 
-// y [n, D] = what the experts make of the normed rows x [n, D]. The host chooses. A row's bits do not depend on the
-// other rows.
+// y [n, D] = the weighted outputs of each row's experts for the normed rows x [n, D]. The host chooses the experts. A
+// row's bits do not depend on the other rows.
 static void apply_experts(const layer_pass *p, const model_layer *w, dev y, dev x, uint32_t n)
 {
     const backend *b = p->b;
@@ -350,6 +350,6 @@ void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, 
 
 kvb_status layer_end(const layer_pass *p, kvb_error *err)
 {
-    kvb_status status = model_check(p->m, err); // weights and rows may be read from the file for as long as it lasts
+    kvb_status status = model_check(p->m, err); // the pass may have read weights and rows from the file until now
     return status == KVB_OK ? p->b->check(p->on, err) : status;
 }

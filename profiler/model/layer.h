@@ -36,9 +36,9 @@ typedef struct layer_pass {
 // of up to `tail`, max_rows rows at a time.
 backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows);
 
-// A device for these limits, and memory for limits->rows rows at a time, at positions below `positions`. The device is
-// opened last: weights that do not fit into its memory are streamed through what is then left, so callers must allocate
-// their memory first. On failure nothing is held.
+// Opens a device for these limits, with memory for limits->rows rows at a time at positions below `positions`. The
+// device is opened last: weights that do not fit into its memory are streamed through what is then left, so callers
+// must allocate their memory first. On failure nothing is held.
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
                            kvb_error *err);
 // Frees everything; a zero pass is allowed.
@@ -56,8 +56,8 @@ kvb_status layer_check_ids(const layer_pass *p, const int32_t *ids, uint32_t n, 
 // x [n, D] = the embeddings of ids, which must have been checked.
 void layer_embed(const layer_pass *p, dev x, const int32_t *ids, uint32_t n);
 
-// Queries before and after RoPE, q_raw and q [n, H*d], of n <= max_rows rows x [n, D] at `positions` [n] (host); their
-// keys and values go to p->keys and p->values.
+// Computes queries before and after RoPE, q_raw and q [n, H*d], of n <= max_rows rows x [n, D] at `positions` [n]
+// (host); their keys and values go to p->keys and p->values.
 void layer_project(const layer_pass *p, uint32_t layer, dev q_raw, dev q, dev x, const uint32_t *positions, uint32_t n);
 
 // x [n, D] += attention's share of p->attended and then the feed-forward's, the latter `piece` rows at a time (0: all

@@ -60,7 +60,7 @@ static void bring_items(layer_views *v, layer_view *view, const prefix_kv *kv, d
     }
 }
 
-// What the model does to scores before its softmax, for those who compute attention on the host.
+// Adds what the model does to scores before its softmax, for scorers that compute attention on the host.
 static void bring_score_rules(layer_views *v, layer_view *view, attention_shape s)
 {
     view->softcap = s.softcap;
@@ -85,7 +85,8 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
-    kvb_status status = v->on->b->check(v->on, err); // what the device still has to do is no time of the scorers
+    kvb_status status =
+        v->on->b->check(v->on, err); // waits, so that the device's earlier work is not timed as scorers'
     if (status != KVB_OK) return status;
     double start = omp_get_wtime();
     make_extras(v, layer, kv, q, needs);

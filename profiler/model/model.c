@@ -17,7 +17,7 @@ attention_shape model_attention(const model *m, uint32_t layer)
     return s;
 }
 
-// A folder's name for people: its repository's, else what config.json says, else its own.
+// Sets the name of a folder's model: its repository's, else what config.json says, else the folder's own.
 static void name_folder(model *m, const weights *w)
 {
     char *name = m->config.name;
@@ -47,7 +47,7 @@ static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
     return status;
 }
 
-// Zeros in the place of what was cut off may look like any other fault: the cause comes first.
+// Returns the error of damaged files, if any, else `status`: zeros in place of a cut-off part may look like any fault.
 static kvb_status blame_damage(const model *m, kvb_status status, kvb_error *err)
 {
     kvb_error damage;

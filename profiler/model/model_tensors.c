@@ -1,5 +1,5 @@
-// The tensors of a model: tensor_list.h with the model's own sizes; which of them it has and what they take of memory,
-// found in one walk; and loading them.
+// The tensors of a model: tensor_list.h with the model's own sizes; a walk that finds which of them it has and how much
+// memory they take; and loading them.
 #include "profiler/model/model_tensors.h"
 #include "formats/need.h"
 #include "profiler/model/oracle.h"
@@ -19,7 +19,7 @@ typedef struct tensor_entry {
     size_t field; // offset in struct model_layer
     uint32_t rows, columns;
     bool there;
-    tensor_role fused; // whose rows these are from `first` on; `role` itself where it has a tensor of its own
+    tensor_role fused; // the tensor that has these rows from `first` on; `role` if it has a tensor of its own
     uint32_t first, fused_rows;
 } tensor_entry;
 
@@ -34,11 +34,11 @@ static bool has(const model_config *c, unsigned with, unsigned without)
     return (c->switches & with) == with && !(c->switches & without);
 }
 
-// A line of tensor_list.h as an entry of the model `c`, between SIZES(c) and its end.
+// A line of tensor_list.h as an entry for the config `c`, in the scope of SIZES(c).
 #define ENTRY(role, field, gguf, hf, rows, columns, with, without) \
     {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
 
-// A layer's matrices, then its vectors.
+// Lists a layer's matrices, then its vectors.
 static void list_entries(tensor_entry out[N_ENTRIES], const model_config *c)
 {
     SIZES(c);
@@ -63,7 +63,7 @@ static void list_entries(tensor_entry out[N_ENTRIES], const model_config *c)
             }
 }
 
-// Has this layer that tensor? Layers with experts have a router in the place of a feed-forward.
+// Whether this layer has that tensor. Layers with experts have a router in place of gate, up and down.
 static bool entry_in_layer(const tensor_entry *e, const model_config *c, uint32_t layer)
 {
     bool router = e->role == TENSOR_ROUTER || e->role == TENSOR_ROUTER_BIAS,
@@ -74,8 +74,8 @@ static bool entry_in_layer(const tensor_entry *e, const model_config *c, uint32_
 
 // ---- Finding ----
 
-// A walk over all tensors, with host buffers for what is computed from weights. The first error stays, and what is
-// asked for after it does nothing.
+// A walk over all tensors, with host buffers for what is computed from weights. The first error is kept, and calls
+// after it do nothing.
 typedef struct tensor_walk {
     model *m;
     weights *w;
@@ -84,7 +84,7 @@ typedef struct tensor_walk {
     kvb_status status;
 } tensor_walk;
 
-// Errors name file and tensor: KVB_FORMAT (missing, another shape), KVB_UNSUPPORTED (a type that cannot be read).
+// Checks shape and type. Errors name file and tensor: KVB_FORMAT (another shape), KVB_UNSUPPORTED (an unreadable type).
 static void check_shape(tensor_walk *k, const weight_tensor *t, uint64_t rows, uint64_t columns)
 {
     kvb_error inner = {0};
@@ -123,8 +123,8 @@ static void find_embedding(tensor_walk *k, weight_tensor *out)
     find_tensor(k, out, name, k->m->config.vocabulary, k->m->config.width);
 }
 
-// The output matrix; true where the embedding is used in its place, and of a config without weights where that would be
-// so.
+// Finds the output matrix. Returns true if the embedding is used in its place, or, for a config without weights, would
+// be.
 static bool find_head(tensor_walk *k, weight_tensor *out)
 {
     const model_config *c = &k->m->config;
@@ -142,7 +142,7 @@ static bool find_head(tensor_walk *k, weight_tensor *out)
     return tied;
 }
 
-// Rows first .. first+rows-1 of a tensor that was found.
+// Returns rows first .. first+rows-1 of a tensor that was found.
 static stored_matrix rows_of_tensor(const weight_tensor *t, uint32_t first, uint32_t rows)
 {
     return (stored_matrix){
@@ -151,15 +151,15 @@ static stored_matrix rows_of_tensor(const weight_tensor *t, uint32_t first, uint
 
 // ---- What a matrix takes ----
 
-// How the matrices of a group are loaded, as matrix_hold. `rows`: they are asked for.
+// Returns how the matrices of a group are loaded, as matrix_hold. `rows`: their rows must be readable.
 static unsigned model_hold(const model *m, uint32_t group, bool rows)
 {
     return HOLD_MAPPED | (rows ? HOLD_ROWS : 0) | (group >= m->n_held ? HOLD_IN_PLACE : 0) |
            (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
 }
 
-// How the embedding is held. If another matrix makes the logits, only single rows of it are read, so it stays in the
-// file.
+// Returns how the embedding is held. If another matrix makes the logits, only single rows of it are read, so it stays
+// in the file.
 static unsigned hold_embedding(const model *m, bool tied)
 {
     return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
@@ -206,7 +206,7 @@ static void layer_name(char out[128], const weights *w, uint32_t layer, const ch
     snprintf(out, 128, w->is_gguf ? "blk.%u.%s" : "model.layers.%u.%s", layer, name);
 }
 
-// A tensor whose first dimension counts experts: the others are [rows, columns].
+// Finds a tensor whose first dimension counts experts: the others are [rows, columns].
 static void find_stack(tensor_walk *k, weight_tensor *out, uint32_t layer, const char *name, uint64_t rows,
                        uint64_t columns)
 {
@@ -224,7 +224,8 @@ static void find_stack(tensor_walk *k, weight_tensor *out, uint32_t layer, const
     check_shape(k, &flat, n * rows, columns);
 }
 
-// The matrix `which` of expert e; of EXPERTS_STACKED the tensor holds all experts'. Returns where its rows begin.
+// Finds the tensor that has matrix `which` of expert e, alone or (EXPERTS_STACKED) with all others. Returns its first
+// row there.
 static uint32_t find_rows(tensor_walk *k, weight_tensor *out, uint32_t layer, uint32_t e, int which)
 {
     static const char *const stacks[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"};
@@ -242,8 +243,8 @@ static uint32_t find_rows(tensor_walk *k, weight_tensor *out, uint32_t layer, ui
 
 // ---- gpt-oss ----
 
-// Gate and up in turn, and down: as numbers, [D, 2 F] and [F, D] for each expert, or as blocks of MXFP4 with their
-// scales apart, rows as they are multiplied, [2 F] and [D].
+// [0] gate and up, alternating, [1] down. They are numbers, [D, 2 F] and [F, D] for each expert; or blocks of MXFP4
+// with separate scales, 2 F and D rows, as they are multiplied.
 typedef struct oss_tensors {
     weight_tensor matrix[2], blocks[2], scales[2], bias[2];
     bool is_blocks;
@@ -285,8 +286,8 @@ static void find_oss(tensor_walk *k, oss_tensors *t, uint32_t layer)
     }
 }
 
-// Row `row` of expert e as GGUF's blocks of MXFP4: a scale, then two halves of 16 values in the low and high bits. Here
-// low and high bits are neighbours.
+// Writes row `row`, counted over all experts, as GGUF's blocks of MXFP4: a scale, then two halves of 16 values in the
+// low and high bits. In the source, low and high bits are neighbouring values.
 static void oss_block_row(const oss_tensors *t, int i, size_t row, size_t terms, unsigned char *to)
 {
     size_t n = terms / MX_VALUES;
@@ -299,7 +300,7 @@ static void oss_block_row(const oss_tensors *t, int i, size_t row, size_t terms,
     }
 }
 
-// Rows first .. first+n-1 of a tensor of any plain type in float32.
+// Reads rows first .. first+n-1 of a tensor as float32.
 static void widen_rows(tensor_walk *k, float *to, const weight_tensor *t, size_t first, size_t n)
 {
     for (size_t i = 0; k->status == KVB_OK && i < n; i++)
@@ -330,7 +331,7 @@ static void load_oss(tensor_walk *k, dev_matrix *out, uint32_t layer, const oss_
 
 // ---- Biases ----
 
-// oss_tensors has those of gpt-oss's folders.
+// Finds the biases of stacked experts; those of gpt-oss's folders are in oss_tensors.
 static void find_biases(tensor_walk *k, weight_tensor out[MATRICES], uint32_t layer)
 {
     static const char *const stacks[] = {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"};
@@ -364,8 +365,8 @@ static void load_biases(tensor_walk *k, model_layer *to, uint32_t layer, const o
 
 // ---- All experts ----
 
-// Counts the memory of a layer's experts, which are all of the same types. Folders store gpt-oss's experts in another
-// order than products need.
+// Counts the memory of a layer's experts, which are all of the same types. `maps` is false for gpt-oss's folders, which
+// store experts in another order than products need.
 static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICES], bool maps)
 {
     const model_config *c = &m->config;
@@ -425,7 +426,7 @@ static void load_experts(tensor_walk *k, model_layer *to, uint32_t layer)
 
 // ---- Claiming ----
 
-// The layer's own matrices and vectors, and what the oracle keeps of them.
+// Claims and counts a layer's matrices, vectors and experts, and what the oracle keeps of them.
 static void claim_layer(tensor_walk *k, uint32_t layer)
 {
     model *m = k->m;
@@ -513,7 +514,7 @@ uint32_t model_made_terms(const model *m)
 
 uint32_t model_context_rows(const model *m)
 {
-    enum { ROWS = BACKEND_CHUNK_ROWS - 64 }; // below a chunk, where a row's bits do not depend on their number
+    enum { ROWS = BACKEND_CHUNK_ROWS - 64 }; // below a chunk, so that a row's bits do not depend on the number of rows
     uint32_t own = m->device->b->context_rows;
     bool many = m->n_held <= m->config.n_layers || m->config.n_experts;
     return many && own < ROWS ? ROWS : own;
@@ -521,7 +522,7 @@ uint32_t model_context_rows(const model *m)
 
 // ---- Loading ----
 
-// Rows first .. first+rows-1 in float32, checked.
+// Reads rows first .. first+rows-1 as float32. Fails if a value is not finite.
 static void read_rows(tensor_walk *k, float *out, const weight_tensor *t, uint32_t first, uint32_t rows)
 {
     if (k->status != KVB_OK) return;
@@ -543,7 +544,7 @@ static void load_matrix(tensor_walk *k, dev_matrix *out, const weight_tensor *t,
     w.paired = paired, w.turned = k->m->config.rope_dim;
     *out = on->b->matrix_load(on, &w, hold);
     if (out->address || out->packed) return;
-    for (uint32_t r = 0; r < rows; r++) read_rows(k, k->values, t, first + r, 1); // which says what is not finite
+    for (uint32_t r = 0; r < rows; r++) read_rows(k, k->values, t, first + r, 1); // says which value is not finite
     KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for tensor %s on backend %s", t->file, t->name, on->b->name);
 }
 
@@ -556,7 +557,7 @@ static void upload(tensor_walk *k, dev *out, const float *values, size_t n, cons
     else KEEP_ERROR(k, KVB_MEMORY, "%s: no memory for %s on backend %s", k->w->name, name, on->b->name);
 }
 
-// What has to be added to the container's weights of norms before they can be used as factors.
+// Returns what has to be added to the container's weights of norms before they can be used as factors.
 static float norm_offset(const tensor_walk *k)
 {
     return k->m->family->hf_norm_adds_one && !k->w->is_gguf ? 1 : 0;
@@ -577,8 +578,7 @@ static bool stands_in_pairs(const tensor_walk *k, tensor_role role)
             role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM);
 }
 
-// From pairs that are neighbours to pairs `turned` / 2 apart, of the first so many values of each head; `head` is
-// scratch.
+// Reorders the first `turned` values of each head from pairs (2i, 2i+1) to pairs (i, i + turned/2); `head` is scratch.
 static void unpair(float *values, uint32_t n, uint32_t d, uint32_t turned, float *head)
 {
     for (uint32_t at = 0; at < n; at += d) {
@@ -601,8 +601,8 @@ static void load_vector(tensor_walk *k, dev *out, const tensor_entry *e, uint32_
     upload(k, out, k->values, n, t.name);
 }
 
-// The oracle's weights of a layer. After a norm of what attention adds, its share is W_O diag(w) v up to the norm's
-// scale, which is the same for all positions of a step and cancels.
+// Loads a layer's value_root. If what attention adds is normed, its share is diag(w) W_O v up to the norm's scale,
+// which is the same for all positions of a step and cancels.
 static void load_value_root(tensor_walk *k, model_layer *to, const tensor_entry *wo, const tensor_entry *post,
                             uint32_t layer)
 {
@@ -651,7 +651,7 @@ static void load_layer(tensor_walk *k, uint32_t layer)
     if (k->status == KVB_OK && layer_set_has(&c->sparse, layer)) load_experts(k, to, layer);
 }
 
-// What comes before and after the layers.
+// Loads what comes before and after the layers.
 static void load_ends(tensor_walk *k)
 {
     model *m = k->m;
@@ -673,8 +673,8 @@ kvb_status model_load_tensors(model *m, kvb_error *err)
     const model_config *c = &m->config;
     tensor_walk k = {.m = m, .w = m->source, .err = err};
     size_t queries = (size_t)c->n_heads * c->head_dim;
-    // W_O and a norm beside it; every vector, with a head beside it, and every row of a matrix is smaller than the
-    // rest.
+    // W_O and a norm behind it. The rest is enough for every vector with a head behind it, and for every row of a
+    // matrix.
     size_t floats = queries * c->width + queries + 2 * (size_t)c->width + c->ffn_width + c->head_dim + c->n_experts;
     k.values = need(floats, sizeof *k.values, "values of a tensor");
     k.roots = need_more(NULL, queries * c->head_dim, sizeof *k.roots, "value norms");

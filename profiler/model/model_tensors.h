@@ -8,7 +8,7 @@
 // take. If the source has no tensors, only m->rooms is filled. Messages name file and tensor.
 kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err);
 
-// Loads them onto m->device, for the layers that m->config counts.
+// Loads the tensors onto m->device, for the layers that m->config counts.
 kvb_status model_load_tensors(model *m, kvb_error *err);
 
 // Frees what was loaded.

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// gram [d,d] = W W^T for W [d, width] = columns head*d .. of wo, transposed.
+// gram [d,d] = W W^T for W [d, width] = d columns of wo from `column` on, transposed.
 SIMD_CLONES static void head_gram(double *gram, const float *wo, uint32_t width, size_t ld, size_t column, size_t d)
 {
     memset(gram, 0, d * d * sizeof *gram);
@@ -21,9 +21,9 @@ SIMD_CLONES static void head_gram(double *gram, const float *wo, uint32_t width,
         for (size_t b = a + 1; b < d; b++) gram[a * d + b] = gram[b * d + a];
 }
 
-// Pivoted Cholesky: each row of root takes the largest rest of the diagonal and its outer product off the Gram matrix.
-// Stops where only rounding is left, which must not be divided by (a head of deficient rank, or of zeros): the rows
-// that remain are zero. `row` is scratch [d]; gram is used up.
+// Pivoted Cholesky: each row of root is made from what is left of the largest diagonal element, and its outer product
+// is subtracted from the Gram matrix. Stops when only rounding errors are left (a head of deficient rank, or of zeros),
+// which must not be divided by: the remaining rows are zero. `row` is scratch [d]; gram is overwritten.
 SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t d)
 {
     double nothing = 0;
@@ -38,7 +38,7 @@ SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t
         for (size_t a = 0; a < d; a++)
             for (size_t b = 0; b < d; b++) gram[a * d + b] -= row[a] * row[b];
         for (size_t c = 0; c < d; c++) {
-            gram[p * d + c] = gram[c * d + p] = 0; // exactly, so that p is done with
+            gram[p * d + c] = gram[c * d + p] = 0; // exactly, so that p is not chosen again
             root[r * d + c] = (float)row[c];
         }
     }

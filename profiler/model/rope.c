@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// Frequencies of long wavelengths are divided by the factor, those of short ones not, and between them a mixture is
-// taken (Llama 3.1).
+// Frequencies of long wavelengths are divided by the factor, those of short ones are not, and those between get a
+// mixture (Llama 3.1).
 static double scale_llama3(const rope_rule *r, double f)
 {
     double wave = 2 * M_PI / f;
@@ -14,13 +14,13 @@ static double scale_llama3(const rope_rule *r, double f)
     return (1 - smooth) * f / r->factor + smooth * f;
 }
 
-// The dimension whose frequency turns `turns` times over the original length.
+// Returns the dimension whose frequency makes `turns` turns over the original length.
 static double yarn_dimension(const rope_rule *r, uint32_t dim, double turns)
 {
     return dim * log(r->original / (turns * 2 * M_PI)) / (2 * log(r->theta));
 }
 
-// YaRN: a ramp over the dimensions from frequencies as they were to divided ones.
+// YaRN: a ramp over the dimensions from unchanged frequencies to divided ones.
 static double scale_yarn(const rope_rule *r, uint32_t dim, uint32_t p, double f)
 {
     double low = yarn_dimension(r, dim, r->fast), high = yarn_dimension(r, dim, r->slow);

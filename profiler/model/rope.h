@@ -12,13 +12,13 @@ typedef struct rope_rule {
     rope_kind kind;
     float theta;
     double factor;     // of positions: linear, llama3, yarn, dynamic; 1: none
-    double original;   // positions of the first training: llama3, yarn, longrope, dynamic
+    double original;   // positions trained for before scaling: llama3, yarn, longrope, dynamic
     double low, high;  // llama3: factors of wavelengths
     double fast, slow; // yarn: beta_fast, beta_slow
     bool truncate;     // yarn: low and high are whole numbers
     double attention;  // cosines and sines are multiplied by it; 1: no effect
     double growth;     // queries times 1 + growth ln(1 + floor(position / original)): Ministral 3; 0: nothing
-    bool has_factors;  // `short_factors` hold; for ROPE_LONG `long_factors` too
+    bool has_factors;  // `short_factors` are set; for ROPE_LONG `long_factors` too
     float short_factors[ROPE_MAX_PAIRS], long_factors[ROPE_MAX_PAIRS]; // frequencies are divided by them
 } rope_rule;
 
