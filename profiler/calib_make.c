@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_ANSWER = 2 }; // tokens; a profile records a query for each of an answer but the last
+enum { LEAST_ANSWER = 2 }; // tokens; a profile records a query for each token of an answer but the last
 
-// Where a context is made.
+// The state of making a context.
 typedef struct maker {
     const calib_recipe *r;
     const tokenizer *t;
@@ -23,7 +23,7 @@ typedef struct maker {
 
 // ---- One question ----
 
-// Takes copies. Without an answer (NULL) the profile samples one.
+// Adds a question, with copies of its ids. Without an answer (NULL) the profile samples one.
 static void add_question(const maker *m, const int32_t *asked, size_t n_asked, const int32_t *answer, size_t n_answer)
 {
     calib_context *c = m->c;
@@ -96,7 +96,7 @@ static kvb_status add_continuations(const maker *m)
                         "%s: has %zu tokens after the context's %zu, expected %zu (%zu continuations of %zu, and one "
                         "to begin with); take a longer text, or fewer --tokens, --continue or --answer-tokens",
                         m->name, m->n_behind, m->n, wanted * step + 1, wanted, step);
-    // What is asked is the text so far: it is decoded like any question, and not recorded.
+    // The question is the text so far, which is decoded like any question, and not recorded.
     const int32_t *behind = m->text + m->n;
     for (size_t i = 0; i < wanted; i++) add_question(m, behind, 1 + i * step, behind + 1 + i * step, step);
     return KVB_OK;
@@ -137,7 +137,7 @@ static kvb_status keep_answers(const maker *m, const char *text, text_line *line
     return status;
 }
 
-// One line of each of as many equal parts of what was found, so that all of the context is asked about.
+// Divides the lines into as many equal parts as are wanted and draws one of each, to ask about the whole context.
 static kvb_status draw_lines(const maker *m, const char *text, const text_line *lines, size_t n)
 {
     size_t wanted = m->r->n_lines;
@@ -159,7 +159,7 @@ static kvb_status draw_lines(const maker *m, const char *text, const text_line *
     return status;
 }
 
-// Lines of what the model reads: the text that the context's tokens are.
+// Adds questions for lines of what the model reads: the context's tokens, decoded.
 static kvb_status add_lines(const maker *m)
 {
     if (!m->r->n_lines) return KVB_OK;
@@ -198,7 +198,7 @@ static kvb_status begin_context(calib_file *out, maker *m, const char *id)
     return check_id(out, m);
 }
 
-// The context's tokens: BOS (< 0: none) and as many of the n as the recipe wants; m keeps them and those behind.
+// Makes the context's tokens: BOS (< 0: none) and as many of the n as the recipe wants; m notes how many follow them.
 static kvb_status cut_context(maker *m, int32_t bos, const int32_t *ids, size_t n)
 {
     size_t front = bos >= 0, room = m->r->n_tokens - front;
@@ -262,7 +262,7 @@ kvb_status calib_make_of_text(calib_file *out, const calib_recipe *recipe, const
     return status;
 }
 
-// Ids that are given begin with BOS or do not, as they are.
+// Ids that are given keep their BOS, and get none if they have none.
 static kvb_status make_of_ids(calib_file *out, maker *m, const calib_context *from, const int32_t *ids, size_t n)
 {
     int32_t bos = from->context_ids ? -1 : bos_of(m->t);

@@ -17,7 +17,7 @@ typedef struct profile_run {
     const profile_watch *watch;
     profile_times *times;
     forward *f;
-    const profile_context *c; // under way
+    const profile_context *c; // the one that is prefilled
     double done, total;       // profile_work(), for the progress
     // Buffers for the largest context and batch.
     float **scores;       // [n_metrics] of [B, G, T], of the layers that are budgeted (model_budgeted)
@@ -75,7 +75,7 @@ static void close_buffers(profile_run *r)
     free_all(r->scores, r->importance, r->keys, r->drawn, r->rows, r->ids, r->logit_rows, r->answers);
 }
 
-// layer_observer: every metric's scores of one layer.
+// For layer_observer: computes every metric's scores of one layer.
 static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
 {
     profile_run *r = context;
@@ -135,7 +135,7 @@ static void add_row(profile_run *r, uint32_t *n, question_run *a, uint32_t slot,
     a->n_queries += observed;
 }
 
-// The suffixes of all questions and, where answers are given, all their tokens but the last: one pass.
+// Adds the first pass's rows: the suffixes of all questions, and all tokens but the last of answers that are given.
 static uint32_t first_rows(profile_run *r, question_run *batch, uint32_t n_batch, uint32_t *n_logits)
 {
     uint32_t n = 0;
@@ -154,7 +154,7 @@ static uint32_t first_rows(profile_run *r, question_run *batch, uint32_t n_batch
     return n;
 }
 
-// The keys of the next draw of every question that goes on: it depends on nothing else.
+// Lists the keys of the next draw of every question that goes on: besides the logits it depends on nothing else.
 static void list_keys(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n_batch)
 {
     uint32_t n = 0;
@@ -247,7 +247,7 @@ static kvb_status write_question(profile_run *r, const profile_context *c, const
     } else {
         kvb_status status = forward_importance(r->f, slot, r->importance, err);
         if (status != KVB_OK) return status;
-        float share = 1.0f / ((float)a->n_queries * (float)(m->n_heads / m->n_kv_heads)); // of a sum
+        float share = 1.0f / ((float)a->n_queries * (float)(m->n_heads / m->n_kv_heads)); // makes a sum a mean
         for (size_t j = 0; j < n && r->o->oracle == ORACLE_OUTPUT; j++) r->importance[j] *= share;
         for (size_t j = 0; j < n; j++)
             if (!isfinite(r->importance[j]))
@@ -309,8 +309,8 @@ static kvb_status run_recorded(profile_run *r, const profile_context *c, kvb_err
     return status;
 }
 
-// Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in
-// the batch.
+// Runs those of questions [first, first + n) of a context that the record lacks: no number depends on which others are
+// in the batch.
 static kvb_status run_batch(profile_run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
 {
     question_run *batch = need(n, sizeof *batch, "questions");
@@ -340,8 +340,8 @@ static kvb_status run_batch(profile_run *r, const profile_context *c, uint32_t f
     return status;
 }
 
-// The context's scores, where the record does not have them: another process may have prefilled the same context for
-// other questions, but its numbers are the same.
+// Writes the context's scores if the record lacks them: another process may have prefilled the same context for other
+// questions, but its numbers are the same.
 static kvb_status write_context(profile_run *r, const profile_context *c, kvb_error *err)
 {
     if (record_writer_has_context(r->record, c->id)) return KVB_OK;
@@ -370,7 +370,7 @@ static kvb_status run_questions(profile_run *r, const profile_context *c, const 
 {
     uint32_t end = p->first + p->count;
     kvb_status status = prefill(r, c, err);
-    if (status == KVB_OK) status = run_recorded(r, c, err); // before the context, which says that it was done
+    if (status == KVB_OK) status = run_recorded(r, c, err); // before the context, which marks this as done
     if (status == KVB_OK) status = write_context(r, c, err);
     for (uint32_t first = p->first; status == KVB_OK && first < end; first += r->job->max_questions) {
         uint32_t left = end - first;
@@ -420,7 +420,7 @@ static bool has_piece(const profile_share *share, size_t context)
     return false;
 }
 
-// Without a share every question must be there; a share's own pieces are there when its run has ended well.
+// Checks that no question is missing. Not needed with a share: its own pieces are there once its run has succeeded.
 static kvb_status check_questions(const profile_context *c, const record_writer *writer, kvb_error *err)
 {
     for (uint32_t q = 0; q < c->n_questions; q++)

@@ -123,7 +123,7 @@ double profile_flops(const model *m, const profile_job *job); // of matrix produ
 // The work of a context's prefill (q NULL) or of one of its questions, as the equivalent number of operations of a
 // large product; for progress and plans.
 double profile_work(const model *m, const profile_context *c, const profile_question *q);
-// The same of the recorded questions that are decoded again.
+// The same for the recorded questions that are decoded again.
 double profile_work_again(const model *m, const profile_context *c);
 
 typedef struct profile_times {

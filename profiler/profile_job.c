@@ -1,5 +1,5 @@
-// The profiling run, first half: calibration texts become token ids, counted and checked before the model runs; what a
-// finished record has of them already, and whether this machine continues that record's numbers.
+// The profiling run, first half: calibration texts become token ids, counted and checked before the model runs. Also
+// finds what a finished record has of them already, and whether this machine reproduces that record's numbers.
 #include "formats/json_file.h"
 #include "formats/need.h"
 #include "formats/record_growth.h"
@@ -45,7 +45,7 @@ static kvb_status append_ids(id_list *out, const model_text *t, const int32_t *i
     return KVB_OK;
 }
 
-// The context's ids, BOS first where the rule says so. Ids given by the user are taken as they are.
+// Collects the context's ids, BOS first if the rule says so. Ids given by the user are taken as they are.
 static kvb_status context_ids(id_list *out, const model_text *t, const calib_context *c, const profile_options *o,
                               kvb_error *err)
 {
@@ -96,8 +96,8 @@ static kvb_status prepare_question(profile_question *out, const model_text *t, c
         free_all(suffix.ids, answer.ids);
         return status;
     }
-    // An answer's last token is never a query. How many tokens a text has is the tokenizer's doing, so a short answer
-    // is no mistake: it is sampled, as if none was given.
+    // An answer's last token is never a query. The tokenizer decides how many tokens a text has, so a short answer is
+    // not an error: it is sampled, as if none were given.
     bool is_short = answer.ids && answer.n + o->include_first < 2;
     if (is_short) free(answer.ids), answer = (id_list){0};
     *out = (profile_question){.suffix = suffix.ids,
@@ -155,7 +155,7 @@ static void free_context(profile_context *c)
 
 typedef kvb_status (*ids_reader)(record *r, size_t context, size_t question, int32_t *out, kvb_error *err);
 
-// Whether a list of ids in the record is this one.
+// Sets *same to whether a list of ids in the record is this one.
 static kvb_status same_ids(bool *same, record *r, size_t context, size_t question, ids_reader read, uint32_t n_held,
                            const int32_t *ids, uint32_t n, kvb_error *err)
 {
@@ -214,7 +214,7 @@ static uint32_t given_among(const profile_context *c, uint32_t first, uint32_t e
     return n;
 }
 
-// Do the files hold everything that the record has? Then they alone say what it is made of.
+// Whether the files hold everything that the record has. Then they alone say what it is made of.
 static bool covers(const profile_job *job, const record *r)
 {
     size_t covered = 0;
@@ -247,7 +247,7 @@ static kvb_status relate(profile_job *job, const record *r, kvb_error *err)
     return KVB_OK;
 }
 
-// The larger record's contexts, in order: that of the files where they have all, else new ones behind the record's.
+// Lists the larger record's contexts: in the files' order if they have all, else new ones behind the record's.
 static void list_ids(profile_job *job, const record *r)
 {
     profile_growth *g = &job->growth;
@@ -266,8 +266,8 @@ static void list_ids(profile_job *job, const record *r)
     }
 }
 
-// How much it costs to compute a metric again: sums over all attention weights and norms of outputs are expensive. 0
-// means that the metric looks at no activations, so comparing it proves nothing.
+// Returns how much it costs to compute a metric again: sums over all attention weights and norms of outputs are
+// expensive. 0 means that the metric looks at no activations, so comparing it proves nothing.
 static unsigned witness_cost(const metric *m)
 {
     unsigned needs = metric_needs(m), cost = 0;
@@ -276,7 +276,7 @@ static unsigned witness_cost(const metric *m)
     return cost;
 }
 
-// Which of the options' metrics the record has, and the cheapest of them that proves something.
+// Finds which of the options' metrics the record has, and its witness: the cheapest of them that proves something.
 static kvb_status sort_metrics(profile_job *job, const profile_options *o, kvb_error *err)
 {
     profile_growth *g = &job->growth;
@@ -304,7 +304,7 @@ static kvb_status sort_metrics(profile_job *job, const profile_options *o, kvb_e
     return KVB_OK;
 }
 
-// A context as the record has it: its tokens, and no question.
+// Makes a context from the record: its tokens, and no question.
 static kvb_status take_recorded(profile_context *out, record *r, size_t at, const profile_options *o, kvb_error *err)
 {
     const record_context_info *held = record_context(r, at);
@@ -322,7 +322,7 @@ static kvb_status take_recorded(profile_context *out, record *r, size_t at, cons
     return status;
 }
 
-// The record's contexts that are in none of the files, where a metric is added to all.
+// Adds the record's contexts that are in none of the files, for a metric that is added to all contexts.
 static kvb_status add_recorded(profile_job *job, const profile_options *o, kvb_error *err)
 {
     size_t n = record_context_count(o->grows), given = job->n_contexts;
@@ -348,7 +348,7 @@ static void drop_finished(profile_job *job, bool metrics_done)
     job->n_contexts = kept;
 }
 
-// The shortest text of the record, when the run would otherwise prefill new ones alone.
+// Chooses the record's shortest text as a check if the run would otherwise prefill only new ones.
 static kvb_status choose_check(profile_job *job, const profile_options *o, kvb_error *err)
 {
     size_t best = 0, n = record_context_count(o->grows);
@@ -386,7 +386,7 @@ static bool id_is_taken(const profile_job *job, const char *id)
     return false;
 }
 
-// The hashes of all files, in order, commas between.
+// Returns the hashes of all files, in order, with commas between them.
 static char *list_files(const calib_file *files, size_t n)
 {
     enum { DIGITS = 64 };
@@ -396,7 +396,7 @@ static char *list_files(const calib_file *files, size_t n)
     return list;
 }
 
-// The recorded questions that are decoded again for the losses of new metrics: room in the batch, and their work.
+// Counts the recorded questions that are decoded again for the losses of new metrics: room in the batch, and rows.
 static void count_recorded(profile_job *job, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
@@ -475,7 +475,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
     for (size_t i = 0; i < n_files; i++) n += files[i].count;
     out->contexts = need(n, sizeof *out->contexts, "contexts");
     out->calibration_files = list_files(files, n_files);
-    // Another model says so, before its other tokens do; a plan does not read the file to its end to know it.
+    // Another model is reported before its different tokens are; a plan has no hash of the model to compare.
     if (o->grows && m->sha256[0]) {
         cJSON *ignored;
         status = profile_grown_attributes(&ignored, m, out, o, err);
@@ -502,7 +502,7 @@ void profile_job_free(profile_job *job)
 
 // ---- Attributes -----------------------------------------------------------------------------------------------------
 
-// A JSON object as a text attribute; takes it.
+// Adds a JSON object as a text attribute, and frees it.
 static void add_document(cJSON *to, const char *name, cJSON *document)
 {
     char *text = cJSON_PrintUnformatted(document);
@@ -519,7 +519,7 @@ static void add_metrics(cJSON *to, const profile_options *o)
     add_document(to, "metrics", all);
 }
 
-// The layers that the record leaves out, commas between; "" where there is none.
+// Lists the layers that the record leaves out, with commas between them; "" if there are none.
 static void list_bounded(char *text, size_t size, const model_config *c)
 {
     size_t used = 0;
@@ -528,7 +528,7 @@ static void list_bounded(char *text, size_t size, const model_config *c)
         if (model_layer_bounded(c, l)) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", l);
 }
 
-// Numbers of the config that tell models of one family apart and are not part of the record's shape.
+// Adds numbers of the config that tell models of one family apart and are not part of the record's shape.
 static void add_shape(cJSON *to, const model_config *c)
 {
     cJSON *shape = cJSON_CreateObject();
@@ -538,7 +538,7 @@ static void add_shape(cJSON *to, const model_config *c)
     add_document(to, "model_shape", shape);
 }
 
-// The kind, and a hash of what it comes to, since templates of a kind differ.
+// Adds the frame's kind, and a hash of its texts, since templates of one kind differ.
 static void add_chat(cJSON *to, const chat_frame *f)
 {
     char hash[65] = "";

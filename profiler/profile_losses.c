@@ -77,7 +77,7 @@ void profile_losses_enter(profile_losses *l, const profile_context *c)
         bool other = r && profile_scores_metric(l->job, c, i) && fold_of(r, c) != 0;
         free(l->fold_scores[i]);
         l->fold_scores[i] = other ? need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores") : NULL;
-        if (other) l->rankings[i].sink = fold_of(r, c); // until rankings are listed
+        if (other) l->rankings[i].sink = fold_of(r, c); // kept there until rankings are listed
     }
 }
 
@@ -90,7 +90,7 @@ kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_v
 
 // ---- What is recorded ----
 
-// Gains, and errors of formats, are of each context's first question, unless the record that grows has them.
+// Whether a question lacks gains, or packing errors. A context's first one gets them, if the record lacks them.
 static bool lacks(const profile_losses *l, const profile_context *c, const decoded_question *q,
                   bool has(record *r, size_t context, size_t question))
 {
@@ -110,8 +110,8 @@ static kvb_status find_gains(bool *found, profile_losses *l, const decoded_quest
     return status;
 }
 
-// Lists the metrics whose curves are recorded: all, or with `again` those that a recorded question lacks. The scores of
-// the others are in the record.
+// Lists the metrics whose curves are recorded: all, or with `again` those that a recorded question lacks. Scores that
+// the record has are read from it.
 static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_context *c, bool again,
                                 float *const *scores, kvb_error *err)
 {

@@ -4,7 +4,7 @@
 #include "profiler/model/loss_pass.h"
 #include "profiler/profile.h"
 
-// A decoded question, in the slot of its place in the batch.
+// A decoded question; its slot is its place in the batch.
 typedef struct decoded_question {
     uint32_t number; // in its context
     int32_t *suffix, *answer;
@@ -23,7 +23,7 @@ typedef struct profile_losses {
     const char **names;     // and their names
     size_t n_rankings;      // of the questions that were judged last; 0: they have no losses
     const float **curves;   // of the question that was taken last
-    uint32_t packed;        // the slot whose errors of formats are in `packings`
+    uint32_t packed;        // the slot whose packing errors are in `packings`
     float *errors, *gains, *packings;
     uint32_t *rows; // [batch * tail] rows whose queries are kept
     uint32_t n_rows;
@@ -52,8 +52,8 @@ kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_v
 // Computes the curves of n decoded questions in the slots 0 .. n-1.
 kvb_status profile_losses_judge(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
                                 float *const *scores, kvb_error *err);
-// Of these, one question's losses, gains too if it is the context's first one: *out, with n = 0 if it has none, lends
-// memory until the next call.
+// Sets *out to the losses of a judged question, with gains if it is the context's first one; n is 0 if it has none. The
+// memory is lent until the next call.
 kvb_status profile_losses_take(record_losses *out, profile_losses *l, const profile_context *c,
                                const decoded_question *q, uint32_t slot, kvb_error *err);
 
@@ -66,6 +66,6 @@ typedef struct recorded_questions {
 kvb_status profile_recorded_read(recorded_questions *out, const profile_options *o, const profile_context *c,
                                  kvb_error *err);
 void profile_recorded_free(recorded_questions *q);
-// The operations that a job's curves and gains take, and the bytes they add to the record.
+// Returns the operations that a job's curves and gains take, and the bytes that they add to the record.
 double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o);
 double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o);

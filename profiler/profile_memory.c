@@ -5,14 +5,14 @@
 #include "runtime/fail.h"
 #include <omp.h>
 
-// Importance and tails of one batch, unless the user says how many questions: more does not make products faster, and a
-// batch is what an interrupted run loses.
+// The most for importance and tails of one batch, unless the user sets the batch or the memory: more does not make
+// products faster, and a batch is what an interrupted run loses.
 enum { BATCH_BYTES = 2000000000 };
 
-// What the product library keeps per thread for packed blocks and kernels, beside stacks: measured, 7 to 10 MiB.
+// What the product library keeps per thread for packed blocks and kernels, besides stacks: measured, 7 to 10 MiB.
 enum { THREAD_BYTES = 9 << 20 };
 
-// Metrics are scored one after the other, so the largest counts; beside it [H, T] thrice for what observers may ask of
+// Metrics are scored one after the other, so the largest counts, and [H, T] three times for what observers may ask of
 // the forward pass.
 static uint64_t metric_bytes(const model *m, const profile_job *job, const profile_options *o)
 {

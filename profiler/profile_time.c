@@ -1,15 +1,15 @@
-// How long a profile would take on this machine: its operations at the rate that a product of the model's own shape,
-// with made-up weights, reaches now.
+// Estimates how long a profile would take on this machine: its operations at the rate that a product of the model's own
+// shape, with made-up weights, reaches now.
 #include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 
-// y = x w^T on an open device: the best rate of some passes, in operations a second; others may use the machine.
+// Returns the best rate of a few products y = x w^T, in operations per second: others may be using the machine.
 static double best_rate(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n)
 {
-    enum { PASSES = 5, LONG = 1 }; // at most, and seconds after which no other begins
+    enum { PASSES = 5, LONG = 1 }; // the most passes, and seconds after which none begins
     double best = 0, began = meter_now();
     for (int i = 0; i < PASSES && (i < 2 || meter_now() - began < LONG); i++) { // the first warms up
         double start = meter_now();
@@ -54,7 +54,7 @@ static kvb_status measure_rate(double *rate, const model *m, kvb_error *err)
 kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, double record_bytes,
                                  kvb_error *err)
 {
-    enum { WRITING_RATE = 400000000 }; // bytes of a record in a second, measured; and a twentieth of one to end it
+    enum { WRITING_RATE = 400000000 }; // bytes of a record per second, measured; to end it takes 0.05 seconds more
     double rate = 0;
     *out = (profile_times){.writing = 0.05 + record_bytes / WRITING_RATE};
     kvb_status status = job->n_contexts ? measure_rate(&rate, m, err) : KVB_OK; // --add may find nothing to do

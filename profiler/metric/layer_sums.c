@@ -15,7 +15,7 @@ static const float *tensor_of(const layer_view *view, view_item item)
 
 // ---- Attention of a window of queries ----
 
-// rows is scratch [ROWS, T].
+// Adds the votes of one head; rows [ROWS, T] is scratch.
 static void add_votes(float *votes, float *rows, const layer_view *view, uint32_t h, uint32_t window, float factor)
 {
     uint32_t T = view->n_tokens;
@@ -40,7 +40,7 @@ void layer_window_votes(const layer_view *view, uint32_t window, float factor, f
     }
 }
 
-// sum [ROWS,T] and rows [ROWS,T] are scratch.
+// Computes the votes of one KV head; sum [ROWS,T] and rows [ROWS,T] are scratch.
 static void fuse_group(float *votes, float *sum, float *rows, const layer_view *view, uint32_t g, uint32_t window,
                        bool maximum)
 {
@@ -99,7 +99,7 @@ void layer_key_means(const layer_view *view, bool normalised, double *mean)
         mean_key(mean + g * d, view->k + g * T * d, (uint32_t)T, (uint32_t)d, normalised);
 }
 
-// The loops over rows of d floats; rows of x are ld apart.
+// Loops over rows of d floats; rows of x are ld apart.
 SIMD_CLONES static void add_rows(double *sums, const float *x, size_t ld, uint32_t n, size_t d)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -158,7 +158,7 @@ SIMD_CLONES static void forms_of_rows(double *z, const float *x, uint32_t n, con
     }
 }
 
-// matrix [d,d] and product [CHUNK,d] are scratch, for a square alone.
+// matrix [d,d] and product [CHUNK,d] are scratch, used only if the form has a square.
 static void head_forms(double *z, float *matrix, float *product, const layer_view *view, const key_form *form,
                        uint32_t h)
 {

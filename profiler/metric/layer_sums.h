@@ -28,7 +28,7 @@ typedef struct key_form {
     double a, b;
 } key_form;
 
-// z [n_heads, T]
+// Computes the form of every key, z [n_heads, T].
 void layer_key_forms(const layer_view *view, const key_form *form, double *z);
 
 // `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
@@ -41,8 +41,8 @@ typedef struct partition_row {
 // the partitions are not written.
 void layer_spreads(const layer_view *view, view_item item, partition_row row, float *out);
 
-// One partition's: t[j] = the standard deviation over channels (divisor d - 1) of (z_j - min) / (max - min), where min
-// and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a channel whose reference is constant
-// counts as 0. scratch [3 d]
+// The spreads of one partition: t[j] = the standard deviation over channels (divisor d - 1) of (z_j - min) / (max -
+// min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a channel whose
+// reference is constant counts as 0. scratch [3 d]
 void partition_spreads(float *t, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                        float *scratch);

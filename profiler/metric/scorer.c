@@ -15,8 +15,8 @@ static const spec_row *metric_row(size_t i)
 
 static const spec_list METRICS = {"metric", metric_row, "kvpress"};
 
-// Where the name of a wrapped metric begins behind its plus sign, or the text's length. A plus sign with a digit behind
-// it is part of a number.
+// Returns the place of the plus sign before a wrapped metric, or the text's length. A plus sign before a digit is part
+// of a number.
 static size_t wrapped_at(const char *text)
 {
     size_t at = strcspn(text, "+");
@@ -46,7 +46,7 @@ static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_erro
     return out->base->check ? out->base->check(&base, err) : KVB_OK;
 }
 
-// The canonical text, a record's and a log's key: no two metrics may share one.
+// Writes the canonical text, the key in records and logs. Fails if it does not fit: no two metrics may share one.
 static kvb_status write_spec(metric *m, kvb_error *err)
 {
     size_t size = sizeof m->spec, used = spec_write(m->spec, size, &m->kind->spec, m->set.bytes);
@@ -223,7 +223,7 @@ uint32_t metric_least_tokens(const metric *m)
 
 uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads)
 {
-    enum { LINES = 4 }; // of a head that a thread works on: at least so many, or its window's
+    enum { LINES = 4 }; // of T floats for a head that a thread works on: at least so many, or its window's
     metric base;
     uint64_t window = metric_window(m), lines = window + 1 > LINES ? window + 1 : LINES;
     uint64_t heads = n_threads < shape->n_kv_heads ? n_threads : shape->n_kv_heads;
@@ -259,7 +259,7 @@ uint32_t metric_protect_window(const metric *m)
 
 // ---- What a row says of a metric, as records and tables keep it ----
 
-// A choice as its name, a number with the digits of the canonical text: cJSON would write fewer.
+// Adds a choice as its name, or a number with the digits of the canonical text: cJSON would write fewer.
 static void add_value(cJSON *to, const char *name, const spec_parameter *p, const metric *m)
 {
     char text[SPEC_NUMBER_MAX];
@@ -287,7 +287,7 @@ cJSON *metric_to_json(const metric *m)
     return o;
 }
 
-// The value of the parameter at this offset: Python's True and False for a switch.
+// Adds the value of the parameter at the argument's offset; a switch is a boolean, Python's True or False.
 static void add_argument(cJSON *to, const metric *m, const press_argument *a)
 {
     const spec_parameter *p = m->kind->spec.parameters;

@@ -63,7 +63,7 @@ typedef struct scorer {
     // there is none.
     const char *press;
     press_argument press_arguments[PRESS_MAX_ARGUMENTS + 1];
-    const char *press_warning; // a difference that there always is; NULL: there is none
+    const char *press_warning; // a difference that always applies; NULL: there is none
     // False if the press cannot rank as this metric does; *warning may receive a difference. NULL: no difference.
     bool (*press_fits)(const metric *m, const char **warning);
 } scorer;
@@ -83,7 +83,7 @@ struct metric {
     metric_values base_set;
     bool protects; // sink and window below replace the scorer's
     uint32_t sink, window;
-    uint32_t fold; // of a learned ranking: whose weights to use; 0: those fitted on all texts
+    uint32_t fold; // of a learned ranking: the fold whose weights to use; 0: those fitted on all texts
 };
 
 extern const scorer *const scorer_list[];
@@ -92,7 +92,7 @@ extern const size_t scorer_count;
 // Parses a metric. If a scorer has no plain form, its bare name means the variant `:kvpress`, since kvpress is where
 // most tables are used. On KVB_ARGUMENT the message lists the known names, or says which values a parameter takes.
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err);
-// The i-th of the metrics that commands use if none is named; false after the last one.
+// Sets *out to the i-th of the metrics that commands use if none is named. Returns false after the last one.
 bool metric_usual(metric *out, size_t i);
 
 // The scorer's own settings struct.
@@ -133,8 +133,8 @@ cJSON *metric_press(const metric *m);
 // nothing, because another program or an older version wrote it, the scorer is asked.
 cJSON *metric_press_of(const char *name, const cJSON *parameters);
 
-// One layer's scores s [G,T]: checks that the view has what the metric needs (KVB_ARGUMENT) and that every score is
-// finite (KVB_NUMERIC); errors name the metric, the layer and the place. Safe to call from several threads at once.
+// Computes one layer's scores s [G,T]. Fails with KVB_ARGUMENT if the view lacks what the metric needs, with
+// KVB_NUMERIC if a score is not finite; errors name metric, layer and place. Safe to call from several threads at once.
 kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err);
 
 // Fails with KVB_ARGUMENT, saying why and what to use instead, if the ranking depends on the budget: LU-KV's loss

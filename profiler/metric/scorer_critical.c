@@ -37,7 +37,7 @@ static kvb_status rank_critical(const metric *m, const float *first, float *s, u
 {
     const critical_settings *set = metric_settings(m);
     uint32_t n = (uint32_t)((budget < T ? budget : T) * set->share);
-    if (set->share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
+    if (set->share > 0 && n == 0 && budget > 0) n = 1; // as in kvpress, a first stage keeps at least one token
     uint32_t *best = need(n, sizeof *best, "tokens of a ranking");
     kvb_status status = kvb_select(first, T, n, 0, 0, best, n, err);
     for (uint32_t i = 0; status == KVB_OK && i < n; i++) s[best[i]] = FLT_MAX;
@@ -56,7 +56,7 @@ static bool leave_out_first_stage(metric *m)
     return true;
 }
 
-// The weight of the values would count twice.
+// Refuses a wrapped metric that is weighted with the values' norms already: they would count twice.
 static kvb_status check_base(const metric *m, kvb_error *err)
 {
     metric base;

@@ -72,7 +72,7 @@ static void rotate_statistics(double *mean, double *covariance, uint32_t d, cons
     for (uint32_t r = 0; covariance && r < d; r++) rotate(covariance + (size_t)r * d, 1, cos_sin, half); // (R C) R^T
 }
 
-// p [H,T], divided by the size of the group, in the place of z.
+// Replaces z by p [H,T], divided by the size of the group.
 static void take_attention(const layer_view *view, const ea_settings *set, ea_sums *sums)
 {
     size_t d = view->head_dim, T = view->n_tokens;

@@ -5,7 +5,7 @@
 //     s = c / (T - j)               h2o:kvpress: mean over the queries that can see j (its ObservedAttentionPress)
 //     half of b by c, half recent   h2o:half: as published; depends on the budget
 //
-// Early tokens are seen by more queries, so that the raw sum prefers them.
+// Early tokens are seen by more queries, so the raw sum prefers them.
 #include "profiler/metric/scorer_parts.h"
 #include <float.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, k
     bool mean = m->kind == &scorer_h2o_kvpress;
     for (uint32_t g = 0; g < G; g++) {
         float *line = s + (size_t)g * T;
-        uint32_t end = key_position(view, g, T - 1) + 1; // queries there have been so far
+        uint32_t end = key_position(view, g, T - 1) + 1; // the number of queries so far
         memset(line, 0, T * sizeof *line);
         for (uint32_t h = g * group; h < (g + 1) * group; h++)
             for (uint32_t j = 0; j < T; j++) line[j] += view->column_sums[(size_t)h * T + j];
@@ -30,7 +30,7 @@ static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, k
     return KVB_OK;
 }
 
-// The half that is recent goes first; an odd token goes to the heavy hitters.
+// Ranks the recent half first; if the budget is odd, the heavy hitters get one token more.
 static kvb_status rank_half(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget, kvb_error *err)
 {
     uint32_t recent = budget / 2 < T ? budget / 2 : T;

@@ -5,10 +5,10 @@
 //     t_j = softmax over the partition of the standard deviation of z'_j over its channels (divisor d - 1)
 //     score = t^K + lambda t^V;  rank within the partition / lag, or the score itself (cross=1)
 //
-// Sinks, the last partition and what remains behind it are kept: they get the highest score. mode=local takes min and
-// max of the own partition, mode=l2norm ranks by -||k||; both are ablations of the paper. The ranks (an equal share of
-// every partition) are nested, and with the budget that the published one-shot compression leaves over they keep
-// exactly its tokens.
+// Sinks, the last full partition and the tokens after it are kept: they get the highest score. mode=local takes min and
+// max of the partition itself, mode=l2norm ranks by -||k||; both are ablations of the paper. The ranks (an equal share
+// of every partition) are nested, and with the budget that the published one-shot compression leaves they keep exactly
+// the same tokens.
 #include "profiler/metric/scorer_parts.h"
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ typedef struct lagkv_settings {
     double lambda;
 } lagkv_settings;
 
-// out[j] += weight * softmax of the spreads t [n], which are used up.
+// out[j] += weight * softmax of the spreads t [n], which are overwritten.
 static void add_partition(float *out, float weight, float *t, uint32_t n)
 {
     float top = -INFINITY;

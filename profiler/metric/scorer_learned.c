@@ -16,7 +16,7 @@ typedef struct learned_ranking {
     metric features[KVB_RANK_FEATURES_MAX];
 } learned_ranking;
 
-// The metric's settings are a pointer to it.
+// Returns the metric's ranking, to which its settings are a pointer.
 static const learned_ranking *ranking_of(const metric *m)
 {
     const learned_ranking *r;
@@ -138,7 +138,7 @@ static void make_metric(metric *out, const learned_ranking *r)
     strcpy(out->spec, r->ranking->info.name); // 20 characters, checked when it was read
 }
 
-// own: NULL, or what the list frees, also after a failure.
+// Adds a ranking to the list. `own`: NULL, or what the list then frees, also after a failure.
 static kvb_status add_ranking(metric *out, const kvb_ranking *ranking, kvb_ranking *own, learned_list *l,
                               kvb_error *err)
 {
@@ -150,7 +150,7 @@ static kvb_status add_ranking(metric *out, const kvb_ranking *ranking, kvb_ranki
     return parse_features(r, err);
 }
 
-// A ranking that is there already, by its name.
+// Returns the list's ranking of that name, or NULL.
 static const learned_ranking *find_ranking(const learned_list *l, const char *name)
 {
     for (size_t i = 0; i < l->n; i++)

@@ -8,7 +8,7 @@ static void cap_line(float *line, uint32_t seen, float cap)
     for (uint32_t j = 0; j < seen; j++) line[j] = cap * tanhf(line[j] / cap);
 }
 
-// `sink` is a score beside the line's; -INFINITY: there is none.
+// Turns a line's scores into attention. `sink` is one more score in the softmax; -INFINITY: there is none.
 SIMD_CLONES static void softmax_line(float *line, uint32_t seen, float sink)
 {
     float top = sink > line[0] ? sink : line[0], sum = 0;
@@ -95,8 +95,7 @@ void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t k
         }
         return;
     }
-    // The pool around j runs from j - half to j + half; where it sticks out on the left, it is a run from 0 of fewer
-    // values.
+    // The pool around j runs from j - half to j + half; if it extends beyond the left edge, it is a shorter run from 0.
     max_ahead(scratch, x, n, kernel);
     for (uint32_t j = half; j < n; j++) out[j] = scratch[j - half];
     float top = -INFINITY;

@@ -37,7 +37,7 @@ SCORERS(DECLARE_SCORER)
 // How MorphKV joins the rows of its window, as a metric and as a policy.
 typedef enum row_fusion { FUSION_SUM, FUSION_MAX } row_fusion;
 
-// The attention of query head h's queries first .. first + n - 1 (of view->n_queries) as the model computes it, with
+// Computes the attention of query head h's queries first .. first + n - 1 (of view->n_queries) as the model does, with
 // its softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i.
 // Runs on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
@@ -45,10 +45,10 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
 // The same, summed over the query heads of KV head g; `scratch` [n,T].
 void group_attention_rows(float *out, float *scratch, const layer_view *view, uint32_t g, uint32_t first, uint32_t n);
 
-// KVB_ARGUMENT unless the view has at least `window` queries.
+// Fails with KVB_ARGUMENT unless the view has at least `window` queries.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
 
-// For scorer.check of the pooled metrics: KVB_ARGUMENT unless the parameter `kernel` is odd.
+// For scorer.check of the pooled metrics: fails with KVB_ARGUMENT unless the parameter `kernel` is odd.
 kvb_status check_kernel(const metric *m, kvb_error *err);
 
 // Gives the last `tail` tokens, which take no part in a ranking, the layer's highest score plus `above`: evicted last.
@@ -57,7 +57,7 @@ void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);
 // out[j] = maximum, or mean with zeros beyond the edges, of the `kernel` (odd) values around x[j]. `scratch` [n].
 void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t kernel, bool max_pool);
 
-// The position in the text of key j of the view's head g.
+// Returns the position in the text of key j of the view's head g.
 static inline uint32_t key_position(const layer_view *view, uint32_t g, uint32_t j)
 {
     return view->positions ? view->positions[(size_t)g * view->n_tokens + j] : j;
@@ -81,7 +81,7 @@ kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_f
 void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                      float *scratch);
 
-// sum a[i] b[i] in double
+// Returns the sum of a[i] b[i], in double.
 static inline double dot_double(const float *a, const float *b, uint32_t n)
 {
     double sum = 0;

@@ -90,7 +90,7 @@ static bool snapkv_press_fits(const metric *m, const char **warning)
                         "1 = reduce over the query heads of a group, then pool"),                                      \
             SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
     }
-// `above`: how far the window's tokens, which stay, stand above the highest vote.
+// `above`: how far the scores of the window's tokens, which are kept, are above the highest vote.
 #define VARIANT(usual_, label, above, text, origin, ...)                                              \
     {                                                                                                 \
         .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                    \

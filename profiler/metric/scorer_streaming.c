@@ -24,7 +24,7 @@ static kvb_status score_streaming(const metric *m, const layer_view *view, float
     return KVB_OK;
 }
 
-// Ones, with zeros from the last sink on for as many tokens as are pruned.
+// Scores 1, and 0 for the pruned tokens, which follow the sinks.
 static kvb_status rank_kvpress(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
                                kvb_error *err)
 {

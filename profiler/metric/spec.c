@@ -10,7 +10,7 @@ enum { QUOTED_MAX = 80, LIST_MAX = 320 };
 
 // ---- Messages ----
 
-// What a user wrote, for a message: cut, and without what a terminal would obey.
+// Copies what a user wrote for a message: cut, and without characters that a terminal would obey.
 static const char *quoted(char out[QUOTED_MAX], const char *text, size_t n)
 {
     size_t shown = n < QUOTED_MAX ? n : QUOTED_MAX - 4;
@@ -19,7 +19,7 @@ static const char *quoted(char out[QUOTED_MAX], const char *text, size_t n)
     return out;
 }
 
-// "metric 'snapkv:windw=3', character 8: ...", counted from 1.
+// Fails with "metric 'snapkv:windw=3', character 8: ...", counted from 1.
 static kvb_status fail_at(const spec_list *list, const char *text, size_t at, kvb_error *err, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 static kvb_status fail_at(const spec_list *list, const char *text, size_t at, kvb_error *err, const char *format, ...)
@@ -88,7 +88,7 @@ double spec_value(const spec_parameter *p, const void *settings)
     return number;
 }
 
-// The value is within the parameter's limits, which the field's type holds.
+// The value must be within the parameter's limits, which the field's type can hold.
 void spec_set_value(const spec_parameter *p, void *settings, double value)
 {
     char *at = (char *)settings + p->offset;
@@ -115,7 +115,7 @@ void spec_set_defaults(const spec_row *row, void *settings)
     for (const spec_parameter *p = row->parameters; p->name; p++) spec_set_value(p, settings, p->value);
 }
 
-// The value that `choices` ("a|b|c") calls so, or NaN.
+// Returns the value of the choice ("a|b|c") with this name, or NaN.
 static double choice_value(const char *choices, const char *text, size_t length)
 {
     for (int i = 0; *choices; i++) {
@@ -126,7 +126,7 @@ static double choice_value(const char *choices, const char *text, size_t length)
     return NAN;
 }
 
-// A decimal number that fills the text, or NaN: neither blanks, nor hexadecimals, nor words.
+// Returns the decimal number that fills the text, or NaN: blanks, hexadecimals and words are not accepted.
 static double decimal_value(const char *text, size_t length)
 {
     char number[64], *end;
@@ -180,7 +180,7 @@ static bool is_text(const char *known, const char *text, size_t n)
     return strlen(known) == n && memcmp(known, text, n) == 0;
 }
 
-// The row of this name and variant; a NULL variant is the plain form. *has_variants: some row of the name has one.
+// Finds the row of this name and variant; a NULL variant is the plain form. *has_variants: rows of the name have one.
 static const spec_row *find_row(const spec_list *list, const char *name, size_t n, const char *variant, size_t m,
                                 size_t *index, bool *has_variants)
 {
@@ -194,7 +194,7 @@ static const spec_row *find_row(const spec_list *list, const char *name, size_t 
     return NULL;
 }
 
-// Length of the part that begins at `from`: up to a colon or an equals sign.
+// Returns the length of the part that begins at `from`: up to a colon or an equals sign.
 static size_t part_length(const char *text, size_t from, size_t to)
 {
     size_t n = 0;
@@ -211,7 +211,7 @@ kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_
     bool named = m > 0 && !(second + m < to && text[second + m] == '=');
     *rest = second + m;
     if (named && find_row(list, text + from, n, text + second, m, row, &has_variants)) return KVB_OK;
-    // Where a name has no variants, what follows it can only be meant as a parameter.
+    // If a name has no variants, what follows it can only be meant as a parameter.
     if (named && has_variants) return unknown_name(list, text, from, n + 1 + m, err);
     *rest = from + n;
     if (find_row(list, text + from, n, NULL, 0, row, &has_variants)) return KVB_OK;
@@ -220,7 +220,7 @@ kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_
     return unknown_name(list, text, from, n, err);
 }
 
-// One `parameter=value`; `given` has a bit for each that was there before.
+// Reads one `parameter=value`; `given` has a bit for each parameter that came before.
 static kvb_status read_parameter(const spec_list *list, const spec_row *row, const char *text, size_t at, size_t n,
                                  void *settings, unsigned *given, kvb_error *err)
 {

@@ -23,15 +23,15 @@ typedef struct spec_parameter {
     const char *choices; // "mean|raw|median": what the values 0, 1, 2 are called; NULL: a number
 } spec_parameter;
 
-// An enumeration without negative values is an unsigned int to the compilers that this is built with; any other type of
-// a field does not compile.
+// Compilers that this is built with make an enumeration without negative values an unsigned int; a field of any other
+// type does not compile.
 #define SPEC_TYPE(settings, field)        \
     _Generic(((settings *)0)->field, bool \
              : SPEC_SWITCH, uint32_t      \
              : SPEC_UINT32, uint64_t      \
              : SPEC_UINT64, double        \
              : SPEC_DOUBLE)
-// {SPEC(tova_settings, scope, 0, 0, 1, "what it means")}: the parameter is called as the field is.
+// {SPEC(tova_settings, scope, 0, 0, 1, "what it means")}: the parameter has the field's name.
 #define SPEC(settings, field, value, low, high, meaning)                                               \
     {                                                                                                  \
 #field, SPEC_TYPE(settings, field), offsetof(settings, field), value, low, high, meaning, NULL \
@@ -57,8 +57,8 @@ typedef struct spec_list {
     const char *usual;                // the variant that a bare name means if there is no plain form; NULL: none
 } spec_list;
 
-// Reads text [from, to), which is all of `text` or a part of it; settings receive all parameters of the row, by
-// default or as given, and nothing else in them changes. On KVB_ARGUMENT the message lists the known names, or says
+// Reads text [from, to), which is all of `text` or a part of it; settings receive all parameters of the row, as given
+// or by default, and nothing else in them changes. On KVB_ARGUMENT the message lists the known names, or says
 // what a parameter expects, and gives the character's place in the text; a repeated parameter is an error too. *row may
 // be written even on failure.
 kvb_status spec_read(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, void *settings,
@@ -68,20 +68,20 @@ kvb_status spec_read(const spec_list *list, const char *text, size_t from, size_
 kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, size_t *rest,
                      kvb_error *err);
 
-// Every parameter's default.
+// Sets every parameter to its default.
 void spec_set_defaults(const spec_row *row, void *settings);
 
 double spec_value(const spec_parameter *p, const void *settings);
 void spec_set_value(const spec_parameter *p, void *settings, double value); // within its limits
-// The value as it is written: a choice's name, or a number. Returns its length.
+// Writes a value as text: a choice's name, or a number. Returns its length.
 size_t spec_value_text(char *out, size_t size, const spec_parameter *p, const void *settings);
 // Prints a number with the fewest digits, 15 or 17, that give the same number when read. Returns its length.
 size_t spec_number(char *out, size_t size, double value);
 
-// "snapkv:lukv", "knorm": returns the length that it has, also where it does not fit.
+// Writes "snapkv:lukv", "knorm". Returns the full length, even if it does not fit.
 size_t spec_name(char *out, size_t size, const spec_row *row);
-// The canonical text. Returns the length that it has, also where it does not fit.
+// Writes the canonical text. Returns the full length, even if it does not fit.
 size_t spec_write(char *out, size_t size, const spec_row *row, const void *settings);
-// The same for a text of its own, in a field of `size` bytes: KVB_ARGUMENT when it does not fit.
+// Writes the canonical text to a field of `size` bytes. Fails with KVB_ARGUMENT if it does not fit.
 kvb_status spec_write_all(char *out, size_t size, const spec_list *list, const spec_row *row, const void *settings,
                           kvb_error *err);

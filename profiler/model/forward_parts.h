@@ -15,10 +15,9 @@ typedef struct kept_queries {
     dev queries;           // [B, max_kept, H*d]
     uint32_t *rows;        // [n_rows] rows of the next call whose queries are kept
     uint32_t n_rows, room;
-    uint32_t *local, n_local,
-        base;     // those in the current chunk, counted from its first row; kept queries from `base` on
-    dev k, v;     // [B, G, T, d] if the context is packed; else {NULL}
-    float *grams; // [B, G, group d, group d], of loss_pass.c; NULL: not made yet
+    uint32_t *local, n_local, base; // of these, those in the current chunk; its kept queries begin with number `base`
+    dev k, v;                       // [B, G, T, d] if the context is packed; else {NULL}
+    float *grams;                   // [B, G, group d, group d], of loss_pass.c; NULL: not made yet
 } kept_queries;
 
 struct forward {

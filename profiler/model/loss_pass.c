@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Share of its tokens that each head keeps where a layer is cut: a level of every curve.
+// The level of the curves that says how many tokens each head keeps when a layer is cut.
 static const uint32_t CUT_LEVEL[GAIN_KINDS] = {[GAIN_CUT_80] = 10, [GAIN_CUT_96] = 6};
 
 static uint32_t budgeted_layers(const model *m)
@@ -39,7 +39,7 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
 
 // ---- Memory of the device as the host sees it ----------------------------------------------------------------------
 
-// `own` is freed by the caller: a copy where the host cannot see the memory itself, else NULL.
+// Returns n floats of device memory. The caller frees *own: a copy if the host cannot see the memory itself, else NULL.
 static const float *bring(const forward *f, dev from, size_t n, float **own)
 {
     const float *seen = f->b->host_view(f->pass.on, from);
@@ -50,7 +50,7 @@ static const float *bring(const forward *f, dev from, size_t n, float **own)
     return *own;
 }
 
-// What the heads of one budgeted layer are judged with.
+// The data of one budgeted layer with which its heads are judged.
 enum { LAYER_ARRAYS = 5 };
 typedef struct layer_arrays {
     const float *k, *v, *q, *tail_k, *tail_v;
@@ -109,8 +109,8 @@ static output_order order_of(const forward *f, const loss_ranking *r, uint32_t l
     return order;
 }
 
-// The keys' scores by which the gains' layers are cut: less the cosine to the sum of all directions, so that keys which
-// point elsewhere come first. `mean` [d] is scratch that holds zeros.
+// Scores keys for the cuts of the gains: minus the cosine to the sum of all directions, times that sum's length, so
+// that keys that point elsewhere come first. `mean` [d] is scratch that holds zeros.
 SIMD_CLONES static void score_keys(float *scores, double *mean, const float *keys, uint32_t T, uint32_t d)
 {
     for (uint32_t t = 0; t < T; t++) {
@@ -144,7 +144,7 @@ static output_order order_by_keys(const output_head *h)
     return order;
 }
 
-// W_O^T W_O of every group, once for all contexts.
+// Computes W_O^T W_O of every group, once for all contexts.
 static kvb_status make_grams(forward *f, kvb_error *err)
 {
     const model_config *c = &f->m->config;
@@ -177,10 +177,10 @@ typedef struct curve_job {
     uint32_t n_questions, n_rankings;
     const loss_ranking *rankings;
     float *errors, *packings;
-    uint32_t packed; // the question whose errors of formats are wanted
+    uint32_t packed; // the question whose packing errors are wanted
 } curve_job;
 
-// The kept queries of each question; `queries` and `tails` [n_kept] are scratch, in the order of the questions.
+// Gathers the kept queries of each question, in the order of the questions, in `queries` and `tails` [n_kept].
 static void gather_sets(output_queries *sets, const curve_job *j, const layer_arrays *a, uint32_t g, float *queries,
                         uint32_t *tails)
 {
@@ -322,7 +322,7 @@ static dev sequence_at(const gain_run *r, uint32_t sequence)
     return dev_at(r->x, (size_t)sequence * r->n * r->f->m->config.width);
 }
 
-// What comes before the rows, for all sequences.
+// Copies the keys and values before the rows, for the first `active` sequences.
 static void copy_question(gain_run *r, uint32_t layer, uint32_t active)
 {
     forward *f = r->f;
@@ -335,7 +335,7 @@ static void copy_question(gain_run *r, uint32_t layer, uint32_t active)
     }
 }
 
-// Sequences [s, s + count) through attention of a layer; pass.attended has what it gives.
+// Runs sequences [s, s + count) through the attention of a layer; its output is in pass.attended.
 static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t count)
 {
     forward *f = r->f;
@@ -356,7 +356,7 @@ static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t c
                       &none);
 }
 
-// How the heads of a layer move when each row keeps its share of the tokens.
+// Computes how the outputs of a layer's heads move, r->moved, if each row keeps only the tokens of its level.
 static void cut_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
@@ -383,7 +383,7 @@ static void cut_layer(gain_run *r, uint32_t layer)
     close_layer(&a);
 }
 
-// The means of each kind's rows: out [GAIN_KINDS, 2] at `pair`.
+// Writes the mean over each kind's rows to out [GAIN_KINDS, 2], at `pair`; 0 if it is not positive.
 static void put_means(float *out, int pair, const double *of_row, uint32_t n)
 {
     double sum[GAIN_KINDS] = {0};
@@ -396,7 +396,7 @@ static void put_means(float *out, int pair, const double *of_row, uint32_t n)
         out[2 * kind + pair] = sum[kind] > 0 ? (float)(sum[kind] / count[kind]) : 0;
 }
 
-// A layer's movement, r->moved, from the queries and outputs of sequence 0; its squares behind W_O go into r->gains.
+// Computes a layer's movement, r->moved, from the queries of sequence 0; its mean squares after W_O go into r->gains.
 static void move_layer(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
@@ -411,7 +411,7 @@ static void move_layer(gain_run *r, uint32_t layer)
     free(squares);
 }
 
-// The sequence that a layer adds: sequence 0 with its attention moved, through the rest of the layer.
+// Adds a layer's sequence: sequence 0 with its attention moved, run through the rest of the layer.
 static void add_sequence(gain_run *r, uint32_t layer)
 {
     forward *f = r->f;
@@ -463,7 +463,7 @@ SIMD_CLONES static double divergence(const float *p, const float *q, uint32_t n)
     return kl / sum_p - ((double)top_p + log(sum_p)) + (double)top_q + log(sum_q);
 }
 
-// The KL of every sequence, some of them at a time.
+// Computes the KL of every sequence, several at a time.
 static kvb_status judge_sequences(gain_run *r, kvb_error *err)
 {
     forward *f = r->f;

@@ -23,15 +23,15 @@ typedef struct loss_ranking {
 // Bytes of memory that forward_keep_queries() takes, including what the functions below need while they run.
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
 
-// errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of the slots 0 .. n_questions - 1.
+// Computes errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of slots 0 .. n_questions - 1.
 // A question's errors depend on its own tokens only, not on the rest of the batch. packings [B, G, RECORD_PACKINGS]
-// receives those of output_packing_errors() of the question in slot `packed`; NULL: not wanted. Returns the device's
-// error if an operation has failed.
+// receives the output_packing_errors() of the question in slot `packed`; NULL: not wanted. Returns the device's error
+// if an operation has failed.
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
                                  float *errors, uint32_t packed, float *packings, kvb_error *err);
 
-// gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of each kind's tokens among the n tokens `ids`
-// that stand at the places first .. first + n - 1 after the context, 0 for a kind without tokens; the tokens before
-// them are those of the decoded question in that slot. Does not change the question.
+// Computes gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of each kind's tokens among the n tokens
+// `ids` at places first .. first + n - 1 after the context, 0 for a kind without tokens. The tokens before them are
+// those of the decoded question in slot `question`, which does not change.
 kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
                          kvb_error *err);

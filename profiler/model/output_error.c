@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUCKETS = OUTPUT_LEVELS + 1 }; // the last one is what every level drops
+enum { BUCKETS = OUTPUT_LEVELS + 1 }; // the last one has the tokens that every level drops
 
 // ---- The order ----
 
@@ -38,14 +38,14 @@ void output_order_make(output_order *out, const float *scores, uint32_t n_tokens
 
 // ---- Attention over the whole context ----
 
-// Queries are judged in blocks of one size, zeros behind the last, since a product's kernel, and with it the order of
-// its sums, may depend on the number of rows: so a query's bits do not depend on who else is judged.
+// Queries are judged in blocks of one size, padded with zeros, since a product's kernel, and with it the order of its
+// sums, may depend on the number of rows: so a query's bits do not depend on which others are judged.
 typedef struct query {
     const output_queries *set;
     uint32_t i;
 } query;
 
-// Lines are the group's heads of the queries of a block, side by side for each query.
+// A line is one of the group's heads for one query of a block; a query's lines are side by side.
 typedef struct attention {
     uint32_t n, lines; // queries at hand; lines of a block
     query *at;         // [queries of a block]
@@ -53,7 +53,7 @@ typedef struct attention {
     float *weights;    // [T, lines] exp(score - the line's largest)
     float *top;        // [lines] the largest
     float *tail;       // [lines, d] the sum of e v over the tokens after the context
-    float *mass;       // [lines] of e over these, and over an attention sink
+    float *mass;       // [lines] the sum of e over these, and over an attention sink
 } attention;
 
 static void attention_open(attention *a, const output_head *h, uint32_t queries)
@@ -101,7 +101,7 @@ SIMD_CLONES static void find_tops(attention *a, const output_head *h)
     }
 }
 
-// The tokens after the context that one line's query sees; `scores` is scratch.
+// Sums up the tokens after the context that one line's query sees; `scores` is scratch.
 SIMD_CLONES static void weigh_tail(attention *a, const output_head *h, uint32_t line, float *scores)
 {
     const query *at = &a->at[line / h->group];
@@ -131,7 +131,7 @@ SIMD_CLONES static void weigh_context(attention *a, uint32_t n_tokens)
     }
 }
 
-// The queries a->at [a->n].
+// Computes the attention of the queries a->at [a->n].
 static void attend(attention *a, const output_head *h)
 {
     uint32_t d = h->head_dim, lines = a->n * h->group, most = 0;
@@ -151,7 +151,7 @@ static void attend(attention *a, const output_head *h)
     weigh_context(a, h->n_tokens);
 }
 
-// All queries of a set that has no more than a block.
+// Computes the attention of all queries of a set, which are no more than a block.
 static void attend_set(attention *a, const output_head *h, const output_queries *s)
 {
     for (a->n = 0; a->n < s->n; a->n++) a->at[a->n] = (query){s, a->n};
@@ -205,7 +205,7 @@ static void cut_by(cut *c, const output_order *order, uint32_t n_tokens)
     c->start[BUCKETS] = n_tokens;
 }
 
-// Of n tokens: their values and their weights side by side, and the sums of these.
+// Gathers the values and the weights of n tokens, and adds the weights to mass [lines].
 SIMD_CLONES static void gather(cut *c, float *mass, const output_head *h, const attention *a, const uint32_t *position,
                                uint32_t n)
 {
@@ -218,7 +218,7 @@ SIMD_CLONES static void gather(cut *c, float *mass, const output_head *h, const 
     }
 }
 
-// Sums of e and e v in each bucket.
+// Computes the sums of e and e v in each bucket.
 static void sum_buckets(cut *c, const output_head *h, const attention *a)
 {
     uint32_t d = h->head_dim, lines = a->lines;
@@ -234,15 +234,15 @@ static void sum_buckets(cut *c, const output_head *h, const attention *a)
     }
 }
 
-// One line's differences at all levels. From the most tokens to the fewest `rest` and `dropped` sum what is evicted;
-// what is kept was summed from the other end.
+// Computes one line's differences at all levels. What is kept is summed from the fewest tokens to the most; then `rest`
+// and `dropped` sum what is evicted, from the other end.
 SIMD_CLONES static void line_differences(cut *c, const output_head *h, const attention *a, uint32_t line)
 {
     uint32_t d = h->head_dim;
     size_t step = (size_t)a->lines * d;
     float *at = c->difference + (size_t)line * d, dropped = 0, kept = a->mass[line], mass[OUTPUT_LEVELS];
     const float *sums = c->sums + (size_t)line * d;
-    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) { // the sums of what is kept stand where the differences will
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) { // `at` holds the sums of what is kept, later the differences
         const float *before = i ? at + (i - 1) * step : a->tail + (size_t)line * d;
         for (uint32_t x = 0; x < d; x++) at[i * step + x] = before[x] + sums[i * step + x];
         mass[i] = kept += c->mass[i * a->lines + line];
@@ -265,7 +265,7 @@ static void find_differences(cut *c, const output_head *h, const attention *a)
     for (uint32_t line = 0; line < a->n * h->group; line++) line_differences(c, h, a, line);
 }
 
-// |W_O x|^2 of n rows x of all heads of the group; `moved` is scratch of their size.
+// Computes |W_O x|^2 of n rows x of all heads of the group; `moved` is scratch of their size.
 static void square(float *out, const float *rows, float *moved, const output_head *h, size_t n)
 {
     uint32_t width = h->group * h->head_dim;
@@ -362,7 +362,7 @@ static void packing_close(packing_work *w)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-// Keys or values as they are once they were packed.
+// Packs keys or values and unpacks them to `to`. Returns false if a number cannot be packed.
 static bool through(packing_work *w, float *to, const float *from, const output_head *h, kvb_packing p, kvb_side side)
 {
     return kvb_pack(p, side, from, h->n_tokens, h->head_dim, w->packed, NULL) == KVB_OK &&
@@ -381,7 +381,7 @@ static void outputs_of(float *out, const attention *a, const output_head *h, con
     }
 }
 
-// errors[0] of packed keys and errors[1] of packed values, which are in w.
+// Computes errors[0] for the keys in w->k and errors[1] for the values in w->v, both unpacked.
 static void judge_packing(float errors[2], packing_work *w, const output_head *h, const output_queries *s)
 {
     output_head packed = *h;

@@ -18,7 +18,7 @@
 
 enum {
     OUTPUT_LEVELS = RECORD_CURVE_LEVELS, // record_curve_tokens() says what they keep
-    OUTPUT_BLOCK_QUERIES = 32            // are judged at a time; memory of T floats for each of the group's heads
+    OUTPUT_BLOCK_QUERIES = 32            // queries judged at a time; each takes T floats for each of the group's heads
 };
 
 // One KV head's context.
@@ -42,21 +42,21 @@ typedef struct output_queries {
 // A ranking's order of all T tokens, protected ones first, then best first.
 typedef struct output_order {
     uint32_t *position; // [T]
-    uint32_t protect;   // of them are protected
+    uint32_t protect;   // how many of them are protected
 } output_order;
 
 // Sorts one head's scores [T], of equal ones the lower position first, into position [T].
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
 
-// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. A set's
-// numbers do not depend on the other sets.
+// Computes errors [n_orders, n_sets, OUTPUT_LEVELS], the mean over the queries of each set; 0 for a set without
+// queries. A set's numbers do not depend on the other sets.
 void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                    const output_order *orders, uint32_t n_orders);
-// The same for all tokens kept, but keys, or values, stored in fewer bits as kvb_pack() does: errors of the keys in
-// int8, int4 and int2, and of the values, on some of the set's queries, evenly chosen; 0 without queries. Errors of
-// keys and of values add up where both are small. INFINITY where a number cannot be packed.
+// Computes the errors if all tokens are kept, but keys, or values, are stored in fewer bits as kvb_pack() does: of keys
+// in int8, int4 and int2, then of values, on some of the set's queries, evenly chosen; 0 without queries. Errors of
+// keys and of values add up if both are small. INFINITY if a number cannot be packed.
 enum { OUTPUT_PACKING_QUERIES = 4 };
 void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set);
-// The differences themselves, o(kept) - o(all) [n, group d], of query i at level[i].
+// Computes the differences themselves, o(kept) - o(all) [n, group d], of query i at level[i].
 void output_difference(float *difference, const output_head *head, const output_queries *set, const output_order *order,
                        const uint32_t *level);
