@@ -27,9 +27,9 @@ typedef struct profile_options {
     uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
                          // are recorded
     bool ignore_eos;     // continue after an end token
-    bool ignore_answers; // sample even where the calibration data gives answers
+    bool ignore_answers; // sample even if the calibration data gives answers
     bool include_first;  // also record the query of the last prompt token, which emits the first token
-    oracle_kind oracle;  // ORACLE_OUTPUT only where the backend has sums_importance
+    oracle_kind oracle;  // ORACLE_OUTPUT only if the backend has sums_importance
     bos_rule bos;
     uint32_t max_tokens;    // contexts are cut to their first max_tokens tokens; 0 = not cut
     uint32_t max_questions; // only the first questions of every context; 0 = all
@@ -84,7 +84,7 @@ typedef struct profile_job {
     uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
     uint64_t n_given;                             // questions with answers
     uint64_t n_short;                             // questions whose answers have too few tokens (profile_question)
-    profile_growth growth;                        // all zero where nothing grows
+    profile_growth growth;                        // all zero if no record grows
     char *calibration_files;                      // SHA-256 of each, in order, commas between (record_growth.h)
 } profile_job;
 

@@ -167,7 +167,7 @@ static void cut_all(plan *p, double limit)
     }
 }
 
-// The most expensive first; among equals calibration order, so that there is one plan only.
+// The most expensive first; among equals calibration order, so that there is only one plan.
 static int compare_cost(const void *a, const void *b)
 {
     const placed *x = a, *y = b;

@@ -59,7 +59,7 @@ typedef struct projection {
 typedef struct prefix_kv {
     dev k, v;          // [G, T, d]
     uint32_t n_tokens; // T
-    dev packed;        // what pack_prefix made of them; {NULL} where packed_floats is 0
+    dev packed;        // what pack_prefix made of them; {NULL} if packed_floats is 0
 } prefix_kv;
 
 // Keys and values of the tokens after the context, one block per question, for one layer.

@@ -26,7 +26,7 @@
 // file stores and on what was asked for (matrix_hold of backend.h):
 //
 //     whole    panels as products take them
-//     steps    whole numbers of 4 or 8 bits with a step and a base (packed_steps.h), where the tile unit multiplies
+//     steps    whole numbers of 4 or 8 bits with a step and a base (packed_steps.h), if the tile unit multiplies
 //     halves   values that bfloat16 represents, as 16 bits: in float32 a panel is widened for each product; in bf16x3
 //              only the high parts are kept, since the low ones are zero
 //     nothing  a panel is packed for each product from the file, which stays mapped
@@ -301,8 +301,7 @@ typedef struct matmul_job {
     bool accumulate, makes_panels; // the latter: packed_is_made of some matrix
 } matmul_job;
 
-// Returns block `i` of the operand. If rows are used directly, only the last block has a copy, as only it can lack
-// rows.
+// Returns block `i` of the operand. If rows are used directly, only the last block, which can lack rows, has a copy.
 static char *operand_block(const matmul_job *job, uint32_t i)
 {
     return (char *)job->on->operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
@@ -517,7 +516,7 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
     memcpy(out, all, sizeof all);
 }
 
-// Returns the floats of cpu_device.operand: a block of the widest rows, or OPERAND_BYTES if the tile unit multiplies.
+// Returns the floats of cpu_device.operand: a block of the widest rows, and at least OPERAND_BYTES for the tile unit.
 // oneDNN has two such blocks, or all rows of a pass if panels are made for each product; in float32 one is enough.
 static size_t operand_floats(precision p, const backend_limits *limits)
 {

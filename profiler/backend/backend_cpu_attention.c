@@ -149,8 +149,8 @@ static float cpu_score_scale(uint32_t d)
 }
 
 // Applies a layer's softcap and window to a line's n scores of the keys from `key` on: keys before the window of the
-// row at `position` get the score HIDDEN. It weighs nothing beside the score of a key that is seen, and a line always
-// sees a key in its last tile.
+// row at `position` get the score HIDDEN, whose weight is 0 once a key is seen. A line always sees a key in its last
+// tile.
 static void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key)
 {
     if (s.softcap > 0) loop_softcap(line, n, s.softcap * LOG2_E);

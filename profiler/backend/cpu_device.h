@@ -37,7 +37,7 @@ typedef struct scratch {
     float *panel;                    // [PRODUCT_ROWS_MAX, PANEL]
     void *query_operand;             // [lines, d]
     void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
-    void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)
+    void *split_keys, *split_values; // parts of one tile, if products make them (packed_tiles.h)
     char *made;                      // a panel of weights, and what making it needs (backend_cpu.c)
 } scratch;
 

@@ -1,5 +1,5 @@
 // Matrix products whose right-hand side is kept in the blocked layout that is fastest for oneDNN on this machine, in
-// float32, in bfloat16, or as bfloat16 in two parts; or, where the machine has a tile unit, in that of packed_tiles.h,
+// float32, in bfloat16, or as bfloat16 in two parts; or, if the machine has a tile unit, in that of packed_tiles.h,
 // which then serves all precisions. Every product runs on the caller's thread only: callers divide their work by shape,
 // so that no sum depends on the number of threads.
 //
@@ -38,7 +38,7 @@ unsigned packed_parts(precision p, uint32_t k);
 size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
 
-// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n).
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] if `transposed`. `temp` holds packed_temp_floats(k, n).
 // May run on any thread.
 size_t packed_temp_floats(uint32_t k, uint32_t n);
 void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,

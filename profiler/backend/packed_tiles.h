@@ -7,7 +7,7 @@
 //
 // a1 = bf16(a), a2 = bf16(a - a1), a3 = bf16(a - a1 - a2). With two parts a2 b2 is as large as what a2 itself leaves
 // out: without it a profile's error is two to four times as large, and it is only 3 % faster. With three parts what is
-// left out is below 2^-26 of a term, so that the error is that of summing in float32 (measured beside SGEMM in
+// left out is below 2^-26 of a term, so that the error is that of summing in float32 (compared with SGEMM in
 // test_profiler_packed), and the unit is still faster than the float32 units. All parts are multiplied while they are
 // in the tile registers: a library that multiplies one pair of matrices at a time would read and write c six times.
 //
@@ -26,7 +26,7 @@ bool tiles_available(void);
 size_t tiles_b_bytes(unsigned parts, uint32_t k, uint32_t n);
 size_t tiles_a_bytes(unsigned parts, uint32_t m, uint32_t k);
 
-// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`.
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] if `transposed`.
 void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n);
 
 // Packs row `row` of a: scale * x [k].
@@ -51,7 +51,7 @@ typedef struct tile_product {
     float *c;
     size_t ldc;
     unsigned bits;    // not 0: b was packed by steps_pack (packed_steps.h)
-    unsigned b_parts; // `parts`, or 2 where `parts` is 3 and b's third part is zero
+    unsigned b_parts; // `parts`, or 2 if `parts` is 3 and b's third part is zero
     uint32_t terms;   // of the k that a and b are packed for, those that are multiplied, rounded up to 32; 0: all
     // Three parts of b are made during the product. If later products use the same b: tiles_split_bytes of memory that
     // keeps the parts, and whether they are there already, for these terms and columns at least.

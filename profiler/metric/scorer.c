@@ -223,7 +223,7 @@ uint32_t metric_least_tokens(const metric *m)
 
 uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads)
 {
-    enum { LINES = 4 }; // of T floats for a head that a thread works on: at least so many, or its window's
+    enum { LINES = 4 }; // the least rows of T floats for a head that a thread works on; a window may take more
     metric base;
     uint64_t window = metric_window(m), lines = window + 1 > LINES ? window + 1 : LINES;
     uint64_t heads = n_threads < shape->n_kv_heads ? n_threads : shape->n_kv_heads;

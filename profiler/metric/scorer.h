@@ -149,7 +149,7 @@ bool metric_base(const metric *m, metric *base);
 bool metric_profiled_as(const metric *m, metric *profiled);
 
 // For metrics that are not nested: turns scores into ones whose best budget[g] tokens are what head g keeps. s [G,T]
-// comes from metric_score(m), `first` [G,T] from metric_score(base) (NULL where there is no base); both live long after
+// comes from metric_score(m), `first` [G,T] from metric_score(base) (NULL if there is no base); both live long after
 // the view. out may be s. For nested metrics out is s. A pure function: no view, no state.
 kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
                        const uint32_t *budget, float *out, kvb_error *err);

@@ -468,7 +468,7 @@ static void read_bounded_layers(config_reader *r)
         if (n ? types[l] != 0 : l >= first && !(period >= 1 && fmod(l + 1, period) == 0)) layer_set_add(&c->bounded, l);
 }
 
-// A window as long as the context that the model was trained for hides nothing, and is left out.
+// A window as long as the trained context hides nothing and is left out, unless it decides which layers rotate.
 static void read_window(config_reader *r)
 {
     model_config *c = r->c;

@@ -27,13 +27,13 @@ typedef struct family {
     bool experts_normed;         // default if the source does not say: weights of the used experts sum to one
     bool rotates_in_windows;     // if some layers have windows, the layers without one have no rotary positions
     bool has_window;             // a sliding window is supported; for other families one is refused
-    bool ties;                   // default where config.json does not say: the embedding is the output matrix
+    bool ties;                   // default if config.json does not say: the embedding is the output matrix
     unsigned window_period;      // if no list of window layers is given: every window_period-th layer has none; 0: all
                                  // have one
     struct {
         tensor_role role;
         const char *gguf, *hf;
-    } names[FAMILY_NAMES]; // tensors whose names differ from tensor_list.h; NULL: as there
+    } names[FAMILY_NAMES]; // tensors whose names differ from tensor_list.h; NULL: the name there
     // Called after everything else was read; NULL: nothing more to do.
     void (*read)(struct config_reader *r);
 } family;

@@ -40,7 +40,7 @@ struct forward {
     layer_pass pass;     // for CHUNK_ROWS rows at positions below max_tokens + max_tail
     uint32_t *positions; // [max(T, CHUNK_ROWS)] host
     layer_views views;
-    kept_queries *kept; // NULL: not asked for
+    kept_queries *kept; // NULL: no queries are kept
 };
 
 prefix_kv forward_prefix(const forward *f, uint32_t layer);

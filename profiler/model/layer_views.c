@@ -85,7 +85,7 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
-    kvb_status status = v->on->b->check(v->on, err); // waits: the device's earlier work is no time of the scorers
+    kvb_status status = v->on->b->check(v->on, err); // so that pending work is not timed as the scorers'
     if (status != KVB_OK) return status;
     double start = omp_get_wtime();
     make_extras(v, layer, kv, q, needs);

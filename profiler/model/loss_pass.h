@@ -4,8 +4,8 @@
 //     gain_l = KL(logits; logits with layer l's attention output moved) / mean |W_O (o' - o)|^2
 //
 // For each layer some of the answer's tokens are run again over the same caches with the layer's heads cut (o' is their
-// output then): every other token with 20 % of the context left, those between with 4 %. The tokens that stay do not
-// depend on the rankings that a run records: 4 sinks, the last token, and the keys least similar to the head's mean key
+// output then): every other token with 20 % of the context kept, those between with 4 %. What is kept does not depend
+// on the rankings that a run records: 4 sinks, the last token, and the keys least similar to the head's mean key
 // (KeyDiff). Nothing before the layer changes, so all these runs are one pass to which each layer adds a sequence.
 #pragma once
 #include "profiler/model/forward.h"

@@ -123,8 +123,7 @@ static void find_embedding(tensor_walk *k, weight_tensor *out)
     find_tensor(k, out, name, k->m->config.vocabulary, k->m->config.width);
 }
 
-// Finds the output matrix. Returns true if the embedding is used in its place, or, for a config without weights, would
-// be.
+// Finds the output matrix. Returns true if the embedding takes its place (for a config without weights: would take).
 static bool find_head(tensor_walk *k, weight_tensor *out)
 {
     const model_config *c = &k->m->config;

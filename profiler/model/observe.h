@@ -3,7 +3,7 @@
 //
 // | item              | name         | shape, row-major | what                                                        |
 // |-------------------|--------------|------------------|-------------------------------------------------------------|
-// | VIEW_Q_RAW        | q_raw        | [n, H, d]        | queries before RoPE (after bias and norm, where there are)  |
+// | VIEW_Q_RAW        | q_raw        | [n, H, d]        | queries before RoPE (after bias and norm, if there are any) |
 // | VIEW_Q            | q            | [n, H, d]        | queries after RoPE                                          |
 // | VIEW_K            | k            | [G, T, d]        | keys after RoPE, as cached                                  |
 // | VIEW_V            | v            | [G, T, d]        | values, as cached                                           |
@@ -42,7 +42,7 @@ typedef struct layer_view {
     const float *q_raw, *q, *k, *v;
     const float *column_sums, *output_norms;
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens
-    const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
+    const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j is at position j
     uint32_t first_kv_head;    // the layer's head that is the view's head 0
     double extra_seconds;      // time spent on column_sums and output_norms
 } layer_view;

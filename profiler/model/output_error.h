@@ -2,7 +2,7 @@
 // (docs/objective.md).
 //
 // KV head h with its g query heads j, and a query q that comes after the context. With e_i = exp(score of token i), and
-// u, w the sums of e and of e v over the tokens after the context that q sees, which always stay:
+// u, w the sums of e and of e v over the tokens after the context that q sees, which are always kept:
 //
 //     o_j(q; kept) = (sum over kept i of e_i v_i + w) / (sum over kept i of e_i + u)
 //     e_h(n)       = mean over q of | sum over j of W_O,j (o_j(q; the ranking's first n) - o_j(q; all)) |^2

@@ -89,7 +89,7 @@ static bool token_is(const vocabulary *v, uint32_t id, two_pieces t)
            (!t.back_size || memcmp(text + t.front_size, t.back, t.back_size) == 0);
 }
 
-// The slot that holds the text, or the empty one where it belongs.
+// Returns the slot that holds the text, or the empty one where it belongs.
 static uint32_t text_slot(const vocabulary *v, two_pieces t)
 {
     uint32_t slot = text_hash(t) & v->slot_mask;

@@ -64,9 +64,9 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
 // only part of a character.
 size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *out, size_t cap);
 
-// Token ids, -1 where the model's files name none.
+// Token ids, -1 if the model's files name none.
 typedef struct special_ids {
-    int32_t bos, eos, eot; // eot: end of a chat turn where it is not EOS
+    int32_t bos, eos, eot; // eot: end of a chat turn if that is not EOS
     bool add_bos; // texts begin with bos; if a GGUF file does not say, its kind of tokenizer decides, as in llama.cpp
 } special_ids;
 

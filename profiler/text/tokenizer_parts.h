@@ -160,7 +160,7 @@ struct tokenizer {
 };
 
 tokenizer *tokenizer_new(void); // all ids -1
-// Fills byte_id from the vocabulary: of the byte alphabet, or "<0x00>" to "<0xFF>" where byte_fallback.
+// Fills byte_id from the vocabulary: of the byte alphabet, or "<0x00>" to "<0xFF>" with byte_fallback.
 void tokenizer_find_bytes(tokenizer *t);
 // Adds an id to those that end an answer, unless it is -1 or already there.
 void tokenizer_add_end(tokenizer *t, int32_t id);

@@ -64,7 +64,7 @@ static float e8m0_half(uint8_t e)
 
 // ---- Blocks to whole numbers, with a step and a base for every few of them ----
 
-// A value is step * (whole - offset), or step * whole + base where blocks have bases.
+// A value is step * (whole - offset), or step * whole + base if blocks have bases.
 typedef struct block_format block_format;
 struct block_format {
     uint32_t type;

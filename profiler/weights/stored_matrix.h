@@ -19,7 +19,7 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
 // Reads rows first .. first+n-1 as float32, to [n, in]. Returns false if a value is not finite.
 bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to);
 
-// Reads columns first .. first+n-1 of a row, n up to 1024. Returns false if a value in their blocks is not finite.
+// Reads n columns of a row from `first` on, up to 1024 or all. Returns false if a value in their blocks is not finite.
 bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to);
 
 // Rounds each value to the nearest bfloat16, ties to even. Values that are not finite remain not finite.

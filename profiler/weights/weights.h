@@ -1,6 +1,6 @@
 // A source of weights: a GGUF file or the parts of one, or a folder as Hugging Face writes it (config.json, one or more
-// *.safetensors, with an index where there are several). Numbers are looked up by key, tensors by role and layer;
-// weights_unclaimed finds tensors that were not asked for, so that nothing is silently ignored.
+// *.safetensors, with an index if there are several). Numbers are looked up by key, tensors by name;
+// weights_unclaimed finds tensors that were not looked up, so that nothing is silently ignored.
 // Everything stays mapped; pointers are valid until weights_close. weights_check tells whether the files are unchanged.
 #pragma once
 #include "profiler/weights/stored_matrix.h"
@@ -150,7 +150,7 @@ uint32_t weights_default_type(const weights *w);
 const char *weights_key_name(const weights *w, weight_key key, char text[96]); // the key's name in this container
 
 // If the source does not have the key (or it is null), *found is false, *out is unchanged and the status is KVB_OK.
-// Booleans are 0 or 1; a list where one number is asked for gives its first. KVB_FORMAT for another type.
+// Booleans are 0 or 1; a list in config.json gives its first number. Fails with KVB_FORMAT for another type.
 kvb_status weights_number(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
 // Copies a text to `out`, at most size - 1 bytes and a NUL; empty if the source does not have the key.
 kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
