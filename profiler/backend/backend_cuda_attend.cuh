@@ -5,7 +5,7 @@
 #include "profiler/backend/backend_cuda_attention.cuh"
 #include "profiler/backend/backend_cuda_memory.cuh"
 
-// Calls `launch` with the number of 64-wide chunks that a head needs, as a constant that kernels are compiled for.
+// Calls LAUNCH_FOR with the number of 64-wide chunks that a head needs, a constant that kernels are compiled for.
 #define FOR_HEAD_CHUNKS(d, LAUNCH_FOR)      \
     do {                                    \
         if ((d) <= 64) LAUNCH_FOR(1);       \
@@ -26,7 +26,7 @@ static void cuda_attend_prefix(backend_device *, dev o, dev q, const prefix_kv *
 #undef ATTEND_PREFIX
 }
 
-// Every row and head against every stretch of the context.
+// Attends every row and head to every stretch of the context.
 static void attend_stretches(const row_pass &pass)
 {
     uint32_t G = pass.shape.n_kv_heads;
@@ -44,7 +44,7 @@ static void observe_rows(const row_pass &pass, const oracle_view *oracle)
            oracle->weights.address);
 }
 
-// At most PASS_ROWS rows.
+// Attends at most PASS_ROWS rows.
 static void attend_pass(cuda_device *on, float *o, row_pass pass, const oracle_view *oracle)
 {
     pass.stretch = stretch_of(pass.n_tokens);

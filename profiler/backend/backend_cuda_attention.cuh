@@ -65,9 +65,9 @@ struct row_pass {
     const decode_row *rows;       // [n]
     uint32_t n, n_tokens, capacity;
     attention_shape shape;
-    // The context is cut into stretches, by T alone. Of every decoded row and head, each stretch and the row's own tail
-    // (the last part) leave the maximum, the sum of exponentials and the weighted values, which merge_rows_kernel
-    // joins.
+    // The context is cut into stretches, by T alone. For every decoded row and head, each stretch and the row's own
+    // tail (the last part) leave the maximum, the sum of exponentials and the sum of weighted values, which
+    // merge_rows_kernel joins.
     uint32_t n_parts, stretch; // stretches + 1; keys of a stretch
     float *top, *sum;          // [n_parts, n, H]; after the merge, part 0 holds the row's maximum and 1 / sum
     float *values;             // [n_parts, n, H, d]
@@ -80,14 +80,14 @@ static __device__ inline tile_rows pass_lines(const row_pass &pass, uint32_t g, 
             (size_t)pass.shape.n_heads * pass.shape.head_dim};
 }
 
-// Where line l of KV head g is in arrays [n, H].
+// Returns where line l of KV head g is in arrays [n, H].
 static __device__ inline size_t line_place(const row_pass &pass, uint32_t g, uint32_t line)
 {
     uint32_t group = pass.shape.n_heads / pass.shape.n_kv_heads;
     return (size_t)(line / group) * pass.shape.n_heads + (size_t)g * group + line % group;
 }
 
-// The first position that line l sees.
+// Returns the first position that line l sees.
 static __device__ inline uint32_t line_begins(const row_pass &pass, uint32_t line)
 {
     if (!pass.shape.window) return 0;
@@ -95,7 +95,7 @@ static __device__ inline uint32_t line_begins(const row_pass &pass, uint32_t lin
     return first_seen(pass.shape, pass.n_tokens + pass.rows[row].tail);
 }
 
-// Block (x, y, z): 64 lines of KV head y against stretch z of the context.
+// Block (x, y, z) attends 64 lines of KV head y to stretch z of the context.
 template <int CHUNKS> static __global__ void __launch_bounds__(TILE_THREADS) attend_stretch_kernel(row_pass pass)
 {
     __shared__ tile_memory shared;
@@ -193,8 +193,8 @@ static __global__ void __launch_bounds__(LINE_WARPS *WARP) merge_rows_kernel(flo
 }
 
 // *best = max(*best, importance). Importance is never negative, so its bits order as integers do, and a maximum of
-// integers has the same result in whatever order the blocks come; a NaN is above every number and so is seen by whoever
-// reads it.
+// integers has the same result in whatever order the blocks come; a NaN is above every number, so that readers notice
+// it.
 static __device__ inline void raise_importance(float *best, float importance)
 {
     // Read first: most tokens have been seen with more weight before. A stale value only costs the atomic.
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// red[ty][column] over the 16 threads of a column; thread t < 64 has the sum of column t. Ends without a barrier.
+// Sums over the 16 threads of a column; thread t < 64 returns the sum of column t. Ends without a barrier.
 static __device__ inline float column_sum(const float column[4], tile_memory *shared)
 {
     float *lines = (float *)shared->weights;
@@ -261,8 +261,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     if (threadIdx.x < n_keys) w[(size_t)h * n_tokens + key0 + threadIdx.x] = sqrtf(sum);
 }
 
-// row_log[h, i] = log of the sum over j <= i of exp(score), for context row i; block (x, y): 64 rows of head y from row
-// `first` on.
+// row_log[h, i] = log of the sum over j <= i of exp(score), and of the sink's, for context row i; block (x, y): 64 rows
+// of head y from row `first` on.
 static __global__ void __launch_bounds__(TILE_THREADS)
     row_log_kernel(float *row_log, const float *q, const float *k, uint32_t n_tokens, uint32_t first,
                    attention_shape shape)

@@ -1,4 +1,4 @@
-// The device's state: errors that stick, memory, small host arrays on their way to kernels, and cuBLAS.
+// The device's state: the first error, memory, small host arrays on their way to kernels, and cuBLAS.
 #pragma once
 extern "C" {
 #include "profiler/backend/backend.h"
@@ -17,8 +17,8 @@ extern "C" {
 #endif
 
 // cuBLAS is opened when the backend starts: a program that was built on a machine without cuBLAS, or runs on one, needs
-// it only to compute. The few declarations below are its documented binary interface, the same since CUDA 12; where its
-// header is there when this is compiled, it checks them.
+// it only to compute. The few declarations below are its documented binary interface, the same since CUDA 12; if its
+// header is there when this is compiled, they are checked against it.
 enum { // cublasOperation_t, cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cudaDataType
     BLAS_N = 0,
     BLAS_T = 1,
@@ -51,7 +51,7 @@ static_assert(int(CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION) == BLAS_F32_
                   CUBLAS_STATUS_SUCCESS == 0 && sizeof(cublasStatus_t) == sizeof(int) &&
                   sizeof(cublasComputeType_t) == sizeof(int),
               "cuBLAS differs");
-// Not called: it compiles only where the order of arguments is the one above.
+// Never called: it compiles only if the order of arguments is the one above.
 [[maybe_unused]] static int blas_check(void *h, const void *x, void *y, int n)
 {
     return cublasGemmEx((cublasHandle_t)h, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, x, x, CUDA_R_32F, n, x, CUDA_R_32F, n, x,
@@ -96,7 +96,7 @@ static kvb_status blas_open(blas_library *blas, cudaStream_t stream, kvb_error *
 }
 
 // Host arrays that one call needs (token ids, positions, rows) go through pinned memory, so that no call waits for the
-// device. The same array is asked for again in every layer: the last few are remembered.
+// device. Every layer needs the same arrays again: the last few are remembered.
 static constexpr size_t NOTE_BYTES = 1 << 20;
 static constexpr uint32_t NOTES_KEPT = 4;
 struct notes {
@@ -113,11 +113,11 @@ struct device_piece {
     size_t bytes;
 };
 
-// Pieces of scratch memory (backend_cuda_memory.cuh says how large): of attention over decoded rows, see row_pass; a
-// product's input in bf16; input and output of a product of few rows; sums of value_weights, sampled ids.
+// Pieces of scratch memory (backend_cuda_memory.cuh says how large): parts of attention over decoded rows (row_pass); a
+// product's input in bf16; input and output of a product of few rows; sums of value_weights, or sampled ids.
 enum scratch_use { SCRATCH_PARTS, SCRATCH_ROUNDED, SCRATCH_PADDED, SCRATCH_SUMS, SCRATCH_PIECES };
 
-// What all that are open share: one stream, so that everything runs in the order of calls.
+// What all open devices share; there is one stream, so that everything runs in the order of calls.
 static struct {
     uint32_t users;    // open devices
     kvb_status failed; // of the first operation that failed; nothing runs after it
@@ -127,7 +127,7 @@ static struct {
     notes to_device;
 } gpu;
 
-// What one of them has for itself.
+// What each of them has for itself.
 struct cuda_device {
     backend_device base;
     uint16_t planes; // of weights and of a product's input: 0: f32; 1: bf16; 2: bf16x3
@@ -139,7 +139,7 @@ static cuda_device *cuda_of(backend_device *on)
     return (cuda_device *)(void *)on;
 }
 
-// Remembers the first failure. True while there is none.
+// Remembers the first failure. Returns true while there is none.
 static bool gpu_note(cudaError_t code, const char *what)
 {
     if (code != cudaSuccess && gpu.failed == KVB_OK)
@@ -173,23 +173,23 @@ static unsigned blocks_of(size_t n, size_t each)
     return (unsigned)((n + each - 1) / each);
 }
 
-// One thread for each of `n` things, of which there may be none.
+// Launches one thread for each of `n` elements; n may be 0.
 #define LAUNCH_EACH(name, kernel, n, ...) \
     if (n) LAUNCH(name, kernel, blocks_of(n, ROW_THREADS), ROW_THREADS, __VA_ARGS__)
 
-// Device memory, not cleared, or NULL when there is none left.
+// Returns device memory, not cleared, or NULL if there is none left.
 static void *gpu_memory(size_t bytes)
 {
     void *memory = NULL;
     if (!gpu_works()) return NULL;
     cudaError_t code = cudaMalloc(&memory, bytes ? bytes : 16);
     if (code == cudaSuccess) return memory;
-    cudaGetLastError(); // it is reported here and must not be found by the next launch
+    cudaGetLastError(); // clears the error, which is reported here: the next launch must not find it
     if (code != cudaErrorMemoryAllocation) gpu_note(code, "cudaMalloc");
     return NULL;
 }
 
-// Kernels that were launched before may still use it.
+// Waits first: kernels that were launched before may still use the memory.
 static void gpu_free(void *memory)
 {
     if (!memory) return;
@@ -197,7 +197,8 @@ static void gpu_free(void *memory)
     gpu_note(cudaFree(memory), "cudaFree");
 }
 
-// A host array of at most NOTE_BYTES as kernels see it; valid for what is launched before the next 1 MiB of notes.
+// Returns a host array of at most NOTE_BYTES as kernels see it, valid for those launched before the next 1 MiB of
+// notes.
 static const void *gpu_take(const void *host, size_t bytes)
 {
     notes *n = &gpu.to_device;
@@ -225,7 +226,7 @@ static const void *gpu_take(const void *host, size_t bytes)
     return n->device + at;
 }
 
-// Several processes of one machine share its devices out: MPI launchers and Slurm number them.
+// Returns this process's number on its machine, by which processes share devices: MPI launchers and Slurm set it.
 static int local_rank(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
@@ -281,7 +282,7 @@ static kvb_status device_start(kvb_error *err)
     return blas_open(&gpu.blas, gpu.stream, err);
 }
 
-// Leaves nothing behind of a start that failed half way.
+// Cleans up, also after a start that failed halfway.
 static void device_stop(void)
 {
     if (gpu.blas.handle) gpu.blas.destroy(gpu.blas.handle);

@@ -114,7 +114,7 @@ static void product(float *y, const void *x, const void *w, int type, dev_matrix
                           m.in, m.out);
 }
 
-// The input as one or two planes of bf16, as its weight, padded with rows of zeros to n_padded.
+// Rounds the input to one or two planes of bf16, like its weight, padded with rows of zeros to n_padded.
 static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m)
 {
     size_t elements = (size_t)n * m->in, padded = (size_t)n_padded * m->in;
@@ -125,7 +125,7 @@ static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, 
     return high;
 }
 
-// n rows of x times the weight, n_padded of them real memory in y.
+// Multiplies n rows of x with the weight. y, and x if it is not rounded to bf16, have memory for n_padded rows.
 static void multiply(cuda_device *on, float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded,
                      bool accumulate)
 {
@@ -138,12 +138,12 @@ static void multiply(cuda_device *on, float *y, const float *x, dev_matrix m, ui
     if (!high) return;
     product(y, high, values, BLAS_BF16, m, n_padded, beta);
     if (on->planes < 2) return;
-    // x w = (xh + xl) (wh + wl) without xl wl, which is below the rounding of float32 sums
+    // x w = (xh + xl) (wh + wl) without xl wl, which is about as small as what two parts leave out
     product(y, high, values + (size_t)m.out * m.in, BLAS_BF16, m, n_padded, 1.0f);
     product(y, high + (size_t)n_padded * m.in, values, BLAS_BF16, m, n_padded, 1.0f);
 }
 
-// Fewer than GROUP_ROWS rows, as GROUP_ROWS of them: the others are zeros.
+// Multiplies fewer than GROUP_ROWS rows as GROUP_ROWS of them; the others are zeros.
 static void multiply_few(cuda_device *on, float *y, float *x, dev_matrix w, uint32_t n, bool accumulate)
 {
     size_t in = (size_t)n * w.in, out = (size_t)n * w.out, all_in = (size_t)GROUP_ROWS * w.in,

@@ -1,6 +1,6 @@
-// Memory of a CUDA device: what goes to it and comes back, matrices, and scratch memory: one table of bytes, from which
-// its size, its layout and its checks are made. It is taken once, when the device opens; what an operation needs beyond
-// the limits that the device was opened with is refused before its first kernel.
+// Memory of a CUDA device: transfers, matrices, and scratch memory, whose size, layout and checks come from one table
+// of bytes. It is taken once, when the device opens; what an operation needs beyond the limits that the device was
+// opened with is refused before its first kernel.
 #pragma once
 extern "C" {
 #include "profiler/backend/backend_host.h"
@@ -57,7 +57,7 @@ static const float *cuda_view(backend_device *, dev from)
     return NULL;
 }
 
-// Of what is free all but an eighth, which what a plan does not count may take.
+// Returns the free bytes less an eighth, which is left for what a plan does not count.
 static uint64_t cuda_free_bytes(backend_device *)
 {
     size_t free_now = 0, all = 0;
@@ -75,7 +75,7 @@ static const decode_row *take_rows(const decode_row *rows, uint32_t n)
 
 static constexpr size_t UPLOAD_ELEMENTS = 1 << 24; // converted at a time
 
-// n values of the host as planes of bfloat16 on the device; NULL when memory is short.
+// Uploads n host values as planes of bfloat16. Returns NULL if memory runs out.
 static uint16_t *upload_planes(backend_device *on, const float *values, size_t n, uint16_t planes)
 {
     size_t each = n < UPLOAD_ELEMENTS ? n : UPLOAD_ELEMENTS;
@@ -136,7 +136,7 @@ static uint64_t cuda_matrix_bytes(backend_device *on, const stored_matrix *w, un
 // Rows of a product, unless it is a whole chunk: one shape, one kernel, the same bits.
 static constexpr uint32_t GROUP_ROWS = 64;
 static constexpr uint32_t PASS_ROWS = 64;    // decoded rows per pass of attention: bounds its scratch
-static constexpr uint32_t STRETCH_MIN = 256; // keys of a stretch of the context at least
+static constexpr uint32_t STRETCH_MIN = 256; // the fewest keys of a stretch of the context
 static constexpr uint32_t STRETCHES_MAX = 64;
 static constexpr uint32_t SAMPLE_ROWS = 4096; // per launch
 
@@ -147,7 +147,7 @@ static uint32_t stretch_of(uint32_t n_tokens)
     return each < STRETCH_MIN ? STRETCH_MIN : each;
 }
 
-// Top, sum and values of every row and head in every part of a pass: the stretches of the context, and the tail.
+// Lines, each with top, sum and values: every row and head in every part of a pass (stretches of the context, tail).
 static size_t part_lines(const attention_shape &s, uint32_t n_parts)
 {
     return (size_t)n_parts * PASS_ROWS * s.n_heads;
@@ -158,19 +158,19 @@ static size_t part_bytes(const attention_shape &s, uint32_t n_parts)
     return part_lines(s, n_parts) * (s.head_dim + 2) * sizeof(float);
 }
 
-// Rows of a product's input, in the planes of its weight.
+// Bytes of rows of a product's input, in as many planes as its weight.
 static size_t rounded_bytes(uint16_t planes, size_t rows, uint32_t in)
 {
     return planes * rows * in * sizeof(uint16_t);
 }
 
-// Output and input of a product of few rows.
+// Bytes of output and input of a product of few rows.
 static size_t padded_bytes(uint32_t out, uint32_t in)
 {
     return GROUP_ROWS * ((size_t)out + in) * sizeof(float);
 }
 
-// Partial sums of value_weights, and the factor behind them.
+// Bytes of the partial sums of value_weights, and of the factor behind them.
 static size_t weight_sums_bytes(const attention_shape &s, uint32_t n_tokens)
 {
     return ((size_t)blocks_of((size_t)s.n_heads * n_tokens, SUM_SPAN) + 1) * sizeof(double);
@@ -181,7 +181,7 @@ static size_t larger_of(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-// THE table: each piece covers the largest of its users.
+// The table: each piece covers the largest of its users.
 static void list_scratch(size_t bytes[SCRATCH_PIECES], const cuda_device *on, const backend_limits *limits)
 {
     const attention_shape &s = limits->shape;
@@ -200,7 +200,7 @@ static uint64_t cuda_scratch_bytes(backend_device *on, const backend_limits *lim
     return all;
 }
 
-// False when there is no memory for it. Each piece is memory of its own, so that a tool that watches accesses sees one
+// Returns false if memory runs out. Each piece is an allocation of its own, so that memory checkers notice an access
 // beyond its end.
 static bool scratch_take(cuda_device *on, const backend_limits *limits)
 {
@@ -219,7 +219,7 @@ static void scratch_release(cuda_device *on)
     for (int i = 0; i < SCRATCH_PIECES; i++) gpu_free(on->scratch[i].memory);
 }
 
-// A piece of at least `bytes`. NULL, and the operation has failed, where the device was opened for less.
+// Returns a piece of at least `bytes`. If the device was opened for less, the operation fails and this returns NULL.
 static void *scratch_of(cuda_device *on, scratch_use use, size_t bytes)
 {
     static const char *const names[SCRATCH_PIECES] = {"parts of attention", "a product's input",

@@ -7,7 +7,7 @@ extern "C" {
 #include "profiler/backend/backend_cuda_tile.cuh"
 #include <string.h>
 
-// The upper half of a float, rounded to nearest, ties to even; a NaN stays one.
+// Returns the upper half of a float, rounded to nearest, ties to even; a NaN stays NaN.
 static __device__ inline uint16_t bf16_from_float(float x)
 {
     uint32_t bits;
@@ -31,7 +31,7 @@ static __device__ inline size_t thread_index(void)
     return (size_t)blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-// Sum over the ROW_THREADS threads of a block, the same in all of them. Ends with a barrier.
+// Returns the sum over the ROW_THREADS threads of a block, the same in all of them. Ends with a barrier.
 static __device__ inline float block_sum(float x, float *shared)
 {
     x = warp_sum(x);
@@ -197,7 +197,7 @@ static __global__ void scale_kernel(float *x, size_t n, const float *factor)
 
 static constexpr size_t SUM_SPAN = 4096; // values per thread block of sum_kernel
 
-// sums[0] = sum over the block's threads, for the first of them.
+// sums[0] = sum over the block's threads, to be read by the first of them.
 static __device__ inline void sum_block(double sums[ROW_THREADS], double sum)
 {
     sums[threadIdx.x] = sum;
@@ -207,7 +207,7 @@ static __device__ inline void sum_block(double sums[ROW_THREADS], double sum)
     }
 }
 
-// partial[b] = sum of block b's span, in double; one order whatever the device.
+// partial[b] = sum of block b's span, in double, in one order whatever the device.
 static __global__ void sum_kernel(double *partial, const float *x, size_t n)
 {
     __shared__ double sums[ROW_THREADS];
@@ -234,7 +234,7 @@ static __global__ void sample_kernel(int32_t *ids, const float *logits, uint32_t
 {
     __shared__ double sums[SAMPLER_PARTS];
     __shared__ uint32_t
-        tops[SAMPLER_PARTS]; // of each part: where its largest logit is; n: it has none; n + 1: one is no number
+        tops[SAMPLER_PARTS]; // of each part: the place of its largest logit; n: none; n + 1: one is NaN or +infinity
     __shared__ uint32_t top;
     const float *row = logits + (size_t)blockIdx.x * n;
     uint32_t size = (uint32_t)sampler_part_size(n), from = threadIdx.x * size, best = n;

@@ -1,11 +1,11 @@
-// What the attention kernels share: 64 x 64 tiles of scores, computed by 256 threads out of shared memory, and the
-// online softmax.
+// What the attention kernels share: 64 x 64 tiles of scores, computed by 256 threads from shared memory, and the online
+// softmax.
 //
 // Thread (tx, ty) = (t % 16, t / 16) owns rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every tile. The 16
 // threads of a row are 16 neighbours of one warp, so a row is reduced by four shuffles. Every sum is taken in an order
 // that depends on shapes alone; a row's numbers do not depend on which other rows share its tile.
 //
-// tests/cuda/emulator.h runs these very lines on the CPU, thread by thread.
+// tests/cuda/emulator.h runs this very code on the CPU, thread by thread.
 #pragma once
 extern "C" {
 #include "profiler/backend/backend.h"
@@ -22,8 +22,8 @@ static constexpr uint32_t WARP = 32;
 static constexpr uint32_t ALL_LANES = 0xffffffffu;
 static constexpr uint32_t MAX_HEAD_DIM = 512; // as BACKEND_MAX_HEAD_DIM
 
-// Rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) * depth;
-// `count` of them.
+// `count` rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) *
+// depth.
 struct tile_rows {
     const float *base;
     uint32_t first, count, group;
@@ -43,7 +43,7 @@ template <typename T> static __device__ inline T warp_sum(T x)
     return x;
 }
 
-// Over the 16 threads that share a tile's rows.
+// Sums over the 16 threads that share a tile's rows.
 static __device__ inline float row_sum16(float x)
 {
     for (int step = 8; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
@@ -92,19 +92,19 @@ static __device__ inline void tile_product(float s[4][4], tile_memory *shared, t
     }
 }
 
-// The score of a layer of this shape, from q . k / sqrt(d).
+// Returns the score of a layer of this shape, from q . k / sqrt(d).
 static __device__ inline float bend_score(const attention_shape &shape, float score)
 {
     return shape.softcap > 0.0f ? shape.softcap * tanhf(score / shape.softcap) : score;
 }
 
-// The first position that a row at `position` sees.
+// Returns the first position that a row at `position` sees.
 static __device__ inline uint32_t first_seen(const attention_shape &shape, uint32_t position)
 {
     return shape.window && position >= shape.window ? position + 1 - shape.window : 0;
 }
 
-// 1 / the sum of a row's exponentials relative to `top`; the sink of head h is among them.
+// Returns 1 / the sum of a row's exponentials relative to `top`, the sink of head h included.
 static __device__ inline float inverse_sum(const attention_shape &shape, uint32_t h, float top, float sum)
 {
     if (!shape.sinks.address) return 1.0f / sum;
@@ -139,7 +139,7 @@ static __device__ inline void softmax_step(softmax_state<CHUNKS> *state, float s
     for (int i = 0; i < 4; i++) {
         float top = fmaxf(fmaxf(s[i][0], s[i][1]), fmaxf(s[i][2], s[i][3]));
         top = fmaxf(state->top[i], row_max16(top));
-        // A row that has seen nothing yet has nothing to scale, and -inf minus -inf is not a number.
+        // A row that has seen nothing yet has nothing to scale, and -inf minus -inf is NaN.
         float shrink = state->top[i] == -INFINITY ? 0.0f : expf(state->top[i] - top);
         state->top[i] = top;
         state->sum[i] *= shrink;
