@@ -197,8 +197,7 @@ static void gpu_free(void *memory)
     gpu_note(cudaFree(memory), "cudaFree");
 }
 
-// Returns a host array of at most NOTE_BYTES as kernels see it, valid for those launched before the next 1 MiB of
-// notes.
+// Returns a host array of at most NOTE_BYTES as kernels see it, until another NOTE_BYTES of arrays have been taken.
 static const void *gpu_take(const void *host, size_t bytes)
 {
     notes *n = &gpu.to_device;
