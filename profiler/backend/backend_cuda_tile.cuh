@@ -22,8 +22,8 @@ static constexpr uint32_t WARP = 32;
 static constexpr uint32_t ALL_LANES = 0xffffffffu;
 static constexpr uint32_t MAX_HEAD_DIM = 512; // as BACKEND_MAX_HEAD_DIM
 
-// `count` rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) *
-// depth.
+// `count` rows of a product. Row r of the tile is line l = first + r, which begins at base + (l / group) * stride +
+// (l % group) * depth.
 struct tile_rows {
     const float *base;
     uint32_t first, count, group;
