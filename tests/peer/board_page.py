@@ -241,16 +241,21 @@ def picture(board):
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
-def write(lines, page, svg):
-    board = Board(lines)
-    if not models_of(board, "kl"):
-        return
+def put(page, of, blocks):
+    """Replaces what stands between the marks of a page: blocks (name, lines)."""
     text = page.read_text(encoding="utf-8")
-    for name, rows in (("behind", behind), ("nearest", nearest), ("kl", tables), ("tasks", tasks), ("absent", absent)):
-        begin, end = f"[board: {name}]: #", "[end]: #"
+    for name, rows in blocks:
+        begin, end = f"[{of}: {name}]: #", "[end]: #"
         if begin not in text:
             continue
         head, rest = text.split(begin, 1)
-        text = head + begin + "\n\n" + "\n".join(rows(board)).strip("\n") + "\n\n" + end + rest.split(end, 1)[1]
+        text = head + begin + "\n\n" + "\n".join(rows).strip("\n") + "\n\n" + end + rest.split(end, 1)[1]
     page.write_text(text, encoding="utf-8")
-    svg.write_text(picture(board), encoding="utf-8")
+
+
+def write(lines, page, svg):
+    board = Board(lines)
+    if models_of(board, "kl"):
+        made = (("behind", behind), ("nearest", nearest), ("kl", tables), ("tasks", tasks), ("absent", absent))
+        put(page, "board", [(name, rows(board)) for name, rows in made])
+        svg.write_text(picture(board), encoding="utf-8")
