@@ -52,7 +52,7 @@ dev put(backend_device *on, const float *values, size_t n)
     return d;
 }
 
-// n floats of the judged backend's memory, to be freed.
+// Returns n floats of the judged backend's memory, which the caller frees.
 float *fetch(dev from, size_t n)
 {
     float *values = malloc((n + 1) * sizeof *values);
@@ -71,12 +71,12 @@ float *take(dev from, size_t n)
 void reserve(uint32_t tokens, attention_shape s)
 {
     uint32_t widest = s.n_heads * s.head_dim > 2048 ? s.n_heads * s.head_dim : 2048;
-    backend_device *before = judged; // which keeps a device running that starts slowly
+    backend_device *before = judged; // closed last, so that a device that starts slowly keeps running
     judged = opened(&JUDGED, &(backend_limits){tokens, TAIL, 1024, widest, s, 2048, widest});
     JUDGED.close(before);
 }
 
-// No operation may have failed.
+// Fails if an operation has failed.
 void check_judged(void)
 {
     help_ok(JUDGED.check(judged, err));
@@ -84,13 +84,13 @@ void check_judged(void)
 
 void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative)
 {
-    size_t i = 0; // one check behind the loop: each is a message to Check's parent process
+    size_t i = 0; // one check after the loop: each is a message to Check's parent process
     while (i < n && fabsf(got[i] - want[i]) <= absolute + relative * fabsf(want[i])) i++;
     ck_assert_msg(i == n, "%s: element %zu of %zu is %.9g, expected %.9g", what, i, n, i < n ? (double)got[i] : 0,
                   i < n ? (double)want[i] : 0);
 }
 
-// The keys and values of a context on a device, packed where the backend wants that.
+// Puts the keys and values of a context on a device, packed if the backend wants that.
 prefix_kv context_on(backend_device *on, const float *k, const float *v, uint32_t T, attention_shape s)
 {
     size_t n = (size_t)s.n_kv_heads * T * s.head_dim, packed = on->b->packed_floats(on, T, s);
@@ -143,7 +143,7 @@ void decode_case_free(decode_case *c)
     free(c->best);
 }
 
-// Output of rows [first, first + n) and, behind it, the importance of all questions.
+// Runs rows [first, first + n). Returns their output, followed by the importance of all questions.
 dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t n)
 {
     size_t row = (size_t)c->s.n_heads * c->s.head_dim;

@@ -49,8 +49,8 @@ float *take(dev from, size_t n);  // the same, and releases it
 void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative);
 void same_bits(const char *what, const float *a, const float *b, size_t n);
 
-// Runs `...` on both backends with the same inputs and compares n floats of y. `terms` is how large the sum of a
-// product's terms may get, to which its precision is relative.
+// Runs `...` on both backends with the same inputs and compares n floats of y. `terms` bounds the sum of the magnitudes
+// of a product's terms; the product's precision is relative to that.
 #define BOTH(what, y, n, absolute, relative, terms, ...)                                                    \
     do {                                                                                                    \
         float *results[2];                                                                                  \

@@ -1,7 +1,7 @@
 // The oracle's importance as a sum, and its weights.
 #include "judge.h"
 
-// Importance as a sum, by the backends that find it.
+// Importance as a sum, for backends that compute it.
 UNIT_TEST(test_summed_importance)
 {
     dev y;
@@ -17,7 +17,7 @@ UNIT_TEST(test_summed_importance)
     check_judged();
 }
 
-// Distances from a centre: those of values that were moved by it, whatever backend finds them.
+// Weights around a centre are those of values from which the centre was subtracted.
 UNIT_TEST(test_weights_around_a_centre)
 {
     for (int i = 0; i < N_SHAPES && JUDGED.sums_importance; i++) {

@@ -1,7 +1,7 @@
-// The promise that bits depend neither on threads nor on who else is in a batch.
+// Tests the promise that bits depend neither on the number of threads nor on what else is in a batch.
 #include "judge.h"
 
-// One run of every operation that shares work out among threads: `results` are its outputs, to be freed.
+// Runs each operation that splits its work among threads. `results` gets the outputs, which the caller frees.
 enum { N_RESULTS = 4 };
 static void run_all(const decode_case *c, const float *q, const float *root, float *results[N_RESULTS])
 {
@@ -24,7 +24,7 @@ static void run_all(const decode_case *c, const float *q, const float *root, flo
     results[3] = take(sums, c->weights_size);
 }
 
-// On the emulated device: also over the order of a block's threads, and over what runs late.
+// Sets the number of threads, and on the emulated device the order of a block's threads and what runs late.
 static void set_threads(int i)
 {
     static const int threads[] = {1, 2, 3, 8};
@@ -83,7 +83,7 @@ UNIT_TEST(test_bits_over_batches)
         JUDGED.release(judged, y), JUDGED.release(judged, dx), JUDGED.matrix_release(judged, &m);
         free(all);
     }
-    for (int i = 0; i < N_SHAPES; i++) { // one row of every question: each alone gives what all together give
+    for (int i = 0; i < N_SHAPES; i++) { // rows alone, one of each question, give what all give together
         decode_case c = decode_case_make(SHAPES[i], LONGER, 1);
         size_t row = (size_t)c.s.n_heads * c.s.head_dim, heads = (size_t)c.s.n_kv_heads * c.T;
         reserve(c.T, c.s);

@@ -1,7 +1,7 @@
-// Operations on rows, one by one or between layers: norms, activations, rotary positions, copies, drawing tokens.
+// Operations on rows, alone or between layers: norms, activations, rotary positions, copies, drawing tokens.
 #include "judge.h"
 
-// Every third row, from the last one on.
+// Judges operations on rows that are picked by number: every third row, from the last one on.
 static void judge_rows_by_number(uint32_t n, uint32_t width, const float *x, const float *other)
 {
     uint32_t rows[70], picked = 0;
@@ -38,7 +38,7 @@ static void judge_norms(uint32_t n, uint32_t width, const float *x, const float 
     });
     BOTH("layer_norm by head", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
         y = on->b->alloc(on, (size_t)n * width);
-        dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width); // of four heads
+        dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width); // for four heads
         on->b->layer_norm(on, y, dx, dw, 4 * n, width / 4, 4, 1e-5f);
         on->b->release(on, dx), on->b->release(on, dw);
     });
@@ -159,7 +159,7 @@ UNIT_TEST(test_gather_rope_store)
     free(x);
 }
 
-// The same tokens from the same logits, greedily and drawn, at every size of a part; -1 where a row is no numbers.
+// Both backends draw the same tokens, greedily or not, for sizes around that of a part; -1 if a value is not finite.
 UNIT_TEST(test_sample)
 {
     enum { ROWS = 7 };

@@ -1,4 +1,4 @@
-// Attention of layers that have more than plain attention: windows, capped scores, sinks, one by one and together.
+// Attention of layers with more than plain attention: windows, capped scores and sinks, alone and together.
 #include "judge.h"
 
 typedef struct rule {
@@ -7,7 +7,7 @@ typedef struct rule {
     bool sinks;
 } rule;
 
-// Windows shorter than a tail, than a tile of keys, and longer than one; more than the contexts.
+// Windows shorter than a tail or a tile of keys, longer than a tile, and longer than the contexts.
 static const rule RULES[] = {{1, 0, false},    {5, 0, false}, {64, 0, false}, {270, 0, false},
                              {4000, 0, false}, {0, 3, false}, {0, 50, false}, {0, 0, true},
                              {0, 2, true},     {5, 2, true},  {100, 3, true}};
@@ -37,7 +37,7 @@ static void judge_prefix_rule(attention_shape plain, int shape, const rule *r, u
         on->b->attend_prefix(on, y, dq, &kv, first, n, s);
         on->b->release(on, dq), on->b->release(on, s.sinks), context_release(on, &kv);
     });
-    // As importance: what is off in a score is off in proportion.
+    // As for importance, the tolerance is relative: an error in a score changes a probability in proportion.
     if (!r->window)
         BOTH("column_sums", y, lines, 1e-6f, 4e-5f + product_error(&JUDGED) * 8, 0, {
             attention_shape s = shape_with(on, shape, r, sinks);
@@ -53,7 +53,7 @@ static void judge_prefix_rule(attention_shape plain, int shape, const rule *r, u
     free(q);
 }
 
-// Rows of several questions, and of a layer without a window their importance too.
+// Judges rows of several questions and, for a layer without a window, their importance.
 static void judge_rows_rule(attention_shape plain, int shape, const rule *r, uint32_t T, const float *sinks)
 {
     decode_case c = decode_case_make(plain, T, 7);
@@ -89,7 +89,7 @@ UNIT_TEST(test_attention_rules)
     check_judged();
 }
 
-// A sink takes weight: values of one, of keys all alike, come out as the share that is left.
+// With equal keys and values of 1, the output is the share of the weight that the sink leaves.
 UNIT_TEST(test_sink_share)
 {
     enum { T = 3, D = 16 };

@@ -1,10 +1,10 @@
-// Every operation on many shapes: all groups of query heads that models have, all head sizes, lengths around every edge
-// of a tile; and on shapes that are drawn at random. KVB_SEED draws others, KVB_DRAWS says how many.
+// Every operation on many shapes: all groups of query heads that models have, all head sizes, and lengths around every
+// edge of a tile; and on random shapes. KVB_SEED draws other shapes, KVB_DRAWS says how many.
 #include "judge.h"
 
-// Multiplications of a case at most, and how many cases are passed over: the reference and the emulators are slow, and
-// under a sanitiser, which looks at memory and not at numbers, both are three times as slow. With KVB_JUDGE=all nothing
-// is passed over (tests/cli/long_judge.sh); groups of 7 never are.
+// The most multiplications of a case, and one in how many cases is judged: the reference and the emulators are slow,
+// and a sanitiser, which looks at memory and not at numbers, makes both three times as slow. KVB_JUDGE=all judges more
+// of them (tests/cli/long_judge.sh). Groups of 7 are never left out.
 #if defined(EMULATED)
 enum { SAMPLE_MOST = 60000, SAMPLE_EVERY = 40, ALL_MOST = 150000, ALL_EVERY = 5, DRAWS = 2 };
 #elif defined(EMULATED_TILES)
@@ -18,7 +18,7 @@ enum { SAMPLE_MOST = 400000, SAMPLE_EVERY = 12, ALL_MOST = 6000000, ALL_EVERY = 
 #else
 enum { SAMPLE_MOST = 2000000, SAMPLE_EVERY = 4, ALL_MOST = 6000000, ALL_EVERY = 1, DRAWS = 8 };
 #endif
-// Under a sanitiser, or where it is slow, one in so many shapes of the last tiles, others with every seed.
+// Slow builds judge one in LAST_EVERY shapes of the last tiles; the seed decides which.
 #if defined(EMULATED) || defined(EMULATED_TILES) || defined(__SANITIZE_ADDRESS__)
 enum { LAST_EVERY = 5 };
 #else
@@ -34,7 +34,7 @@ static bool judges_all(void)
 }
 
 static const uint32_t GROUPS[] = {1, 2, 3, 4, 5, 6, 7, 8, 14, 28}, DIMS[] = {16, 24, 40, 64, 80, 96, 112, 128, 256};
-// Around 16 rows, 30 and 32, tiles of 64, 256 and 512 keys or rows, chunks of 1024, a few of them twice.
+// Around 16, 24, 30 and 32 rows, around tiles of 64 to 512 keys or rows and multiples of them, and around 1024.
 static const uint32_t LENGTHS[] = {1,   2,   15,  16,  17,  23,  24,  25,  29,  30,   31,   32,  33,  63,
                                    64,  65,  127, 128, 129, 223, 224, 225, 255, 256,  257,  383, 384, 385,
                                    511, 512, 513, 767, 768, 769, 895, 896, 897, 1023, 1024, 1025};
@@ -69,7 +69,7 @@ static void judge_prefix(const char *what, attention_shape s, uint32_t T, uint32
         on->b->attend_prefix(on, y, dq, &kv, first, n, s);
         on->b->release(on, dq), context_release(on, &kv);
     });
-    // Column sums are of probabilities: what is off in a score is off in proportion.
+    // Column sums add up probabilities, which an error in a score changes in proportion.
     BOTH(what, y, lines, 1e-6f, 3e-5f + product_error(&JUDGED) * 8, 0, {
         y = on->b->alloc(on, lines);
         dev dq = put(on, q, T * row), row_log = on->b->alloc(on, lines);
@@ -137,7 +137,7 @@ static void judge_product(const char *what, uint32_t n, uint32_t in, uint32_t ou
     free(w);
 }
 
-// All that depends on the shape of heads; `salt` varies what else there is.
+// Judges everything that depends on the shape of heads; `salt` varies the rest.
 static void judge_shape(attention_shape s, uint32_t T, uint32_t salt)
 {
     char what[128];
@@ -150,7 +150,7 @@ static void judge_shape(attention_shape s, uint32_t T, uint32_t salt)
     check_judged();
 }
 
-// The shapes that the other judges share, with each of their lengths and with every number of rows at a time.
+// The shapes that the other judges share, with each of their lengths and several numbers of rows at a time.
 UNIT_TEST(test_shared_shapes)
 {
     for (uint32_t i = 0; i < N_SHAPES; i++)
@@ -162,7 +162,7 @@ UNIT_TEST(test_shared_shapes)
     check_judged();
 }
 
-// Each group with each head size, the lengths in turn: with one KV head, with four, with two.
+// Each group with each head size. Lengths and numbers of KV heads (1, 4, 2) take turns.
 UNIT_TEST(test_groups_and_head_sizes)
 {
     static const uint32_t kv_heads[] = {1, 4, 2};
@@ -178,7 +178,7 @@ UNIT_TEST(test_groups_and_head_sizes)
         }
 }
 
-// Each length with each group, of small heads.
+// Each length with two groups of small heads.
 UNIT_TEST(test_lengths)
 {
     for (uint32_t i = 0, at = 0; i < N_LENGTHS; i++)
@@ -195,7 +195,7 @@ static uint64_t setting(const char *name, uint64_t otherwise)
     return text && *text ? strtoull(text, NULL, 10) : otherwise;
 }
 
-// The last tile of keys holds 1 to 4 times 64: a product of so few terms may have other parts than one of whole tiles.
+// The last tile of keys holds 1 to 4 times 64: a product of so few terms may be split otherwise than a whole tile's.
 UNIT_TEST(test_last_tiles)
 {
     static const uint32_t tokens[] = {50, 100, 190, 250, 356};
@@ -220,7 +220,7 @@ UNIT_TEST(test_random_shapes)
     fflush(stdout);
     for (uint64_t i = 0; i < draws; i++) {
         seed_uniform(seed + i);
-        for (int k = 0; k < 8; k++) uniform(); // seeds that are near
+        for (int k = 0; k < 8; k++) uniform(); // skip numbers that are alike for near seeds
         attention_shape s = attention_heads(0, draw(1, 5), 8 * draw(1, 40));
         s.n_heads = s.n_kv_heads * draw(1, 30);
         uint32_t T = draw(1, 1100);

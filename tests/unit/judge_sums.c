@@ -14,10 +14,10 @@ UNIT_TEST(test_column_sums)
                    size = (size_t)s.n_heads * T;
             float *k = random_floats(kv_size, 2), *q = random_floats(q_size, 2), *sums = malloc(size * sizeof *sums);
             reserve(T, s);
-            // All rows; the last 300 or 40, or those of a window that is no whole tile; the last one.
+            // All rows; the last 300; the last 40, or half of a short context; the last one.
             const uint32_t firsts[] = {0, T > 300 ? T - 300 : 0, T > 40 ? T - 40 : T / 2, T - 1};
-            for (int f = 0; f < 4; f += i == LONGEST_SHAPE ? 1 : 2) { // one shape has them all
-                // As importance: what is off in a score is off in proportion.
+            for (int f = 0; f < 4; f += i == LONGEST_SHAPE ? 1 : 2) { // only one shape is judged with all of them
+                // As for importance, the tolerance is relative: an error in a score scales a probability.
                 BOTH("column_sums", y, size, 1e-6f, 3e-5f + product_error(&JUDGED) * 8, 0, {
                     y = on->b->alloc(on, size);
                     dev dq = put(on, q, q_size), rows = on->b->alloc(on, size);

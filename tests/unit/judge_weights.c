@@ -14,7 +14,7 @@ UNIT_TEST(test_matmul)
                 float *x = random_floats((size_t)n * in, 1), *w = random_floats((size_t)out * in, 1),
                       *before = random_floats((size_t)n * out, 1);
                 reserve(8, SHAPES[0]);
-                BOTH("matmul", y, (size_t)n * out, 2e-5f, 2e-5f, 16, { // the root of `in` terms below one
+                BOTH("matmul", y, (size_t)n * out, 2e-5f, 2e-5f, 16, { // about sqrt(in), for terms below 1
                     y = put(on, before, (size_t)n * out);
                     dev dx = put(on, x, (size_t)n * in);
                     dev_matrix m = backend_matrix(on, w, out, in, keep);
@@ -28,7 +28,7 @@ UNIT_TEST(test_matmul)
     check_judged();
 }
 
-// Several products of one input are bit by bit what they are one by one.
+// Several products of one input have the bits that each has alone.
 UNIT_TEST(test_project)
 {
     enum { IN = 200 };
@@ -59,12 +59,12 @@ UNIT_TEST(test_project)
     check_judged();
 }
 
-// A matrix of random bytes as a model file would store it; the halves among them are small numbers, with few digits
-// where `coarse`.
+// Returns a matrix of random bytes in a model file's format. The half floats in it are small, and have few digits if
+// `coarse`.
 static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, bool coarse)
 {
     static const struct {
-        uint32_t type, halves, first; // of a block, and where they begin
+        uint32_t type, halves, first; // the number of halves in a block, and the offset of the first
     } scales[] = {{GGUF_TENSOR_F16, 1, 0},   {GGUF_TENSOR_Q4_0, 1, 0},   {GGUF_TENSOR_Q4_1, 2, 0},
                   {GGUF_TENSOR_Q5_0, 1, 0},  {GGUF_TENSOR_Q5_1, 2, 0},   {GGUF_TENSOR_Q8_0, 1, 0},
                   {GGUF_TENSOR_Q4_K, 2, 0},  {GGUF_TENSOR_Q5_K, 2, 0},   {GGUF_TENSOR_Q6_K, 1, 208},
@@ -90,7 +90,7 @@ static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, boo
     return (stored_matrix){.type = type, .data = data, .out = out, .in = in, .paired = 16, .turned = 16};
 }
 
-// Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.
+// Matrices of every stored type, with rows in RoPE pairs, as weights and as rows; infinite values are refused.
 UNIT_TEST(test_matrix_load)
 {
     enum { IN = 256, OUT = STORED_ROWS, T = 17 };
@@ -149,7 +149,7 @@ UNIT_TEST(test_matrix_load)
     check_judged();
 }
 
-// y = x W^T for `rows` rows of x, of a matrix that is held so; to be freed.
+// Returns y = x W^T for `rows` rows of x and a matrix that is held as `hold` says. The caller frees it.
 static float *product_of(const stored_matrix *w, unsigned hold, const float *x, uint32_t rows)
 {
     backend_device *on = judged;
@@ -161,15 +161,15 @@ static float *product_of(const stored_matrix *w, unsigned hold, const float *x, 
     return take(y, (size_t)rows * w->out);
 }
 
-// Does the judged backend round the whole numbers of this type other than floats (HOLD_WIDE of backend.h)?
+// Whether the judged backend rounds whole numbers of this type in another way than floats (HOLD_WIDE of backend.h).
 static bool rounds_ties_otherwise(uint32_t type)
 {
     bool has_steps = type == GGUF_TENSOR_Q4_0 || type == GGUF_TENSOR_Q8_0 || type == GGUF_TENSOR_Q6_K;
     return has_steps && product_takes_any_rows() && strcmp(judged->b->name, "cpu") == 0;
 }
 
-// However a matrix is held, products and rows have the same bits; rounding gives those of the rounded matrix; what is
-// read in place takes no more memory than what is held.
+// Products have the same bits however a matrix is held. With rounding, they are those of the rounded matrix. Reading in
+// place takes no more memory than holding.
 UNIT_TEST(test_matrix_hold)
 {
     enum { IN = 256, OUT = STORED_ROWS, MOST = 100 };
@@ -211,8 +211,8 @@ UNIT_TEST(test_matrix_hold)
     check_judged();
 }
 
-// A matrix that takes little memory when it is held takes none when it is read in place, and what is wrong in it then
-// fails the product.
+// On the CPU, a matrix that is read in place takes no memory, and a NaN in it fails the product. Other backends hold it
+// and refuse the NaN at once.
 UNIT_TEST(test_matrix_in_place)
 {
     enum { IN = 64, OUT = 40 };
@@ -231,13 +231,13 @@ UNIT_TEST(test_matrix_in_place)
         on->b->matmul(on, y, dx, m, 1, false);
         help_fails(on->b->check(on, err), KVB_NUMERIC, "not finite");
         on->b->release(on, y), on->b->release(on, dx), on->b->matrix_release(on, &m);
-        on->failed = KVB_OK; // of the next test's
+        on->failed = KVB_OK; // so that the next test starts without a failure
     }
     free(values);
     free(x);
 }
 
-// Part of a row is what stands there in the whole row, whatever blocks the type has.
+// Part of a row has the values of the whole row, for types with and without blocks.
 UNIT_TEST(test_stored_slice)
 {
     static const uint32_t types[] = {GGUF_TENSOR_F32, GGUF_TENSOR_BF16, GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q6_K};

@@ -1,4 +1,4 @@
-// Names of allocators, and the budgets that they hand out.
+// Names of allocators, and the budgets that they give.
 #include "evaluator/allocator.h"
 #include "formats_help.h"
 
@@ -10,7 +10,7 @@ static uint32_t keep[HEADS];
 static double entropies[L] = {0.9, 0.5, 0.7}, shifts[L] = {2, 9, 1};
 static window_attention seen = {.n_layers = L, .entropy = entropies, .dispersion = entropies, .shift = shifts};
 
-// The budgets of the allocator with this name, at a ratio; scores as below.
+// Puts the named allocator's budgets at this ratio in `keep` and returns their sum.
 static uint64_t allocate(const char *name, double ratio, const float *scores)
 {
     allocator a;
@@ -84,7 +84,7 @@ UNIT_TEST(names_and_errors)
     }
     help_ok(allocator_parse(&a, "pyramid:beta=10", err));
     ck_assert_str_eq(a.label, "pyramid:beta=10");
-    ck_assert_str_eq(a.identity, "pyramid beta=10 alpha=0.2 window=8 "); // logs of before know it so
+    ck_assert_str_eq(a.identity, "pyramid beta=10 alpha=0.2 window=8 "); // earlier logs have this identity
     // Alphas that differ in the last digit are two allocators.
     allocator near;
     help_ok(allocator_parse(&a, "ada:alpha=0.3", err));
@@ -98,7 +98,7 @@ UNIT_TEST(names_and_errors)
     allocator_free(&a);
 }
 
-// The formulas as the papers have them, in double: one layer's attention of the last W queries a[h][w][j].
+// The papers' formulas in double: one layer's attention of the last W queries, a[h][w][j].
 typedef struct plain_layer {
     double entropy, dispersion, shift, score[2][120];
 } plain_layer;
@@ -181,8 +181,8 @@ UNIT_TEST(attention_of_the_last_queries)
     window_attention_free(&found);
 }
 
-// CAKE: budgets in proportion to the preference, what is beyond a whole layer to the others in equal parts. LAVa: the
-// layer's best scores over all heads.
+// CAKE: budgets in proportion to the preference; what exceeds a whole layer goes to the others in equal parts. LAVa:
+// the layer's best scores over all heads.
 UNIT_TEST(layers_by_attention)
 {
     const float *scores = some_scores();
@@ -212,7 +212,7 @@ UNIT_TEST(layers_by_attention)
     }
 }
 
-// As many tokens as fit into the bytes, none of them in a layer that is not budgeted.
+// Heads keep as many tokens as fit into the bytes; a layer that is not budgeted keeps all of them, unpacked.
 UNIT_TEST(packed_heads)
 {
     layer_set middle = {{0}};
@@ -249,7 +249,7 @@ UNIT_TEST(packed_heads)
     allocator_free(&a);
 }
 
-// A bounded layer keeps all, and the others' budgets are those of a model without it.
+// A bounded layer keeps everything, and the others get the budgets of a model without it.
 UNIT_TEST(bounded_layers)
 {
     static const char *const names[] = {"uniform", "pyramid", "ada", "oracle"};

@@ -4,7 +4,7 @@
 
 enum { D = 8, GROUP = 2, ENTRIES = 9, MORE = 4, ROWS = 3 };
 
-// Output of row i, query head h; entries stand at `positions`, the last ROWS are the rows' own.
+// Computes the output of row i, query head h. Entries are at `positions`; the last ROWS are the rows' own.
 static void by_hand(double out[D], const float *q, const float *k, const float *v, const uint32_t *positions,
                     uint32_t n, const attend_rule *rule, uint32_t i, uint32_t h)
 {
@@ -23,7 +23,7 @@ static void by_hand(double out[D], const float *q, const float *k, const float *
     for (int c = 0; c < D; c++) out[c] /= total;
 }
 
-// The entries stand in a base and in the head's own memory; some positions were evicted before.
+// The entries are split between a base and the head's own memory; some positions have been evicted.
 UNIT_TEST(rules_against_the_formula)
 {
     static const float sinks[GROUP] = {0.7f, -1.5f};

@@ -1,6 +1,5 @@
-// The ragged cache by itself, and decoding over it on the tiny model: against the profiler's forward pass, against
-// itself cut into other steps and batches, and with evicted entries against a full cache of which only the kept ones
-// are looked at.
+// The ragged cache by itself, and decoding over it on the tiny model: compared with the profiler's forward pass, with
+// other steps and batches, and, if entries were evicted, with a full cache in which only the kept ones are looked at.
 #include "evaluator/attend.h"
 #include "evaluator/session.h"
 #include "test_profiler_cases.h"
@@ -23,7 +22,7 @@ static kv_cache *filled_cache(const uint32_t rooms[L * G])
     return c;
 }
 
-// The head holds exactly the entries with these indices of filled_cache.
+// Checks that the head holds exactly the entries of filled_cache with these indices.
 static void expect_entries(const kv_cache *c, uint32_t l, uint32_t g, const uint32_t *indices, uint32_t n)
 {
     kv_span s = kv_cache_span(c, l, g);
@@ -76,7 +75,7 @@ static void expect_same(const kv_cache *a, const kv_cache *b)
     }
 }
 
-// A packed cache holds what kvb_pack makes of each head, in so many bytes, and what continues it sees that.
+// A packed cache holds what kvb_pack makes of each head and counts its bytes; an extension of it reads those values.
 UNIT_TEST(a_packed_cache_holds_bytes)
 {
     const uint32_t rooms[L * G] = {41, 9, 1, 34};
@@ -102,7 +101,7 @@ UNIT_TEST(a_packed_cache_holds_bytes)
             ck_assert_mem_eq(side ? got.v : got.k, rows, want.count * D * sizeof *rows);
             ck_assert_mem_eq(side ? again.v : again.k, rows, want.count * D * sizeof *rows);
         }
-        kv_span before = attend_before(&scratch, first, h / G, h % G); // not packed: where it stands
+        kv_span before = attend_before(&scratch, first, h / G, h % G); // not packed: the base's own memory
         ck_assert(before.k == want.k && before.v == want.v);
     }
     ck_assert_uint_eq(kv_cache_bytes(c), bytes);
@@ -127,7 +126,7 @@ UNIT_TEST(a_refilled_cache_is_a_new_one)
         {L * G, few, positions, NULL}, {L * G, many, positions, NULL}, {L * G, few, positions, NULL}};
     kv_cache *again = NULL, *fresh;
     for (size_t i = 0; i < sizeof k / sizeof *k; i++) k[i] = (float)i, v[i] = -(float)i;
-    for (int i = 0; i < 4; i++) { // little, more, little in the memory of more, everything
+    for (int i = 0; i < 4; i++) { // a little, more, a little in the memory of more, everything
         const kept_set *what = i < 3 ? &kept[i] : NULL;
         const float *memory = again ? again->k : NULL;
         fresh = kv_cache_gather(L, G, D, k, v, TOKENS, what, EXTRA);
@@ -135,7 +134,7 @@ UNIT_TEST(a_refilled_cache_is_a_new_one)
         else again = kv_cache_gather(L, G, D, k, v, TOKENS, what, EXTRA);
         expect_same(again, fresh);
         ck_assert(i != 2 || again->k == memory);
-        kv_cache_append(again, 0, 0, k, v, TOKENS); // of which nothing may stay
+        kv_cache_append(again, 0, 0, k, v, TOKENS); // the next refill must drop this entry
         kv_cache_close(fresh);
     }
     kv_cache_close(again);
@@ -167,7 +166,7 @@ static void bed_close(bed *b)
     model_free(b->m);
 }
 
-// The continuation over a cache of `kept`, in steps of `step` tokens.
+// Returns the logits of the continuation over a cache of `kept`, in steps of `step` tokens.
 static float *decode_all(bed *b, const kept_set *kept, uint32_t step)
 {
     float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
@@ -216,7 +215,7 @@ UNIT_TEST(full_cache_is_the_forward_pass)
     bed_close(&b);
 }
 
-// A hook that lets a row see the kept entries of the context, and all after it.
+// A hook that lets a row see the kept entries of the context and everything after it.
 static uint32_t choose_kept(void *context, const decode_view *view, uint32_t g, kv_span span, const float *q,
                             uint32_t *indices)
 {
@@ -359,7 +358,7 @@ static kvb_status count_layers(void *context, const decode_view *view, kvb_error
     return KVB_OK;
 }
 
-// Questions behind a shared base find what they find behind copies of it, and leave it as it was.
+// Questions that share a base get what they get from copies of it (within 1e-5), and do not change it.
 UNIT_TEST(a_base_is_shared)
 {
     static bed b;

@@ -1,5 +1,5 @@
-// Damage of many cuts of the same texts: the same numbers as a text's fidelity, in any order and batch, and nothing for
-// a whole cache; of heads one at a time what the whole pass finds; and the log that keeps what was measured.
+// Damage of many cuts of the same texts: it is what a text's fidelity says, in any order and batch, and nothing for a
+// whole cache; for single heads it is what the whole pass finds; and the log keeps what was measured.
 #include "evaluator/fidelity.h"
 #include "evaluator/refine_bench.h"
 #include "formats/need.h"
@@ -31,7 +31,7 @@ static void teardown(void)
     help_teardown();
 }
 
-// The mean of what fidelity.h tells of each row.
+// Returns the mean of what fidelity.h tells of each row.
 static damage_value mean_of(const fidelity_cell *c, uint32_t n)
 {
     damage_value mean = {0};
@@ -94,7 +94,7 @@ UNIT_TEST(damage_is_what_fidelity_measures)
         mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &both[i % TEXTS][i / TEXTS], NULL};
     help_ok(damage_measure_cuts(d, mixed, TEXTS * CUTS, err));
     ck_assert(memcmp(both, one, sizeof one) == 0);
-    help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text is filled again
+    help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text may be filled again
     help_ok(damage_measure(d, &texts[0], CUT[0], NULL, 1, &alone, err));
     ck_assert(fabs(alone.kl - want[1][0].kl) < 1e-12);
     ck_assert_uint_gt(damage_text_bytes(m, &plan), 2 * HEADS * T * 16 * sizeof(float));
@@ -102,7 +102,7 @@ UNIT_TEST(damage_is_what_fidelity_measures)
     damage_close(d);
 }
 
-// What is stored in fewer bits, at the places of damage.h, loses what fidelity finds of a packed cache.
+// Formats of fewer bits, in the places that damage.h names, lose what fidelity finds of a packed cache.
 UNIT_TEST(formats_lose_what_fidelity_measures)
 {
     damage_value want[CUTS], bare[CUTS], got[CUTS];
@@ -122,7 +122,7 @@ UNIT_TEST(formats_lose_what_fidelity_measures)
     damage_close(d);
 }
 
-// Heads cut alone, from their own layer on: what the whole pass finds of the same cuts, in any batch.
+// Cuts of single heads, run from their own layer on, lose what the whole pass finds, in any batch.
 UNIT_TEST(a_head_alone_is_one_cut)
 {
     enum { LEVELS = 3 };
@@ -170,7 +170,7 @@ UNIT_TEST(heads_alone_can_be_stopped)
     text = damage_text_open(d);
     help_ok(damage_text_fill(d, &text, ids[0], NULL, err));
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
-    help_ok(damage_measure(d, &text, keep, NULL, 1, &whole, err)); // the text is there as before
+    help_ok(damage_measure(d, &text, keep, NULL, 1, &whole, err)); // the text can still be used
     ck_assert(whole.kl > 0);
     damage_text_close(&text);
     damage_close(d);
@@ -229,7 +229,7 @@ UNIT_TEST(what_was_measured_is_remembered)
     }
     ck_assert(log_open(&log, path, &err) == KVB_OK && !log_find(log, keys[0]));
     ck_assert(log_add(log, lines, 2, &err) == KVB_OK);
-    for (int round = 0; round < 2; round++) { // of this run, then from disk: to the bit
+    for (int round = 0; round < 2; round++) { // from this run, then from disk: the same bits
         for (int i = 0; i < 2; i++) {
             ck_assert(damage_value_read(&found, log, keys[i], &err) == KVB_OK);
             ck_assert(found.kl == kl[i] && found.flips == 0.25 && found.nll == -kl[i]);

@@ -1,4 +1,4 @@
-// What a run compares: names, metrics and columns of methods, what they select.
+// What a run compares: names, metrics and columns of methods, and what they select.
 #include "evaluator/method.h"
 #include "test_profiler_cases.h"
 
@@ -51,7 +51,7 @@ UNIT_TEST(names_and_metrics)
     unit_strings(method_name(&b.methods[0]), "keydiff", method_name(&b.methods[1]), "morphkv:window=8");
     size_t n;
     metric *metrics = method_metrics(&n, &b.list);
-    ck_assert_uint_eq(n, 1); // the policy is none
+    ck_assert_uint_eq(n, 1); // a policy is not a metric
     ck_assert_str_eq(metrics[0].spec, "keydiff");
     free(metrics);
     bed_close(&b);
@@ -84,7 +84,7 @@ UNIT_TEST(a_metric_selects)
     bed_close(&b);
 }
 
-// The oracle picks the tokens of the largest importance, wherever they are, and needs it.
+// The oracle picks the tokens of the largest importance, wherever they are, and fails without importance.
 UNIT_TEST(the_oracle_selects)
 {
     bed b;

@@ -1,6 +1,6 @@
-// Policies, a KV head each: those that evict by the attention they see against their rules written down a second time;
-// KeyDiff and LagKV too, and kvpress's block by block; RocketKV, Quest, SparQ and top-k against the numbers that their
-// papers give, bounds of pages, and turns.
+// Policies of one KV head: those that evict by attention, compared with their rules written a second time; KeyDiff,
+// LagKV and kvpress's version block by block; RocketKV, Quest, SparQ and top-k, compared with numbers of their papers;
+// bounds of pages, and turns.
 #include "evaluator/policy.h"
 #include "test_profiler_cases.h"
 
@@ -52,10 +52,10 @@ static void evict(rig *r, uint32_t count)
 
 enum { STEPS = 120, RECENT = 5, CAPACITY = 17, GROUP = 2 };
 
-// Every query's group sum for every position, filled as the steps come; -1: not looked at.
+// The sum over the group of each step's weight for each position, filled step by step; -1: not looked at.
 static float history[STEPS + 64][STEPS + 64];
 
-// The step's weights over the entries at `positions`, remembered by position.
+// Returns the step's random weights for the entries at `positions`, and adds them to `history`. The caller frees them.
 static float *draw_weights(const uint32_t *positions, uint32_t count, uint32_t step)
 {
     float *w = case_alloc((size_t)GROUP * count, sizeof *w);
@@ -92,8 +92,8 @@ static float tova_rule(uint32_t step, uint32_t position, bool maximum)
     return history[step][position] / GROUP;
 }
 
-// The policy, step by step from an empty cache, keeps what the rule says of the whole history: the last `recent` and
-// the best of the others.
+// Runs the policy step by step from an empty cache. It must keep what the rule says of the whole history: the last
+// `recent` and the best of the others.
 static void follow_rule(const char *spec, float (*rule)(uint32_t, uint32_t, bool), bool maximum, uint32_t recent)
 {
     rig *r = open_rig(spec, CAPACITY, 0, CAPACITY + 1, GROUP, D);
@@ -107,7 +107,7 @@ static void follow_rule(const char *spec, float (*rule)(uint32_t, uint32_t, bool
         evict(r, count);
         ck_assert_uint_eq(r->n, count < CAPACITY ? count : CAPACITY); // never above C + R after a step
         for (uint32_t gone = 0, at = 0; gone < count - r->n; at++) {
-            // One goes per step: the worst of the older ones.
+            // One entry is evicted per step: the worst of the older ones.
             bool stays = false;
             for (uint32_t i = 0; i < r->n; i++) stays = stays || r->keep[i] == at;
             if (stays) continue;
@@ -146,7 +146,7 @@ UNIT_TEST(streaming_by_position)
     close_rig(r);
 }
 
-// The prefill's selection of policies that look at queries is the one that a step makes.
+// After the prefill, policies that look at queries select as they do after a step.
 UNIT_TEST(prefills_select)
 {
     enum { T = 60, H = 2 };
@@ -244,7 +244,7 @@ static uint32_t pairwise_best(const float *k, uint32_t *keep, uint32_t n, uint32
     return n;
 }
 
-// The keys of tests/golden/make_blocks.py.
+// Returns the keys of tests/golden/make_blocks.py.
 static float *golden_keys(uint32_t T, uint32_t d, uint32_t seed)
 {
     float *k = case_alloc((size_t)T * d, sizeof *k);
@@ -299,7 +299,7 @@ UNIT_TEST(keydiff_windows)
     for (uint32_t i = 0; i < N; i++) ck_assert_uint_eq(all->keep[i], stream->keep[i]);
     for (uint32_t i = 0; i < N / 4; i++) ck_assert_uint_eq(some->keep[N - 1 - i], T - 1 - i);
     ck_assert_uint_lt(some->keep[0], T - N);
-    // In decode a block is one token: 41 keys, of which the one nearest to all others goes.
+    // While decoding, a block is one token: of N + 1 keys, the one nearest to all others is evicted.
     rig *step = open_rig("keydiff", N, T, ROOM, 1, D);
     uint32_t want[256];
     for (uint32_t i = 0; i <= N; i++) want[i] = i;
@@ -323,7 +323,7 @@ UNIT_TEST(lagkv_lengths)
     rig *r = open_rig("lagkv:lag=1024:sink=16:keep=0.125", 1, T, T, 1, SMALL);
     prefill(r, &view);
     ck_assert_uint_eq(r->n, 3472); // the paper's example: 16.9 %
-    // By capacity: at most what it says, and less than one token of each partition below it.
+    // For a given capacity: at most that many, and less than one token of each partition below it.
     for (uint32_t capacity = 2500; capacity < 20000; capacity += 3500) {
         rig *c = open_rig("lagkv:lag=1024:sink=16", capacity, T, T, 1, SMALL);
         prefill(c, &view);
@@ -345,7 +345,7 @@ UNIT_TEST(lagkv_recursion)
     prefill(r, &view);
     uint32_t n = (T - SINK) / LAG, expected = SINK + KEPT * (n - 1) + LAG + (T - SINK) % LAG;
     ck_assert_uint_eq(r->n, expected);
-    // The same tokens as the metric's ranks within partitions give.
+    // The tokens are those that the metric's ranks within partitions select.
     metric m;
     float scores[T];
     help_ok(metric_parse(&m, "lagkv:paper:lag=16:sink=4", err));
@@ -356,7 +356,7 @@ UNIT_TEST(lagkv_recursion)
             ck_assert_uint_eq((at - SINK) / LAG, p);
             ck_assert(scores[at] >= (float)(LAG - KEPT) / LAG);
         }
-    // In decode: what is compressed stays as it is; one partition is cut for every LAG new tokens.
+    // While decoding, compressed entries do not change, and one partition is cut for every LAG new tokens.
     uint32_t positions[ROOM], before[ROOM], cuts = 0;
     memcpy(positions, r->keep, r->n * sizeof *positions);
     uint32_t count = r->n, fixed = r->h.counts[0];
@@ -396,7 +396,7 @@ UNIT_TEST(rocket_split_rule)
     ck_assert_double_eq_tol(s.channels, 61.6, 0.05);
     unit_numbers(s.k1, 61, s.k2, 1024);
     ck_assert_double_eq_tol(s.keep, 12766, 0.5);
-    // What is read to estimate is what is read to attend, before rounding: (N / p) k1 / (2 d) = t / 2.
+    // The estimate reads as much as attention, before rounding: (N / p) k1 / (2 d) = t / 2.
     ck_assert_double_eq_tol(s.keep / s.page * s.channels / (2 * 128), 1024, 1e-6);
     s = rocket_split_for(109 * 1000, 256, 128);
     ck_assert_double_eq_tol(s.exponent, 0.724, 0.0005);
@@ -429,7 +429,7 @@ UNIT_TEST(pages_bound_their_keys)
     ck_assert_uint_eq(s.n, N);
     for (int trial = 0; trial < 50; trial++) {
         float *q = case_floats((size_t)group * DIM, 1, 0);
-        for (uint32_t r = 1; r < group; r++) // signs that agree; magnitudes that do not
+        for (uint32_t r = 1; r < group; r++) // signs agree, magnitudes do not
             for (uint32_t c = 0; c < DIM; c++) q[r * DIM + c] = copysignf(q[r * DIM + c], q[c]);
         for (uint32_t r = 0; r < group; r++)
             for (uint32_t i = 0; i < N; i++) {
@@ -441,7 +441,7 @@ UNIT_TEST(pages_bound_their_keys)
     free(k);
 }
 
-// What the policy looks at for one query over keys that are all there.
+// Puts in `out` which keys the policy looks at for one query, if all n keys are kept. Returns their number.
 static uint32_t look(const char *spec, uint32_t capacity, double split, const float *q, float *k, uint32_t n,
                      uint32_t group, uint32_t d, uint32_t *out)
 {
@@ -475,7 +475,7 @@ UNIT_TEST(corners_of_sparse_attention)
         for (uint32_t c = 0; c < DIM; c += 4) q[c] *= 4, q[DIM + c] *= 4; // some channels matter more
         uint32_t best[N], got[N], n_best = look("topk", K, 0, q, k, N, H, DIM, best);
         ck_assert_uint_eq(n_best, K);
-        // Exact top-k by hand: mean over the group of the softmax, the newest token in any case.
+        // Exact top-k by hand: the best means of the softmax over the group, and always the newest token.
         double a[N] = {0}, worst = 1e9, beyond = 0;
         for (uint32_t r = 0; r < H; r++) {
             double e[N], sum = 0;
@@ -496,16 +496,16 @@ UNIT_TEST(corners_of_sparse_attention)
         ck_assert_mem_eq(best, got, K * sizeof *best);
         found[0] += overlap(best, K, got, look("quest:page=8", K, 0, q, k, N, H, DIM, got)) / 20;
         found[1] += overlap(best, K, got, look("sparq:channels=32", K, 0, q, k, N, H, DIM, got)) / 20;
-        uint32_t n = look("rocketkv", N, 0.8, q, k, N, H, DIM, got); // all were kept by the first stage
+        uint32_t n = look("rocketkv", N, 0.8, q, k, N, H, DIM, got); // the first stage kept all keys
         found[2] += overlap(got, n, best, K) / 20;
-        // A budget for everything is dense attention.
+        // A budget for all tokens means dense attention.
         unit_numbers(look("topk", N, 0, q, k, N, H, DIM, got), UINT32_MAX, look("quest", N, 0, q, k, N, H, DIM, got),
                      UINT32_MAX, look("rocketkv", N, 0, q, k, N, H, DIM, got), UINT32_MAX);
         free(q);
     }
     uint32_t got[N]; // a group of any size
     ck_assert_uint_eq(look("quest", K, 0, k, k, N, WIDE, 8, got), K);
-    for (int i = 0; i < 3; i++) // by chance 0.1
+    for (int i = 0; i < 3; i++) // chance would give 0.1
         ck_assert_msg(found[i] > 0.3, "%d: %.2f of exact top-k is found", i, found[i]);
     free(k);
 }
@@ -515,7 +515,7 @@ UNIT_TEST(turns_lose_nothing)
     enum { T = 300, DIM = 16, W = 4, NEW = 6, CAP = 80 }; // the pool is 63 wide
     float *k = case_floats((size_t)(T + 2 * NEW) * DIM, 0.3, 0), *q = case_floats((size_t)T * DIM, 0.3, 0);
     float far[DIM], near[DIM];
-    for (uint32_t c = 0; c < DIM; c++) { // two places that two turns ask for
+    for (uint32_t c = 0; c < DIM; c++) { // two places, one for each turn's queries
         far[c] = c % 2 ? 3.0f : 0, near[c] = c % 2 ? 0 : 3.0f;
         k[60 * DIM + c] = far[c], k[220 * DIM + c] = near[c];
     }
@@ -536,7 +536,7 @@ UNIT_TEST(turns_lose_nothing)
         bool has_far = false, has_near = false;
         for (uint32_t i = 0; i < r->h.counts[1]; i++)
             has_far = has_far || r->h.marks[i] == 60, has_near = has_near || r->h.marks[i] == 220;
-        // What the first turn did not choose is still there for the second.
+        // What the first turn did not choose is still available to the second.
         ck_assert(turn ? has_far : has_near && !has_far);
         unit_numbers(r->h.counts[1], CAP, r->h.counts[2], count);
     }

@@ -41,7 +41,7 @@ static void bed_open(bed *b)
     for (int i = 0; i < N; i++) b->next[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
 }
 
-// All runs over one prefill; the reference's logits come with it.
+// One prefill for all runs; it also computes the full cache's logits.
 static void bed_prefill(bed *b, policy_run **runs, size_t n)
 {
     kv_cache *c;
@@ -69,7 +69,7 @@ UNIT_TEST(everything_is_dense)
     bed_open(&b);
     for (size_t i = 0; i < N_ALL; i++) {
         help_ok(policy_parse(&p[i], ALL[i], err));
-        if (i == 7) help_ok(policy_parse(&p[i], "lagkv:lag=16:sink=4:keep=1", err)); // partitions that stay whole
+        if (i == 7) help_ok(policy_parse(&p[i], "lagkv:lag=16:sink=4:keep=1", err)); // partitions are kept whole
         help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0, T, N, err));
     }
     bed_prefill(&b, runs, N_ALL);
@@ -91,7 +91,7 @@ UNIT_TEST(caches_keep_to_their_capacity)
     static bed b;
     static policy p[N_ALL];
     policy_run *runs[N_ALL];
-    const uint32_t capacity[HEADS] = {20, 41, 60, 33}; // as a table gives them: every head its own
+    const uint32_t capacity[HEADS] = {20, 41, 60, 33}; // each head has its own, as in a table
     bed_open(&b);
     for (size_t i = 0; i < N_ALL; i++) {
         help_ok(policy_parse(&p[i], ALL[i], err));

@@ -1,6 +1,5 @@
-// What the search for better budgets is given to measure with: texts dealt into sets, candidates that
-// lose what their cuts lose and are measured once, a start that no more texts are spent on than are paid for, and
-// stops.
+// What the search for better budgets measures with: texts dealt into sets, candidates that lose what their cuts lose
+// and are measured once, a start that spends only as many texts as the evaluations pay for, and stops.
 #include "evaluator/refine_bench.h"
 #include "formats/table_write.h"
 #include "test_profiler_cases.h"
@@ -18,7 +17,7 @@ typedef struct bench_case {
     refine_bench b;
 } bench_case;
 
-// A table of even rows; heads of the second layer keep more.
+// Writes a table with evenly spaced ratios; heads of the second layer keep more.
 static void write_table(const char *path, const char *sha256)
 {
     double ratio[LINES], prune[LINES * HEADS], zeros[LINES * HEADS] = {0};
@@ -35,7 +34,7 @@ static void write_table(const char *path, const char *sha256)
     cJSON_Delete(metadata);
 }
 
-// Six texts of random ids.
+// Opens the tiny model, a table, and six texts of random ids.
 static void open_case(bench_case *c)
 {
     const char *path = help_path("table.safetensors");
@@ -81,12 +80,12 @@ UNIT_TEST(texts_are_dealt_in_turn)
     ck_assert_uint_eq(refine_bench_bytes(&c.b), 5 * damage_text_bytes(c.m, &c.b.plan));
     close_case(&c);
     open_case(&c);
-    const refine_set none[TEXTS] = {0}; // all in one
+    const refine_set none[TEXTS] = {0}; // all in one set
     help_fails(refine_bench_deal(&c.b, none, err), KVB_ARGUMENT, "expected some of both");
     close_case(&c);
 }
 
-// A candidate loses what its table's budgets lose; nothing is measured twice, and a log keeps it.
+// A candidate loses what its table's budgets lose; nothing is measured twice, and a log keeps the results.
 UNIT_TEST(candidates_lose_what_their_cuts_lose)
 {
     bench_case c;
@@ -113,7 +112,7 @@ UNIT_TEST(candidates_lose_what_their_cuts_lose)
         help_ok(refine_bench_losses(&c.b, false, shift + i * KNOTS * HEADS, again + i * KNOTS * 2, err));
     ck_assert(memcmp(loss, again, sizeof loss) == 0 && c.b.n_measured == 2 * KNOTS * 2);
     help_ok(refine_bench_judge(&c.b, SET_TEST, shift + KNOTS * HEADS, &kl, err));
-    for (int i = 0; i < 2 * KNOTS; i++) { // means, then the texts
+    for (int i = 0; i < 2 * KNOTS; i++) { // the means come first, then each text
         const double *each = kl + 2 * KNOTS + i * 3;
         ck_assert(fabs(kl[i] - (each[0] + each[1] + each[2]) / 3) < 1e-12 && kl[i] > 0);
     }
@@ -136,14 +135,14 @@ UNIT_TEST(a_start_costs_what_is_paid)
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, NULL, err));
-    // Six budgets of four heads, half a continuation each, at two ratios and two texts: three evaluations a text.
+    // A text costs three evaluations: 6 budgets, 4 heads, half a continuation each, over 2 ratios and 2 texts.
     double start[KNOTS * HEADS];
     help_ok(refine_bench_start(&c.b, &t, start, &n, err));
     ck_assert_uint_eq(n, 2);
     ck_assert(fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS);
     t.evaluations = 5; // three quarters of these pay for one text
     help_ok(refine_bench_start(&c.b, &t, start, &n, err));
-    ck_assert(n == 1 && fabs(t.start_cost - 9) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known
+    ck_assert(n == 1 && fabs(t.start_cost - 9) < 1e-12 && c.b.n_alone == 2 * 6 * HEADS); // known: no new cuts
     t.evaluations = 2;
     help_ok(refine_bench_start(&c.b, &t, start, &n, err));
     ck_assert(n == 0 && fabs(t.start_cost - 9) < 1e-12);

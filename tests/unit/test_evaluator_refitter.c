@@ -1,5 +1,5 @@
-// Refitting cut caches of the tiny model: the bits do not depend on threads, outputs come nearer to the full cache's,
-// heads that keep most stay as they are; and queries turn as the model's own do.
+// Refitting cut caches of the tiny model: bits do not depend on threads, outputs get nearer to the full cache's, heads
+// that keep most tokens are not changed, and queries are rotated like the model's own.
 #include "evaluator/session.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
@@ -34,7 +34,7 @@ static kv_cache *cut_and_refit(session *s, const kept_set *kept, int threads)
     return cache;
 }
 
-// The logits of the token behind the context.
+// Returns the logits of the token after the context. The caller frees them.
 static float *next_logits(session *s, kv_cache *cache)
 {
     float *logits = calloc(s->m->config.vocabulary, sizeof *logits);
@@ -76,7 +76,7 @@ UNIT_TEST(refits_what_was_cut)
     float *before = next_logits(s, bare), *after = next_logits(s, one), *again = next_logits(s, two);
     size_t bytes = m->config.vocabulary * sizeof *before;
     ck_assert(memcmp(after, again, bytes) == 0 &&
-              memcmp(after, before, bytes) != 0); // refitted caches answer otherwise
+              memcmp(after, before, bytes) != 0); // refitting changes the logits
     free(before);
     free(after);
     free(again);

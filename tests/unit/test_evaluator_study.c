@@ -1,5 +1,5 @@
-// Studies of a task on the tiny model: what is answered together is what is answered alone, a stopped study goes on,
-// and its numbers add up.
+// Studies of a task on the tiny model: answering together gives what answering alone gives, a stopped study can be
+// resumed, and its numbers add up.
 #include "evaluator/task_study.h"
 #include "test_profiler_cases.h"
 
@@ -93,7 +93,7 @@ UNIT_TEST(together_is_alone)
     bed_close(&all);
 }
 
-// Every answer contains the empty string: of each sample one question is always right, in every cell.
+// Every answer contains the empty string, so one question of each sample is right in every cell.
 UNIT_TEST(every_score_is_of_its_question)
 {
     static bed b;
@@ -122,7 +122,7 @@ UNIT_TEST(a_stopped_study_goes_on)
     bed_open(&stopped, 2, log); // with fewer columns, too
     answer(&stopped, 0, 1);
     bed_close(&stopped);
-    FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
+    FILE *f = fopen(log, "a"); // like a kill in the middle of a line
     ck_assert_ptr_nonnull(f);
     fputs("{\"key\":\"0123", f);
     fclose(f);
@@ -147,7 +147,7 @@ UNIT_TEST(outcomes_add_up)
     bed_open(&b, COLUMNS, NULL);
     help_fails(task_summarize(&b.s, 0, &o, err), KVB_ARGUMENT, "was not answered");
     answer(&b, 0, SAMPLES);
-    for (int i = 0; i < SAMPLES * QUESTIONS; i++) { // the tiny model knows nothing: scores of our own
+    for (int i = 0; i < SAMPLES * QUESTIONS; i++) { // the tiny model knows nothing, so the scores are made up
         b.s.cells[1].samples[i / QUESTIONS].scores[i % QUESTIONS] = i % 2;
         b.s.cells[3].samples[i / QUESTIONS].scores[i % QUESTIONS] = 1;
     }

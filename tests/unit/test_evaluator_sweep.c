@@ -1,5 +1,5 @@
-// What is measured about a compacted cache, on the tiny model: against plain sums over the logits, at ratio 0, in
-// batches; the log of a sweep that is stopped and goes on; and the intervals.
+// Measurements of a compacted cache on the tiny model: compared with plain sums over the logits, at ratio 0, and in
+// batches; the log of a sweep that is stopped and resumed; and the intervals.
 #include "evaluator/sweep.h"
 #include "runtime/fail.h"
 #include "test_profiler_cases.h"
@@ -105,8 +105,8 @@ UNIT_TEST(measures_are_their_definitions)
 
 // ---- policies ----
 
-// A policy that evicts nothing is the full cache, and one that evicts changes what is predicted; stepped together or
-// alone, the same.
+// A policy that evicts nothing equals the full cache, and one that evicts changes what is predicted. Stepping policies
+// together or alone gives the same.
 UNIT_TEST(policies_against_the_full_cache)
 {
     static bed b;
@@ -194,7 +194,7 @@ static void field_close(field *f)
     model_free(f->m);
 }
 
-// A result that was read from the log has the very bits of one that was measured.
+// Whether the bits are the same: a result that was read from the log must have those of a measured one.
 static bool same_number(double a, double b)
 {
     return memcmp(&a, &b, sizeof a) == 0;
@@ -217,7 +217,7 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     field_open(&stopped, log);
     help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "same command continues");
     field_close(&stopped);
-    FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
+    FILE *f = fopen(log, "a"); // like a kill in the middle of a line
     ck_assert_ptr_nonnull(f);
     fputs("{\"key\":\"0123", f);
     fclose(f);
@@ -246,7 +246,7 @@ UNIT_TEST(a_stopped_sweep_goes_on)
     field_close(&whole);
 }
 
-// A device that fails at one of its products, and says so when it is asked, as backend.h promises for all of them.
+// A device that fails at one of its products and reports it when checked, as backend.h promises for all of them.
 static backend failing;
 static long products_left;
 
@@ -273,11 +273,11 @@ static void field_open_failing(field *f, const char *log, long products)
     failing = *backend_find("cpu");
     failing.project = count_products, failing.download = download_or_zeros;
     failing.check = check_device;
-    f->m->device->b = &failing; // passes open theirs from it
+    f->m->device->b = &failing; // passes open their devices with it
     products_left = products;
 }
 
-// Cells of a log are those of a sweep without failures, number for number; how many there are.
+// Checks that the cells of a log equal those of a sweep without failures. Returns how many there are.
 static size_t check_log(const char *log, const field *whole)
 {
     field f;
@@ -297,7 +297,7 @@ UNIT_TEST(a_failed_device_gives_no_results)
 {
     char log[512];
     field whole, f;
-    snprintf(log, sizeof log, "%s", help_path("failing.cells")); // help_path's text lives for a few calls
+    snprintf(log, sizeof log, "%s", help_path("failing.cells")); // help_path reuses its memory
     field_open_failing(&whole, NULL, LONG_MAX);
     help_ok(sweep_run(&whole.s, NULL, err));
     long all = LONG_MAX - products_left;
@@ -332,7 +332,7 @@ UNIT_TEST(the_summary_adds_up)
         for (int t = 0; t < TEXTS; t++)
             for (int r = 0; r < N; r++) kl += f.s.cells[i + (size_t)t * n].result.kl[r] / (TEXTS * N);
         ck_assert(fabs(rows[i].kl.value - kl) < 1e-12);
-        if (kl > 0) ck_assert(isnan(rows[i].kl.low)); // of fewer texts than an interval takes
+        if (kl > 0) ck_assert(isnan(rows[i].kl.low)); // too few texts for an interval
         if (column->how->kind == ALLOCATOR_UNIFORM) ck_assert(rows[i].to_uniform.value == 1 || kl == 0);
         ck_assert(isnan(rows[i].to_published.value)); // there is no such table
         ck_assert(fabs(rows[i].effective - rows[i].ratio) < 0.01);
@@ -345,7 +345,7 @@ UNIT_TEST(the_summary_adds_up)
     field_close(&f);
 }
 
-// A line of one of the cells that lacks its numbers is refused by its place; lines of other sweeps are left alone.
+// A line that lacks numbers of its cell is refused, and the message names its place; other sweeps' lines are ignored.
 UNIT_TEST(damaged_logs)
 {
     field f;

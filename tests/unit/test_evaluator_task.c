@@ -1,5 +1,5 @@
 // Tasks: as long as asked, repeatable, with answers that the context really gives (read back from its text, not from
-// the generator), and scored as RULER scores.
+// the generator), and scored as in RULER.
 #include "evaluator/task.h"
 #include "test_profiler_cases.h"
 #include <cjson/cJSON.h>
@@ -45,7 +45,7 @@ static const char *const ALL[] = {"niah_single_1",
                                   "fwe",
                                   "kv",
                                   "kv:uuid=0"};
-enum { NEEDLES = 8 }; // of ALL
+enum { NEEDLES = 8 }; // the first ones of ALL
 
 UNIT_TEST(lengths_and_seeds)
 {
@@ -69,7 +69,7 @@ UNIT_TEST(lengths_and_seeds)
         }
 }
 
-// How often `word` stands in the text between characters that are not lower-case letters.
+// Counts `word` in the text between characters that are neither lower-case letters nor hyphens.
 static size_t count_word(const char *text, const char *word)
 {
     size_t n = 0, length = strlen(word);
@@ -119,7 +119,7 @@ UNIT_TEST(chains_can_be_followed)
     task_sample_free(&s);
 }
 
-// Behind the last place where `front` stands.
+// Returns the text after the last occurrence of `front`.
 static const char *behind(const char *text, const char *front)
 {
     const char *found = NULL;
@@ -149,7 +149,7 @@ UNIT_TEST(counts_are_true)
         ck_assert_uint_gt(others, 40);
         task_sample_free(&c);
     }
-    // Of the coded words, none but two stands more often than the third.
+    // Only two of the coded words are more frequent than the third.
     task_sample f = make("fwe", 3000, 3, 1);
     const char *list = behind(f.context, "coded words. ");
     size_t counts[3], above = 0;

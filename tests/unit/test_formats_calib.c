@@ -5,7 +5,7 @@
 static kvb_status parse(calib_file *out, const char *text, kvb_error *err)
 {
     size_t size = strlen(text);
-    char *copy = malloc(size ? size : 1); // without a NUL behind it, so that ASan sees a read too far
+    char *copy = malloc(size ? size : 1); // without a NUL after it, so that ASan sees a read too far
     memcpy(copy, text, size);
     kvb_status status = calib_parse(out, copy, size, "dir/my text.jsonl", err);
     free(copy);
@@ -140,7 +140,7 @@ UNIT_TEST(long_line)
     free(text);
 }
 
-// Every prefix and every flipped bit of a small file: an error or a success, and nothing that a sanitizer minds.
+// Every prefix and every flipped bit of a small file gives an error or a success, and no report of a sanitizer.
 UNIT_TEST(damage)
 {
     static const char good[] =

@@ -41,7 +41,7 @@ UNIT_TEST(importance_of_curves)
     help_ok(curves_parse(&c, file, make_file(file, &plain, sound, (const int32_t[]){2, 6, 8}), "x", err));
     ck_assert(c.n_contexts == 2 && c.n_layers == 1 && c.n_kv_heads == 2 && c.n_budgets == 3 && c.n_tokens == 10);
     ck_assert_str_eq(c.method, "mine");
-    // Token number 2 is the first behind sink and window, at position 1; the last two positions lie behind 8 tokens.
+    // A budget begins with sink and window, so its third token is at position 1. The last two exceed a budget of 8.
     const float first[20] = {0, 1, 1, 1, 1, 2, 2, 0, 0, 0, 0, 1.5F, 1.5F, 1.5F, 1.5F, 0, 0, 0, 0, 0};
     const float second[20] = {0, 0,     0,     0,     0,     0.25F, 0.25F, 0.25F, 0.25F, 0,
                               0, 0.25F, 0.25F, 0.25F, 0.25F, 0.5F,  0.5F,  0.5F,  0.5F,  0};

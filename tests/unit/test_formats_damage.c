@@ -9,7 +9,7 @@ static unsigned char *make_record(size_t *size)
     return help_slurp(help_path("run.h5"), size);
 }
 
-// Whether all numbers of the record in memory are those that small_write wrote.
+// Whether all numbers that are read from the record are those that small_write wrote.
 static bool is_intact(record *r)
 {
     static float array[SMALL_MAX];
@@ -33,8 +33,8 @@ static bool is_intact(record *r)
     return true;
 }
 
-// Opening 20,000 files takes HDF5 a while: one byte in 21 is tried, others in each run; with KVB_DAMAGE=all every one
-// (tests/cli/long_judge.sh).
+// Opening 20,000 files takes HDF5 a while, so one byte in 21 is tried, others in each run. KVB_DAMAGE=all tries every
+// one (tests/cli/long_judge.sh).
 static size_t sampled(void)
 {
     const char *wish = getenv("KVB_DAMAGE");
@@ -118,7 +118,7 @@ static void put_array(hid_t group, const char *name, hid_t type, int rank, const
 
 static const hsize_t three[3] = {2, 3, 7}, layer[3] = {1, 3, 7};
 
-static void edit_superblock(hostile *h) // the file is another one
+static void edit_superblock(hostile *h) // does nothing: the test reads another file
 {
     (void)h;
 }
@@ -133,7 +133,7 @@ static void edit_attribute(hostile *h) // variable length
     H5Tclose(type);
     H5Sclose(space);
 }
-static void edit_other_numbers(hostile *h) // whole, with right checksums of HDF5, but not what was written
+static void edit_other_numbers(hostile *h) // valid HDF5 with right checksums, but not the numbers that were written
 {
     static const float zeros[42];
     hid_t set = H5Dopen2(h->context, "scores/keydiff", H5P_DEFAULT);
@@ -147,7 +147,7 @@ static void edit_other_ids(hostile *h)
     H5Dwrite(set, H5T_NATIVE_INT, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros);
     H5Dclose(set);
 }
-// Other numbers under a checksum that is theirs.
+// Writes other numbers, with the checksum that belongs to them.
 static void put_numbers(hid_t group, const char *name, const float values[42])
 {
     char hash[65];
@@ -172,7 +172,7 @@ static void edit_negative(hostile *h)
 #define QUESTION "contexts/zeta/questions/0"
 static const hsize_t huge[1] = {UINT64_C(1) << 40}, page[1] = {1 << 20}, many[1] = {1 << 28};
 typedef enum change { BY_HAND, NUMBER, NO_ATTRIBUTE, NO_LINK, MOVED, SOFT, EXTERNAL, GROUP, ARRAY } change;
-typedef enum element { F32, F64, I32 } element; // HDF5's own are no constants
+typedef enum element { F32, F64, I32 } element; // HDF5's own types are not constants
 
 static const struct {
     kvb_status status;
@@ -211,7 +211,7 @@ static const struct {
     {KVB_FORMAT, "bytes that are stored", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .not_stored = true}},
     {KVB_FORMAT, "one chunk", ARRAY, "contexts/zeta/token_ids",
      .array = {I32, 1, huge, .chunk = page, .not_stored = true}},
-    // Would be 1 GiB of made-up zeros.
+    // Reading this would make up 1 GiB of zeros.
     {KVB_FORMAT, "bytes that are stored", ARRAY, "contexts/zeta/token_ids",
      .array = {I32, 1, many, .chunk = many, .not_stored = true}},
     {KVB_FORMAT, "questions/0/oracle", NUMBER, QUESTION, "n_queries", .number = 0},
@@ -244,7 +244,7 @@ static void make_edit(hostile *h, size_t i)
         put_array(h->file, at, types[edits[i].array.type], edits[i].array.rank, edits[i].array.dims,
                   edits[i].array.chunk, !edits[i].array.no_checksum, !edits[i].array.not_stored);
     if (edits[i].how < NO_LINK || edits[i].how == MOVED || edits[i].how == ARRAY) return;
-    ck_assert_int_ge(H5Ldelete(h->file, at, H5P_DEFAULT), 0); // what stands there goes, and mostly something else comes
+    ck_assert_int_ge(H5Ldelete(h->file, at, H5P_DEFAULT), 0); // then most edits put something else there
     if (edits[i].how == SOFT) H5Lcreate_soft(name, h->file, at, H5P_DEFAULT, H5P_DEFAULT);
     if (edits[i].how == EXTERNAL) H5Lcreate_external(name, "/", h->file, at, H5P_DEFAULT, H5P_DEFAULT);
     if (edits[i].how == GROUP) H5Gclose(H5Gcreate2(h->file, at, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
@@ -314,7 +314,7 @@ UNIT_TEST(quiet)
     }
     fcntl(out[0], F_SETFL, O_NONBLOCK);
     ck_assert_int_eq(read(out[0], text, sizeof text), -1);
-    H5Fclose(-5); // not through us: HDF5 speaks again
+    H5Fclose(-5); // a call that is not ours prints HDF5's errors again
     fflush(stderr);
     ck_assert_int_gt(read(out[0], text, sizeof text), 0);
     dup2(saved, 2);

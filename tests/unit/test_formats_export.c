@@ -44,7 +44,7 @@ UNIT_TEST(duo)
     ck_assert_str_eq(tsv, "1\t0.2\n0.5\t0.31\n0.06\t0.07\n");
     free(tsv);
     cJSON *config = help_json(help_path("duo/config.json"));
-    // Four heads keep under half, 16 on the mean: 4 sinks and the latest 12.
+    // Four heads keep less than half, 16 tokens on average: 4 sinks and the latest 12.
     ck_assert_double_eq(number(config, "sink_size"), 4);
     ck_assert_double_eq(number(config, "recent_size"), 12);
     ck_assert_double_eq_tol(number(config, "head_compression_ratio"), 4 / 6.0, 1e-15);
@@ -72,7 +72,7 @@ static void expect_layers(const double tokens[3], double effective_ratio)
     for (int l = 0; l < 3; l++) {
         double ratio = element(o, "compression_ratios", l);
         ck_assert_double_eq(element(o, "tokens", l), tokens[l]);
-        ck_assert(ratio >= 0 && floor(TOKENS * (1 - ratio)) == tokens[l]); // what kvpress does with it
+        ck_assert(ratio >= 0 && floor(TOKENS * (1 - ratio)) == tokens[l]); // as kvpress computes it
     }
     ck_assert_double_eq(number(o, "sink"), 4);
     ck_assert_double_eq_tol(number(o, "effective_ratio"), effective_ratio, 1e-15);
@@ -82,7 +82,7 @@ static void expect_layers(const double tokens[3], double effective_ratio)
 
 UNIT_TEST(per_layer)
 {
-    // Means of 60, 40.5 and 6.5 tokens: 107 in all. Of two equal halves the lower layer has the token.
+    // Means of 60, 40.5 and 6.5 tokens: 107 in all. With equal remainders, the lower layer gets the token.
     expect_layers((const double[]){60, 41, 6}, 1 - 107 / 300.0);
     // 107 tokens are 6.7 pages of 16, so there are 7; each layer has at least one.
     b.block = 16;
@@ -92,8 +92,8 @@ UNIT_TEST(per_layer)
     expect_layers((const double[]){100, 100, 1}, 1 - 201 / 300.0);
 }
 
-// What is asked for is what is given, within half a page over the whole model; rounding each layer up gave up to a page
-// more in every layer.
+// The whole model keeps what was asked for, within half a page. Rounding each layer up would keep up to a page more in
+// every layer.
 UNIT_TEST(pages_keep_the_total)
 {
     table_case c = case_default();
@@ -112,7 +112,7 @@ UNIT_TEST(pages_keep_the_total)
     kvb_table_close(deep);
 }
 
-// 133 tokens are kept in the two layers that have a budget; readers round shares of them down.
+// 133 tokens are kept in the two layers that have a budget; readers round their shares down.
 UNIT_TEST(shares)
 {
     static const struct {

@@ -88,7 +88,7 @@ UNIT_TEST(relative_path)
     help_ok(atomic_write("here", "x", 1, err));
     assert_content(help_path("here"), "x");
     help_spew("here.0123abcd.partial", "junk", 4);
-    help_spew("here.0123abcg.partial", "user", 4); // no hexadecimal number: not ours
+    help_spew("here.0123abcg.partial", "user", 4); // not hexadecimal, so not our file
     atomic_file_remove_stale("here");
     ck_assert(!help_exists("here.0123abcd.partial") && help_exists("here.0123abcg.partial") && help_exists("here"));
     ck_assert_int_eq(chdir("/"), 0);
@@ -181,7 +181,7 @@ UNIT_TEST(hashes)
     ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
-// A file that is cut short while it is mapped reads as zeros behind its end, on any thread, and file_check says so.
+// A file that is cut short while it is mapped reads as zeros past its end, on any thread, and file_check reports it.
 UNIT_TEST(test_mapped_files_that_change)
 {
     enum { PAGES = 40, PAGE = 4096 };
@@ -208,8 +208,7 @@ UNIT_TEST(test_mapped_files_that_change)
     free(bytes);
 }
 
-// What a signal or a lack of memory ends leaves nothing temporary behind: files and folders with files, but not what is
-// finished.
+// A process that a signal or a lack of memory ends leaves no temporary files or folders, but keeps finished ones.
 UNIT_TEST(removed_at_an_end)
 {
     for (int ending = 0; ending < 2; ending++) {

@@ -1,5 +1,5 @@
-// Records that become one: which attributes the whole has, what is refused, and that its bytes are those of one run;
-// and loss curves and gains in records: what is put is read, and damage is named.
+// Records that are merged: which attributes the result has, what is refused, and that its bytes are those of one run;
+// and loss curves and gains in records: what was written is read, and damage is named.
 #include "formats/record_growth.h"
 #include "formats_record_help.h"
 
@@ -225,7 +225,7 @@ UNIT_TEST(test_attributes_join_by_relation)
                          "{\"tova\":{\"window\":0.1},\"keydiff\":{\"window\":0.1}}");
         cJSON_Delete(all);
     }
-    // What follows from a metric's name is no setting: records of before lack it.
+    // Facts that follow from a metric's name are no settings, and older records lack them.
     cJSON *old = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *now = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3, .settings = FACTS});
     help_ok(record_join_attributes(&all, "old", old, "now", now, RECORD_SAME_TEXTS, err));
@@ -271,7 +271,7 @@ UNIT_TEST(test_what_is_added_gives_the_bytes_of_one_run)
     put_context(w, 1, 4, 0);
     ck_assert(record_writer_has_context(w, "one"));
     put_question(w, 0, 2);
-    record_writer_free(w); // stopped, and gone on with
+    record_writer_free(w); // stopped, then resumed
     help_same_file(path, old);
     w = begin_add(path, &whole, KVB_OK, NULL);
     put_question(w, 1, 2);

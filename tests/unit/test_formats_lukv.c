@@ -1,4 +1,4 @@
-// The published directory layout: out of a record and back, and as others write it.
+// The published directory layout: exported from a record and imported again, and as others write it.
 #include "formats/lukv_steps.h"
 #include "formats/npy.h"
 #include "formats_record_help.h"
@@ -26,7 +26,7 @@ UNIT_TEST(there_and_back)
     free(b);
 }
 
-// As peers write it: no side file, int64 ids, float64 here and there, no order in the names.
+// As other programs write it: no side file, int64 ids, some arrays in float64, names in no order.
 static void write_published(void)
 {
     static float array[2 * 3 * 5];
@@ -113,7 +113,7 @@ UNIT_TEST(mistakes)
     help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_FORMAT, "context_a b");
 }
 
-// A folder that cannot be filled to its end is not there, and what a killed export left goes with the next one.
+// An export that fails leaves no folder, and the next one removes what a killed export left.
 UNIT_TEST(exports_are_whole_or_not_there)
 {
     record *r;

@@ -54,7 +54,7 @@ static const char *make(const char *name, const shard *s)
     return path;
 }
 
-// Paths for record_merge: up to four.
+// Paths for record_merge, and their number.
 #define INPUTS(...) (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)
 
 UNIT_TEST(test_merge_gives_the_bytes_of_one_run)
@@ -115,7 +115,7 @@ UNIT_TEST(test_merge_refuses_strangers)
     ck_assert(!help_exists(out));
 }
 
-// The same thing with another number, in a score and in an oracle: both files are named.
+// The same context or question with another number is refused, and both files are named.
 UNIT_TEST(test_merge_refuses_other_contents)
 {
     const char *a = make("a.h5", &(shard){.number = 1, .of = 2, .has = {15, 0}}), *out = help_path("out.h5");

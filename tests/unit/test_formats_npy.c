@@ -2,7 +2,7 @@
 #include "formats/npy.h"
 #include "formats_help.h"
 
-// A file with this header text, version and data.
+// Returns a file with this version, header text and data, which the caller frees.
 static unsigned char *make(size_t *size, int major, const char *header, const void *data, size_t data_size)
 {
     size_t n = strlen(header), prefix = major == 1 ? 10 : 12;
@@ -91,7 +91,7 @@ UNIT_TEST(write_and_read)
     help_fails(npy_to_i32(&a, (int32_t[6]){0}, path, err), KVB_UNSUPPORTED, "<f8");
     free(data);
     const int64_t big[3] = {-5, INT32_MAX, INT64_C(1) << 40};
-    for (uint64_t n = 0; n <= 3; n++) { // one dimension, and none of its elements
+    for (uint64_t n = 0; n <= 3; n++) { // one dimension of 0 to 3 elements
         help_ok(npy_write(path, NPY_I64, 1, &n, big, err));
         data = help_slurp(path, &size);
         help_ok(npy_parse(&a, data, size, path, err));

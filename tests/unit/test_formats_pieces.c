@@ -53,7 +53,7 @@ UNIT_TEST(json_files)
     ck_assert(cJSON_Compare(value, again, 1));
     help_fails(json_write(path, NULL, err), KVB_MEMORY, "memory");
     free(text);
-    text = (char *)help_slurp(path, &size); // as it was
+    text = (char *)help_slurp(path, &size); // unchanged by the failed write
     cJSON *still = cJSON_Parse(text);
     ck_assert(cJSON_Compare(value, still, 1));
     help_fails(json_write(help_path("no/b.json"), value, err), KVB_IO, "no/b.json");
@@ -110,7 +110,7 @@ UNIT_TEST(files_of_our_folder)
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         ck_assert_msg(!atomic_file_is_partial(others[i], "run.h5", 6), "%s", others[i]);
 
-    // A link is replaced, not followed: its target stays what it was.
+    // A link is replaced, not followed: its target does not change.
     const char *link = help_path("link"), *target = help_path("target");
     help_spew(target, "old", 3);
     ck_assert_int_eq(symlink(target, link), 0);
@@ -138,7 +138,7 @@ UNIT_TEST(pages_given_back)
     help_ok(file_map(&view, path, err));
     ck_assert_mem_eq(view.data, data, SIZE);
     file_forget(&view);
-    ck_assert_mem_eq(view.data, data, SIZE); // read again where they are needed again
+    ck_assert_mem_eq(view.data, data, SIZE); // read again when they are needed
     help_ok(file_check(&view, path, err));
     file_unmap(&view);
     ck_assert_ptr_null(view.data);
@@ -147,7 +147,7 @@ UNIT_TEST(pages_given_back)
     free(data);
 }
 
-// The checksum is of the line before it; any flipped bit, and a line without one, is seen.
+// The checksum covers the line before it. A flipped bit or a missing checksum is detected.
 UNIT_TEST(sealed_lines)
 {
     cJSON *object = cJSON_CreateObject();

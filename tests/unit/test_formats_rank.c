@@ -1,4 +1,4 @@
-// Rankings as they are written, in a file of their own and inside of a table; the runtime that reads them also ranks.
+// Rankings as they are written, in a file of their own and inside a table. The runtime reads them and ranks with them.
 #include "formats/sha256.h"
 #include "formats/table_write.h"
 #include "formats_help.h"
@@ -16,7 +16,7 @@ static rank_content content(const char *about)
     return (rank_content){0, L, G, P, weights, about};
 }
 
-// With the name in its text, as files hold it.
+// Puts the ranking's name in `name`, and returns the ranking with that name in its text, as in files.
 static char name[24];
 static rank_content with_name(rank_content r)
 {
@@ -85,7 +85,7 @@ UNIT_TEST(tables_carry_them)
     help_ok(kvb_table_open(&table, path, NULL, err));
     const kvb_ranking *carried = kvb_table_ranking(table);
     ck_assert_ptr_nonnull(carried);
-    kvb_ranking *alone; // the table is a file of a ranking too
+    kvb_ranking *alone; // a table can be read as a ranking's file, too
     help_ok(kvb_ranking_open(&alone, path, err));
     const float knorm[4] = {0, 1, 2, 3};
     const float *features[1] = {knorm};
@@ -126,7 +126,7 @@ UNIT_TEST(bytes_of_a_file)
     for (size_t i = 0; i < L * G * P; i++) ck_assert(kvb_load_f64(n->data + 8 * i) == weights[i]);
     ck_assert_str_eq(kvb_safetensors_metadata(file.header, "k"), "v");
 
-    // Its own hash: the digits are those of the file with zeros in their place, by another SHA-256 than the writer's.
+    // The file's own hash is that of the file with zeros in its place, here by another SHA-256 than the writer's.
     char hex[65];
     const char *digits = kvb_safetensors_metadata(file.header, "content_sha256");
     char *place = memmem(bytes, size, digits, 64);
@@ -139,7 +139,7 @@ UNIT_TEST(bytes_of_a_file)
         bytes[i] ^= (unsigned char)(1 << i % 8);
         kvb_status status = kvb_safetensors_parse(&file, bytes, size, "f", NULL);
         ck_assert_msg(status == KVB_FORMAT || status == KVB_UNSUPPORTED ||
-                          !kvb_safetensors_metadata(file.header, "content_sha256"), // the key is another
+                          !kvb_safetensors_metadata(file.header, "content_sha256"), // or the key's name was hit
                       "byte %zu", i);
         if (status == KVB_OK) kvb_safetensors_free(&file);
         bytes[i] ^= (unsigned char)(1 << i % 8);
@@ -148,7 +148,7 @@ UNIT_TEST(bytes_of_a_file)
     cJSON_Delete(m);
 }
 
-// A ranking of whole layers: every head by kvb_rank_layer(), none by itself.
+// A ranking of whole layers: kvb_rank_layer() ranks them, and kvb_rank() refuses single heads.
 UNIT_TEST(rankings_of_whole_layers)
 {
     static double of_layers[L * G * 5] = {1, 0, 0.5, 0, 0, -2, 0.5, 1, 0.25, 3};

@@ -1,5 +1,5 @@
-// Records and their parts: what is written is read, the bytes depend on content alone, and a run that is killed, has no
-// space or is done again leaves nothing wrong.
+// Records and their parts: what is written is read back, the bytes depend on content alone, and a run that is killed,
+// runs out of space or is repeated leaves nothing wrong.
 #include "formats_record_help.h"
 #include <signal.h>
 #include <sys/resource.h>
@@ -8,7 +8,7 @@
 static void assert_small_attributes(const record *r)
 {
     cJSON *expected = small_attributes(), *item;
-    cJSON_ArrayForEach(item, expected) // HDF5 lists by name; so compare one by one
+    cJSON_ArrayForEach(item, expected) // HDF5 lists by name, so compare one by one
     {
         const cJSON *found = cJSON_GetObjectItemCaseSensitive(record_attributes(r), item->string);
         ck_assert_msg(cJSON_Compare(item, found, 1), "%s", item->string);
@@ -80,10 +80,10 @@ UNIT_TEST(write_and_read)
 UNIT_TEST(bytes_depend_on_content_only)
 {
     help_ok(small_write(help_path("a.h5"), false, err));
-    sleep(1); // times, if any were kept, would differ now
+    sleep(1); // now times would differ, if any were stored
     record_writer *w;
     const char *b = help_path("b.h5");
-    help_ok(small_begin(&w, b, false, err)); // other order of putting, attributes in reverse order, a context put twice
+    help_ok(small_begin(&w, b, false, err)); // another order of writing, attributes in reverse, a context written twice
     for (size_t c = SMALL_CONTEXTS; c-- > 0;) {
         help_ok(small_put_context(w, c, err));
         for (size_t q = SMALL_QUESTIONS; q-- > 0;) help_ok(small_put_question(w, c, q, err));
@@ -142,7 +142,7 @@ UNIT_TEST(resume_extends_a_finished_record)
     record_writer_free(w);
     help_ok(small_write(help_path("whole.h5"), false, err));
     help_same_file(path, help_path("whole.h5"));
-    struct stat before, after; // nothing to add: the file stays
+    struct stat before, after; // nothing to add: the file is not replaced
     stat(path, &before);
     help_ok(small_write(path, true, err));
     stat(path, &after);
@@ -154,7 +154,7 @@ UNIT_TEST(resume_compares_everything)
     const char *path = help_path("run.h5");
     record_writer *w, *same;
     help_ok(small_begin(&w, path, false, err));
-    // As if it were another process: the lock belongs to the open file.
+    // Like another process, since the lock belongs to the open file.
     help_fails(small_begin(&same, path, true, err), KVB_IO, "another process");
     record_writer_free(w);
     help_ok(small_begin(&w, help_path("second.h5"), false, err));

@@ -1,4 +1,4 @@
-// What could lose or mix a record: closes that fail, locks that race, links, files cut short while they are read.
+// What could lose or mix up a record: closes that fail, locks that race, links, files cut short while they are read.
 #include "formats/file_io.h"
 #include "formats/json_file.h"
 #include "formats/sha256.h"
@@ -9,10 +9,9 @@
 #include <sys/file.h>
 #include <sys/wait.h>
 
-// ---- In place of the libraries' own: what a test wants to happen there happens once ----
 
 static void (*before_flock)(void);
-static int failing_close; // the how many-th H5Dclose fails, counted down
+static int failing_close; // this many calls of H5Dclose from now, one fails; 0: none
 
 __attribute__((visibility("default"))) int flock(int file, int how)
 {
@@ -32,7 +31,7 @@ __attribute__((visibility("default"))) herr_t H5Dclose(hid_t set)
     return failing_close > 0 && --failing_close == 0 ? -1 : result;
 }
 
-static int interruptions; // how many writes a signal cuts off before they begin; the rest writes half
+static int interruptions; // so many writes go wrong: the last three write half, the ones before are interrupted
 
 __attribute__((visibility("default"))) ssize_t write(int file, const void *data, size_t n)
 {
@@ -61,7 +60,7 @@ UNIT_TEST(calls_go_on)
     int other = file_open(path, O_RDONLY, 0);
     ck_assert(file_lock(file, true) && !file_lock(other, false));
     ck_assert(file_close(file) && file_lock(other, false) && file_close(other));
-    ck_assert(!file_close(other)); // no descriptor any more
+    ck_assert(!file_close(other)); // already closed
     ck_assert(file_sync_folder(path) && !file_sync_folder(help_path("no/such")));
     char *folder = file_folder(path);
     unit_strings(folder, help_folder, file_base(path), "a");
@@ -71,7 +70,7 @@ UNIT_TEST(calls_go_on)
     ck_assert(file_close(file) && file_close(dir));
 }
 
-// A stream over interrupted and short writes.
+// A stream copes with interrupted and short writes.
 UNIT_TEST(streams_go_on)
 {
     static char text[200001], hash[65], again[65];
@@ -113,7 +112,7 @@ UNIT_TEST(every_close_counts)
     help_ok(small_write(path, false, err));
     unsigned char *data = help_slurp(path, &size);
     int failures = 0;
-    // One close in nine, another ninth in each run; those of datasets that are only read change nothing.
+    // One close in nine fails, another ninth in each run; failing to close a dataset that is only read changes nothing.
     for (int n = 1 + (int)(help_seed() % 9); failures < 1000; n += 9) {
         kvb_error e = {0};
         record_writer *w;
@@ -150,7 +149,7 @@ static void finish_elsewhere(void) // the process that held the lock ends its ru
     ck_assert_int_eq(rmdir(parts_folder), 0);
 }
 
-static void another_begins(void) // and a third one begins one
+static void another_begins(void) // and a third one begins a run
 {
     finish_elsewhere();
     ck_assert_int_eq(mkdir(parts_folder, 0777), 0);
@@ -263,7 +262,7 @@ UNIT_TEST(killed_writers_leave_nothing_for_long)
     int how;
     waitpid(child, &how, 0);
     ck_assert(WIFSIGNALED(how));
-    help_ok(atomic_write(path, "new", 3, err)); // removes what the dead one left, and not what the living one writes
+    help_ok(atomic_write(path, "new", 3, err)); // removes what a dead process left, but not what a living one writes
     char command[300];
     snprintf(command, sizeof command, "test $(ls %s | wc -l) = 2", help_folder);
     ck_assert_int_eq(system(command), 0);
@@ -303,11 +302,11 @@ UNIT_TEST(replaced_while_it_is_read)
     help_ok(atomic_write(path, "something else", 14, err));
     help_ok(small_read_all(r, err));
     help_ok(record_file_sha256(r, after, err));
-    ck_assert_str_eq(before, after); // of what was read
+    ck_assert_str_eq(before, after); // the hash of what was read
     record_close(r);
 }
 
-// A chunk of zeros, with its Fletcher-32, which of zeros is zero.
+// A chunk of zeros with its right Fletcher-32: that of zeros is zero.
 UNIT_TEST(chunk_of_zeros)
 {
     const char *path = help_path("run.h5");

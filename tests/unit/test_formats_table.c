@@ -1,4 +1,4 @@
-// Tables as they are written and exported; the reader that judges them is the runtime's.
+// Tables as they are written and exported; the reader that checks them is the runtime's.
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -133,7 +133,7 @@ UNIT_TEST(export_for_kvpress)
     ck_assert(strstr((char *)text,
                      "SnapKVPress(window_size=64, share=0.30000000000000004, use_vnorm=True, mode=\\\"mean\\\")") !=
               NULL);
-    // Rows 96 to 98 are saturated: what kvpress calls 0.97 is what the table says of it.
+    // Rows 96 to 98 are saturated, so the warning says what the table really prunes at 0.97.
     ck_assert_ptr_nonnull(strstr((char *)text,
                                  "\"not quite; from ratio 0.97 on less is pruned than LUKVPress is asked for, "
                                  "since heads stopped at their floor: 0.48 at 0.97\""));
@@ -143,7 +143,7 @@ UNIT_TEST(export_for_kvpress)
     cJSON_Delete(m);
 }
 
-// kvpress takes row round(100 r) of 99 and keeps to no constraints.
+// kvpress takes row round(100 r) of 99, and ignores constraints.
 UNIT_TEST(what_kvpress_cannot_do)
 {
     cJSON *m = metadata();
@@ -162,7 +162,7 @@ UNIT_TEST(what_kvpress_cannot_do)
     cJSON_Delete(m);
 }
 
-// An open table can be written again as it is.
+// An open table can be written again unchanged.
 UNIT_TEST(content_of_an_open_table)
 {
     cJSON *m = metadata();
@@ -183,7 +183,7 @@ UNIT_TEST(content_of_an_open_table)
     cJSON_Delete(m);
 }
 
-// Formats: what is written is read, row by row, and nothing else is taken for it.
+// Formats are read row by row as they were written, and wrong ones are refused.
 UNIT_TEST(formats_of_heads)
 {
     static uint8_t codes[R * L * G * 2], got[L * G * 2];
@@ -228,7 +228,7 @@ UNIT_TEST(formats_of_heads)
     cJSON_Delete(m);
 }
 
-// Copies that are cut short or have one wrong bit: refused, or else they say what the whole one says.
+// Copies that are cut short or have one wrong bit are refused, or else give the numbers of the whole one.
 UNIT_TEST(damage)
 {
     cJSON *m = metadata();

@@ -1,6 +1,6 @@
 // Every operation of a backend against the plain-C reference, with absolute and relative tolerance, over shapes with
-// MHA, GQA, MQA and awkward sizes; and the promise that bits depend neither on threads nor on who else is in a batch.
-// The operations stand in judge_*.c by subject; the backend is cpu, or the one that the Makefile names.
+// MHA, GQA, MQA and awkward sizes; and the promise that bits depend neither on threads nor on what else is in a batch.
+// The operations are in judge_*.c by subject; the backend is cpu, or the one that the Makefile names.
 #include "judge.h"
 #include "profiler/backend/linalg.h"
 
@@ -53,14 +53,14 @@ UNIT_TEST(test_every_operation_is_there)
 
 int main(void)
 {
-    if (strcmp(JUDGED.name, "cpu") != 0) setenv("CK_FORK", "no", 1); // a device does not outlive a fork
+    if (strcmp(JUDGED.name, "cpu") != 0) setenv("CK_FORK", "no", 1); // a device does not survive a fork
     kvb_error err = {0};
     bool open = JUDGED.open(&judged, &JUDGED, NULL, &err) == KVB_OK &&
                 backend_ref.open(&reference, &backend_ref, NULL, &err) == KVB_OK;
     if (!open) printf("skip - operations of backend %s: %s\n", JUDGED.name, err.message);
     fflush(stdout);
     if (!open) return unit_run("profiler backend", UNIT_CASES(unit_case()));
-#ifdef EMULATED // slowly; with two parts the rest is the same code as with f32
+#ifdef EMULATED // it is slow, and the rest is the same code as with f32
     if (strcmp(JUDGED.compute, "bf16x3") == 0)
         return unit_run("profiler backend", UNIT_CASES(unit_case(), judge_rows(), judge_weights()));
 #endif

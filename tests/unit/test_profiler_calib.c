@@ -1,5 +1,5 @@
 // Calibration data from texts: answers are the text's own tokens and lines (read back from the text, not from the
-// maker), repeatable by seed, and what cannot be made is refused with how much is missing.
+// maker), a seed gives the same data again, and a refusal says how much is missing.
 #include "profiler/calib_make.h"
 #include "profiler/text/text_lines.h"
 #include "test_profiler_cases.h"
@@ -26,7 +26,7 @@ static calib_recipe recipe(void)
     return (calib_recipe){.n_tokens = 300, .n_contexts = 1, .n_own = SIZE_MAX, .n_answer = 8, .seed = 1};
 }
 
-// The text of ids, in one of two places.
+// Returns the text of ids, in one of two buffers.
 static const char *text_of(const int32_t *ids, size_t n)
 {
     static char texts[2][8192];
@@ -57,13 +57,13 @@ UNIT_TEST(which_lines)
     ck_assert_int_eq(strncmp(one + l.begin, "The clerk weighed", l.head - l.begin), 0);
     ck_assert_uint_eq(l.head - l.begin, strlen("The clerk weighed"));
     ck_assert_uint_eq(l.end, strlen("short\n  The clerk weighed the cart with care twice."));
-    // What ends with the text may have been cut, and then only what stands in front of it counts.
+    // What ends with the text may have been cut off, so only what comes before it counts.
     ck_assert_uint_eq(lines_of("The clerk weighed the cart with care twice.", &l), 0);
     ck_assert_uint_eq(lines_of("The clerk weighed the cart with care twice. \n ", &l), 0);
-    // The same beginning twice: neither can be asked for.
+    // Two lines with the same beginning: neither can be asked for.
     ck_assert_uint_eq(lines_of("The clerk weighed the cart with care.\nThe clerk weighed the other cart too.\nx", &l),
                       0);
-    // A word that is all of the rest is cut, since there must be something to answer.
+    // If the rest is a single word, it is cut, since there must be something to answer.
     static const char word[] = "abcdefghijklmnopqrstuvwxyzabcdefghijk\nx";
     ck_assert_uint_eq(lines_of(word, &l), 1);
     ck_assert_uint_eq(l.head, TEXT_LINE_HEAD);
@@ -134,7 +134,7 @@ UNIT_TEST(contexts_share_no_tokens)
     calib_free(&made);
 }
 
-// The question repeats how the line begins, and question and answer together end with that line of the story.
+// Each question repeats the beginning of a line, and question and answer together end with that line of the story.
 UNIT_TEST(lines_stand_in_the_context)
 {
     static const char front[] = "\n\nThe line of the text above that begins with \"";
@@ -222,7 +222,7 @@ UNIT_TEST(own_questions_come_first)
     calib_free(&in);
 }
 
-// What is written is read back the same: ids, answers that are there, and nulls; made again of that it stays the same.
+// What is written is read back: ids, answers and nulls. Making data from that again changes nothing.
 UNIT_TEST(round_trip)
 {
     calib_file in = parsed("{\"sample_id\": \"s\", \"context\": \"the keys of the house and the keys of the wall\", "

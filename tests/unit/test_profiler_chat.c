@@ -1,6 +1,6 @@
-// The frame that a chat template puts around a message: of every kind of family what stands before and behind, whether
-// BOS is in front and spaces are trimmed; templates without such a frame are refused; and a message's own control
-// tokens are text while those of the frame are tokens. What templates come to is judged by test_profiler_jinja.c.
+// The frame that a chat template puts around a message: for each kind of family, what comes before and after it,
+// whether BOS comes first and spaces are trimmed. Templates without such a frame are refused. A message's own control
+// tokens are text, while the frame's are tokens. test_profiler_jinja.c judges what templates evaluate to.
 #include "profiler/text/model_text.h"
 #include "profiler/text/utf8.h"
 #include "unit.h"
@@ -75,7 +75,7 @@ UNIT_TEST(test_refused)
     }
 }
 
-// Spaces are what Python's strip() takes: Unicode's too.
+// Spaces are those that Python's strip() removes, Unicode's included.
 UNIT_TEST(test_spaces)
 {
     static const struct {
@@ -85,7 +85,7 @@ UNIT_TEST(test_spaces)
                  {"a", 0, 0},
                  {" \t\na\r\v", 3, 2},
                  {"\xC2\xA0\xE3\x80\x80x\xE2\x80\x83 \x1c", 5, 5},
-                 {"\xE2\x80\x8Bx\xE2\x80\x8B", 0, 0}, // a space without width is none
+                 {"\xE2\x80\x8Bx\xE2\x80\x8B", 0, 0}, // a zero-width space is none
                  {"  \n", 3, 3},
                  {"\xA0x\xA0", 0, 0}}; // broken UTF-8
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

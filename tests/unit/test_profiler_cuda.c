@@ -1,5 +1,5 @@
 // The cuda backend as a whole: the model and its metrics against the reference. On the emulated device (tests/cuda,
-// -DEMULATED) also memory that is short, errors that stick, and no device. The single operations are judged by
+// -DEMULATED) also lack of memory, errors that stick, and no device. The single operations are judged by
 // test_profiler_backend.c.
 #include "test_profiler_cases.h"
 
@@ -8,7 +8,7 @@
 extern const backend backend_cuda_emulated, backend_cuda_bf16_emulated;
 #define CUDA backend_cuda_emulated
 #define CUDA_BF16 backend_cuda_bf16_emulated
-#else // a real device does not count
+#else // a real device does not count its memory
 #define CUDA backend_cuda
 #define CUDA_BF16 backend_cuda_bf16
 static size_t emulator_memory_taken(void)
@@ -75,7 +75,7 @@ UNIT_TEST(test_model_agrees_with_the_reference)
         case_near("logits", got.logits, want.logits, want.n_logits, 1e-4);
         double error = case_row_error(got.importance, want.importance, want.n_importance / TOKENS, TOKENS);
         ck_assert_msg(error < 1e-4, "importance differs by %g of the largest", error);
-        // Rounded operands: as far off as the cpu's in bf16, within a factor of two.
+        // Rounded operands: at most twice the error of the cpu backend in bf16.
         outcome rounded = run_model(help_path("tiny.gguf"), &CUDA_BF16),
                 allowed = run_model(help_path("tiny.gguf"), &backend_cpu_bf16);
         size_t vocabulary = want.n_logits / ROWS;
@@ -122,7 +122,7 @@ UNIT_TEST(test_out_of_memory)
     CUDA.close(on);
 }
 
-// In a process of its own each: a failure sticks until the program ends.
+// Each test has a process of its own, as a failure sticks until the program ends.
 UNIT_TEST(test_a_failure_sticks)
 {
     backend_device *on = case_device(&CUDA, NULL);
@@ -141,8 +141,8 @@ UNIT_TEST(test_a_failure_sticks)
     CUDA.close(on);
 }
 
-// Scratch memory is what `scratch_bytes` says, taken by `open`; what needs more than that, or a device without any, is
-// refused, and nothing is written.
+// Scratch memory is what `scratch_bytes` says, and is taken by `open`. Work that needs more, or a device that has none,
+// is refused, and nothing is written.
 UNIT_TEST(test_scratch_is_taken_once)
 {
     enum { IN = 64, OUT = 96, FEW = 3, VOCABULARY = 50 };
@@ -199,7 +199,7 @@ UNIT_TEST(test_no_device)
 
 #endif
 
-// A batch of many rows is cut into passes, and a question's rows into several of them.
+// A batch of many rows is cut into passes, which may also split a question's rows.
 UNIT_TEST(test_more_rows_than_a_pass)
 {
     enum { H = 4, G = 2, D = 16, T = 70, Q = 3, EACH = 50, N = Q * EACH };
@@ -263,7 +263,7 @@ static void score_metric(scored *s, const char *spec, const char *path, const ba
     forward_close(f), model_free(m), free(ids);
 }
 
-// What a view brings to the host: each item of it by a metric that reads it.
+// Each item that a view brings to the host, by a metric that reads it.
 UNIT_TEST(test_metrics_of_its_prefill)
 {
     enum { T = 150, L = 2, G = 2 };
@@ -281,7 +281,7 @@ UNIT_TEST(test_metrics_of_its_prefill)
 }
 
 #ifndef EMULATED
-// Asked for in a process of its own: a device does not outlive a fork.
+// Opens a device in a child process, because a device does not survive a fork.
 static bool device_is_there(void)
 {
     fflush(stdout);
@@ -298,7 +298,7 @@ static bool device_is_there(void)
     return child > 0 && waitpid(child, &code, 0) == child && WIFEXITED(code) && WEXITSTATUS(code) == 0;
 }
 
-// Where there is none: asking is no crash.
+// If there is no device, opening one fails without a crash.
 START_TEST(test_no_device_is_no_crash)
 {
     kvb_error err = {0};
@@ -309,7 +309,7 @@ START_TEST(test_no_device_is_no_crash)
 END_TEST
 #endif
 
-// Every test in its own process and with its own device.
+// Runs every test in its own process and with its own device.
 int main(void)
 {
     setenv("CK_FORK", "yes", 1);

@@ -11,7 +11,7 @@ static uint32_t take_u32(const unsigned char **at)
     return v;
 }
 
-// The same bytes as whole numbers, where the format has such: they make the same values.
+// If the format has whole numbers, checks that those of the same bytes make the same values.
 static void compare_steps(uint32_t type, const unsigned char *bytes, const float *values, uint32_t n)
 {
     unsigned bits = dequant_step_bits(type);
@@ -88,7 +88,7 @@ UNIT_TEST(test_refusals)
     ck_assert_int_eq(dequant_rows(GGUF_TENSOR_Q8_0, bytes, 0, y, &err), KVB_OK);
 }
 
-// The exponents of MXFP4 that are no numbers come out as NaN, whatever the values, in rows and in steps.
+// MXFP4's exponents 254 and 255 are no numbers: all values become NaN, in rows and in steps.
 UNIT_TEST(test_exponents_that_are_no_numbers)
 {
     for (int e = 252; e < 256; e++) {

@@ -1,6 +1,6 @@
-// What becomes of a product that fails inside of oneDNN: its functions are replaced here by some that fail once, as
-// they do without memory, or do what they did. The program then ends and says so, as for any memory that it lacks;
-// nothing is left that looks like results.
+// What happens when a product fails inside oneDNN: its functions are replaced here by ones that fail once, as they do
+// without memory, and otherwise call the original. The program then ends and says so, as whenever memory is lacking;
+// nothing that looks like results is left.
 #include "profiler/backend/backend.h"
 #include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
@@ -61,7 +61,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     return KVB_OK;
 }
 
-// A prefill whose layers are scored, and rows of two questions. `importance` [QUESTIONS, n].
+// Runs a prefill with scored layers, then rows of two questions. `importance` is [QUESTIONS, n].
 static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err)
 {
     forward *f = NULL;

@@ -56,7 +56,7 @@ static void compare_logits(const char *what, const float *got, const float *want
                   high - low);
 }
 
-// Observed are the answer's tokens but the last.
+// Compares one family on one backend. Rows of the answer's tokens are observed, but for the last token.
 static void run(const char *name, const accuracy *a)
 {
     char path[256], what[128];

@@ -1,11 +1,11 @@
-// Folders of Hugging Face beyond their weights: damaged shards, index and config from bytes, where weights are from,
-// texts in the model's chat template, and tokens that the embedding has no row for.
+// Hugging Face folders, apart from their weights: damaged shards, index and config from bytes, where weights are from,
+// texts in the model's chat template, and tokens that have no row in the embedding.
 #include "folder_case.h"
 #include "formats/sha256.h"
 #include "profiler/weights/weights.h"
 #include "profiler/weights/weights_internal.h"
 
-// A shard that is cut short is refused by name.
+// A shard that is cut short is refused, and named.
 UNIT_TEST(test_cut_shards)
 {
     folder f = folder_make("damaged");
@@ -48,7 +48,7 @@ UNIT_TEST(test_index_and_config_from_bytes)
     ck_assert_ptr_null(w);
 }
 
-// What has no cache per head cannot be budgeted: refused with the reason, before any other key is looked at.
+// Models without a cache per head cannot be budgeted: they are refused with the reason, before any other key is read.
 UNIT_TEST(test_models_without_a_cache_per_head)
 {
     static const char *const cases[][2] = {
@@ -156,9 +156,8 @@ UNIT_TEST(test_identity)
     folder_free(&f);
 }
 
-// ---- tokens that the embedding has no row for ----
 
-// Token 299 has the last row, 300 and 301 have none.
+// Token 299 has the last row; 300 and 301 have none.
 #define TOKENIZER                                                                                           \
     "{\"normalizer\":null,\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":299,\"content\":\"<last>\"},"    \
     "{\"id\":300,\"content\":\"<extra>\"},{\"id\":301,\"content\":\"<bos>\",\"special\":true}],\"model\":{" \
@@ -217,7 +216,7 @@ UNIT_TEST(test_texts_in_a_template)
     help_ok(model_text_open(&t, m->source, VOCABULARY, NULL, err));
     ck_assert(!model_text_begins_with_bos(&t) && !t.chat.kind);
     help_ok(model_text_encode(&t, TEXT_CONTEXT, " ab", 3, &context, &n_context, err));
-    ck_assert(n_context == 3 && context[0] == 2); // as it is
+    ck_assert(n_context == 3 && context[0] == 2); // without a template
     free(context);
     help_ok(model_text_use_chat(&t, err));
     ck_assert(model_text_begins_with_bos(&t) && strcmp(t.chat.kind, "gemma") == 0);

@@ -96,7 +96,7 @@ static result run_at_once(const model *m, const batch *b)
     return r;
 }
 
-// One row of every question at a time, as sampling does it. Alone: so few rows only make threads wait for each other.
+// Runs one row of every question at a time, like sampling; on one thread, as threads would only wait for each other.
 static result run_stepwise(const model *m, const batch *b)
 {
     int threads = omp_get_max_threads();
@@ -190,7 +190,7 @@ UNIT_TEST(test_one_pass_is_stepwise)
     }
 }
 
-// More rows than one chunk of the forward pass holds; every question alone gives the same bits.
+// More rows than one chunk of the forward pass holds. Every question alone gives the same bits.
 UNIT_TEST(test_batch_changes_nothing)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
@@ -212,7 +212,7 @@ UNIT_TEST(test_batch_changes_nothing)
     model_free(m);
 }
 
-// A forward pass is used for contexts of all lengths, one after the other.
+// A forward pass can be used for contexts of all lengths, one after the other.
 UNIT_TEST(test_contexts_leave_no_trace)
 {
     static const uint32_t lengths[] = {200, 31, 1, 200, 77};
@@ -242,7 +242,7 @@ UNIT_TEST(test_contexts_leave_no_trace)
 
 enum { ALL_ACTIVATIONS = VIEW_Q_RAW | VIEW_Q | VIEW_K | VIEW_V };
 
-// Copies of what the observer sees, per layer; NULL: nobody asked for it.
+// Copies of what the observer sees, per layer; NULL: not requested.
 typedef struct seen {
     float *q_raw[2], *q[2], *k[2], *v[2], *column_sums[2], *norms[2];
 } seen;
@@ -280,7 +280,7 @@ static kvb_status keep_layer(void *context, const layer_view *v, kvb_error *err)
         all[i].to[v->layer] = case_alloc(all[i].n, sizeof(float));
         memcpy(all[i].to[v->layer], all[i].from, all[i].n * sizeof(float));
     }
-    // What stands in q_raw are the queries that rotary positions turn into q.
+    // q_raw holds the queries that rotary positions turn into q.
     double worst = 0;
     uint32_t half = v->head_dim / 2;
     for (size_t row = 0; v->q_raw && row < heads; row++)
@@ -294,7 +294,7 @@ static kvb_status keep_layer(void *context, const layer_view *v, kvb_error *err)
     return KVB_OK;
 }
 
-// Attention a [0 .. row] of the query `row` of head h, of `keys` keys.
+// Computes the attention a [0 .. row] of the query `row` of head h over `keys` keys.
 static void dense_row(double *a, const seen *s, uint32_t layer, const model_config *c, uint32_t keys, uint32_t row,
                       uint32_t h)
 {
@@ -311,7 +311,7 @@ static void dense_row(double *a, const seen *s, uint32_t layer, const model_conf
     for (uint32_t j = 0; j <= row; j++) a[j] /= sum;
 }
 
-// The 1-norm, or else the 2-norm, of v_j W_O^(h) straight from the model file.
+// Returns the 1-norm if `one`, else the 2-norm, of v_j W_O^(h), straight from the model file.
 static double dense_norm(const seen *s, uint32_t layer, const model_config *c, uint32_t keys, uint32_t j, uint32_t h,
                          const float *wo, bool one)
 {
@@ -326,7 +326,7 @@ static double dense_norm(const seen *s, uint32_t layer, const model_config *c, u
     return one ? sum : sqrt(sum);
 }
 
-// I [G, T] from the joined text's queries of rows [first, joined).
+// Computes I [G, T] from the joined text's queries of rows [first, joined).
 static void dense_importance(float *out, const seen *s, uint32_t layer, const model_config *c, uint32_t T,
                              uint32_t first, uint32_t joined, const float *wo)
 {
@@ -344,8 +344,8 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
     free(w);
 }
 
-// Passes of other shapes, models and precisions that are open at the same time, each given work in turn: the bits of
-// each alone.
+// Passes of different shapes, models and precisions, open at the same time and working in turn, have the bits that each
+// has alone.
 UNIT_TEST(test_passes_open_at_once)
 {
     enum { PASSES = 4 };
@@ -379,7 +379,7 @@ UNIT_TEST(test_passes_open_at_once)
     for (int i = 0; i < PASSES; i++) model_free(models[i]);
 }
 
-// What is made only for observers that ask: against the attention of the keys and queries, and the weights in the file.
+// What is made only for observers that request it, against attention from keys and queries, and the file's weights.
 UNIT_TEST(test_extras_for_observers)
 {
     enum { T = 70 };
@@ -433,7 +433,7 @@ UNIT_TEST(test_importance_against_dense_attention)
         memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
         forward *f = open_forward(m, n, 1, 1);
         help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS}, NULL, NULL, err));
-        ck_assert(!s.column_sums[0] && !s.norms[0]); // nobody asked for them
+        ck_assert(!s.column_sums[0] && !s.norms[0]); // not requested
         for (uint32_t layer = 0; layer < c->n_layers; layer++) {
             char name[64];
             float want[2 * 120];

@@ -1,5 +1,5 @@
-// The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a
-// place.
+// The GGUF reader on files that are built here: what it must read, and every kind of damage, which it must refuse with
+// its place.
 #include "folder_help.h"
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf.h"
@@ -7,7 +7,7 @@
 
 static kvb_error err;
 
-// A copy of exactly `size` bytes, so that the address sanitizer sees a read beyond the end.
+// Parses a copy of exactly `size` bytes, so that the address sanitizer sees a read past the end.
 static kvb_status parse_copy(gguf_file *f, const gguf_build *b, size_t size, unsigned char **copy)
 {
     *copy = malloc(size ? size : 1);
@@ -195,7 +195,7 @@ UNIT_TEST(test_every_truncation)
     free(b.data);
 }
 
-// Reads all that there is in a file that was taken.
+// Reads everything in a file that was accepted.
 static void walk(const gguf_file *f)
 {
     static volatile unsigned sum; // keeps the reads
