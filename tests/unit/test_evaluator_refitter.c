@@ -75,8 +75,7 @@ UNIT_TEST(refits_what_was_cut)
     omp_set_num_threads(1); // the decoder was opened for as many threads as there were
     float *before = next_logits(s, bare), *after = next_logits(s, one), *again = next_logits(s, two);
     size_t bytes = m->config.vocabulary * sizeof *before;
-    ck_assert(memcmp(after, again, bytes) == 0 &&
-              memcmp(after, before, bytes) != 0); // refitting changes the logits
+    ck_assert(memcmp(after, again, bytes) == 0 && memcmp(after, before, bytes) != 0); // refitting changes the logits
     free(before);
     free(after);
     free(again);

@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/wait.h>
 
+// ---- Replacements of library functions, which do once what a test wants ----
 
 static void (*before_flock)(void);
 static int failing_close; // this many calls of H5Dclose from now, one fails; 0: none

@@ -156,6 +156,7 @@ UNIT_TEST(test_identity)
     folder_free(&f);
 }
 
+// ---- tokens that have no row in the embedding ----
 
 // Token 299 has the last row; 300 and 301 have none.
 #define TOKENIZER                                                                                           \

@@ -31,7 +31,7 @@ static const float *take_floats(golden *g, size_t n)
     return p;
 }
 
-// Opens the file and makes what a forward pass would add to the view, with the judging backend.
+// Opens the file, and adds to the view what a forward pass would compute, with the reference backend.
 static golden golden_open(void)
 {
     golden g = {0};
@@ -80,7 +80,7 @@ static void golden_close(golden *g)
     file_unmap(&g->file);
 }
 
-// keep[0..n): the n best positions of s, ascending; the lower position where scores tie.
+// Puts the n best positions of s in `keep`, ascending. Of equal scores, the lower position wins.
 static void best(uint32_t *keep, const float *s, uint32_t T, uint32_t n)
 {
     uint32_t found = 0;
@@ -102,7 +102,7 @@ static float *ranked(const char *text, const layer_view *v, uint32_t keep)
     return s;
 }
 
-// The largest difference of each head, relative to the range of its ranked positions.
+// Returns the largest difference in any head, relative to the range of the head's ranked positions.
 static double range_error(const float *got, const float *want, const layer_view *v, uint32_t sinks, uint32_t tail)
 {
     double worst = 0;
@@ -214,7 +214,7 @@ UNIT_TEST(test_every_scorer_is_tried)
     }
 }
 
-// Decode-time policies show one KV head at a time, and only the last queries.
+// Decode-time policies see one KV head at a time, and only the last queries.
 UNIT_TEST(test_views_of_one_head)
 {
     golden g = golden_open();
@@ -262,7 +262,7 @@ UNIT_TEST(test_snapkv_from_the_windows_queries)
     golden_close(&g);
 }
 
-// After an eviction the keys stand closer than they stood in the text: what goes by position must not notice.
+// After an eviction, keys are closer together than in the text. Metrics that go by position must score them as before.
 UNIT_TEST(test_positions_of_a_cut_cache)
 {
     golden g = golden_open();
@@ -291,7 +291,7 @@ UNIT_TEST(test_random_recall)
     enum { HEADS = 8, TOKENS = 500, SEEDS = 40, KEEP = 100 };
     layer_view v = {.n_tokens = TOKENS, .n_heads = HEADS, .n_kv_heads = HEADS, .n_queries = TOKENS};
     double hits = 0, n = (double)HEADS * SEEDS;
-    for (int seed = 0; seed < SEEDS; seed++) { // how many of the first KEEP positions are among the KEEP best?
+    for (int seed = 0; seed < SEEDS; seed++) { // how many of the first KEEP positions are chosen?
         char text[32];
         snprintf(text, sizeof text, "random:seed=%d", seed);
         v.layer = (uint32_t)seed % 3;
@@ -326,8 +326,8 @@ UNIT_TEST(test_streaming_keeps_sinks_and_the_last)
     }
 }
 
-// The published one-shot compression keeps int(r lag) of every partition but the last, and sinks, last partition and
-// rest: so many that methods.md 3.4 counts 3472 for T = 20496, lag 1024, r = 1/8.
+// The published one-shot compression keeps int(r lag) tokens of every partition but the last, and all sinks, the last
+// partition and the rest: methods.md 3.4 counts 3472 for T = 20496, lag 1024, r = 1/8.
 UNIT_TEST(test_lagkv_shares)
 {
     enum { SINK = 16, LAG = 64, PARTS = 5, REST = 11, T = SINK + PARTS * LAG + REST, D = 8 };

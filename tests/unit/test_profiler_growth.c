@@ -1,4 +1,4 @@
-// A job that adds to a finished record: what is left to do of it, and that the larger record has the bytes of one run.
+// A job that adds to a finished record: what is left to do, and that the larger record has the bytes of one run.
 #include "profiler/profile.h"
 #include "test_profiler_cases.h"
 
@@ -34,7 +34,7 @@ static void teardown(void)
     help_teardown();
 }
 
-// A job of some lines, or of none (NULL), that adds to `base` where there is one.
+// A job of some lines, or of none (NULL), that adds to `base`, if any.
 typedef struct grown {
     calib_file file;
     profile_options o;
@@ -104,13 +104,13 @@ UNIT_TEST(test_only_what_the_record_lacks_is_left)
     unit_numbers(g.job.growth.relation, RECORD_SAME_TEXTS, g.job.growth.check.n_tokens, 0);
     close_job(&g);
 
-    g = prepare(second, 2, base); // a text: only it, and one of the record's to compare with
+    g = prepare(second, 2, base); // a text: only that one, and one of the record's for comparison
     ck_assert_uint_eq(g.job.n_contexts, 1);
     ck_assert_str_eq(g.job.contexts[0].id, "b");
     unit_numbers(g.job.growth.check.n_tokens, 21, g.job.growth.relation, RECORD_NEW_TEXTS, g.job.growth.n_ids, 2);
     close_job(&g);
 
-    g = prepare(two_questions, 2, base); // a question: the second alone
+    g = prepare(two_questions, 2, base); // a question: only the second one
     unit_numbers(g.job.n_pairs, 1, g.job.contexts[0].n_recorded, 1, g.job.growth.relation, RECORD_ALL_TEXTS);
     close_job(&g);
 

@@ -1,13 +1,13 @@
-// The Jinja reader: what it makes of a message is what Jinja2 makes of it, in every construct that it reads
-// (tests/golden/jinja.json); what it does not read, and what Jinja2 refuses, fails with its line; hostile templates
-// end.
+// The Jinja reader: it makes of a message what Jinja2 makes of it, in every construct that it reads
+// (tests/golden/jinja.json). What it does not read, and what Jinja2 refuses, fails and names the line. Hostile
+// templates are stopped.
 #include "folder_help.h"
 #include "profiler/text/jinja.h"
 #include <time.h>
 
 static const jinja_input input = {" Who was\n\nit? \xC3\xA9 ", "<s>", "</s>"}; // as make_jinja.py has it
 
-// Jinja2 reads these, this reader does not: they fail, and nothing is guessed.
+// Jinja2 reads these, but this reader does not: they fail, and nothing is guessed.
 static const char *const not_read[] = {"{{ 1 == 1.0 }}",         "{{ 1 < 2 < 3 }}", "{{ 'a  b'.split()|last }}",
                                        "{{ '\xC3\xA9'|upper }}", "{{ 1 / 2 }}",     "{{ 2 ** 3 }}",
                                        "{{ 'a' * 2 }}",          "{{ [1, 2] }}",    "{{ '%s' % 1 }}",
@@ -69,7 +69,7 @@ UNIT_TEST(test_messages)
     }
 }
 
-// Loops within loops, texts that double, deep brackets and macros without end: each is stopped.
+// Loops within loops, texts that double, deep brackets and endless macros are each stopped.
 UNIT_TEST(test_hostile)
 {
     static const char *const cases[][2] = {
@@ -99,8 +99,8 @@ UNIT_TEST(test_hostile)
     help_fails(jinja_render(&text, deep, &input, "model", err), KVB_UNSUPPORTED, "");
 }
 
-// What one step looks at may be long: texts of megabytes and long lists that are compared, searched, stripped or looked
-// up in loops count as many steps, so the time ends as well.
+// A single step may handle a lot: comparing, searching or stripping megabytes of text, or looking things up in long
+// lists, counts as many steps, so that time is limited as well.
 UNIT_TEST(test_costly_steps)
 {
     static const char long_texts[] = "{% set n = namespace(x='aaaaaaaaaaaaaaaa', y='aaaaaaaaaaaaaaaa') %}"

@@ -1,5 +1,5 @@
-// The layer piece by piece: what its functions make of one token, put together by hand, is the forward pass; a device
-// that has failed is told at the end.
+// The layer piece by piece: its functions, called by hand for one token, give what the forward pass gives; the failure
+// of a device is reported at the end.
 #include "profiler/model/layer.h"
 #include "runtime/fail.h"
 #include "test_profiler_cases.h"
@@ -16,7 +16,7 @@ static layer_pass open_pass(const model *m, uint32_t rows)
     return p;
 }
 
-// Of a single token every query head sees its KV head's value alone.
+// Attention for a single token: every query head gets its KV head's value.
 static void attend_to_itself(const layer_pass *p)
 {
     float values[G * D], attended[H * D];
@@ -48,13 +48,13 @@ UNIT_TEST(test_one_token_by_hand)
     layer_logits(&p, x, 1, &(logit_use){.logits = got}, 0);
     help_ok(layer_end(&p, err));
     case_same("logits", got, want, VOCABULARY);
-    float a[H * D], b[H * D]; // position 0 does not turn
+    float a[H * D], b[H * D]; // position 0 is not rotated
     p.b->download(p.on, a, q_raw, H * D);
     p.b->download(p.on, b, q, H * D);
     case_same("queries", a, b, H * D);
     p.b->release(p.on, x), p.b->release(p.on, q_raw), p.b->release(p.on, q);
     layer_pass_close(&p);
-    layer_pass_close(&p); // a closed one is a zero one
+    layer_pass_close(&p); // closing it again is allowed
     model_free(m);
 }
 
@@ -112,7 +112,7 @@ UNIT_TEST(the_largest_and_their_shares)
     float weights[3];
     double all = exp(0) + 2 * exp(2) + exp(-1) + exp(1);
     experts_choose(logits, 5, 3, false, numbers, weights);
-    ck_assert(numbers[0] == 1 && numbers[1] == 3 && numbers[2] == 4); // equal ones by number
+    ck_assert(numbers[0] == 1 && numbers[1] == 3 && numbers[2] == 4); // ties by number
     ck_assert_double_eq_tol(weights[0], exp(2) / all, 1e-6);
     ck_assert_double_eq_tol(weights[2], exp(1) / all, 1e-6);
     experts_choose(logits, 5, 3, true, numbers, weights);
@@ -120,7 +120,7 @@ UNIT_TEST(the_largest_and_their_shares)
     ck_assert_double_eq_tol(weights[1] / weights[2], exp(1), 1e-5);
 }
 
-// Large logits do not overflow, and what is no number still gives each expert once.
+// Large logits do not overflow, and with NaNs every chosen expert is still a different one.
 UNIT_TEST(odd_logits)
 {
     const float large[] = {-1000, 1000, 999}, none[] = {NAN, NAN, NAN, NAN};

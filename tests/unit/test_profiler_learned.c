@@ -1,4 +1,4 @@
-// A learned ranking as a metric: its scores are the runtime's, made of its features' scores; who is refused.
+// A learned ranking as a metric: its scores are what the runtime makes of its features' scores; and what is refused.
 #include "formats/table_write.h"
 #include "profiler/metric/learned.h"
 #include "runtime/rank.h"
@@ -7,7 +7,7 @@
 enum { LAYERS = 2 };
 static char path[64], ranking_name[24];
 
-// Features for the shape's heads, weights that differ from head to head.
+// Writes a ranking by these features, with weights that differ from head to head.
 static void write_ranking(const char *features, uint32_t n_features, uint32_t G)
 {
     char about[512];
@@ -95,7 +95,7 @@ UNIT_TEST(refusals)
     learned_list_close(&list);
 }
 
-// A table of the ranking in `path`, or of a plain metric.
+// Writes a table that carries the ranking of the file `ranking`, or none if that is NULL.
 static void write_table(const char *table, const char *ranks_by, const char *ranking)
 {
     static double prune[99 * LAYERS * 3], row[99];

@@ -1,12 +1,12 @@
 // Curves of output errors and gains of layers: the fast path against plain loops in double, on made-up heads and on the
-// tiny model, where queries, keys and values of the reference come from a prefill of the joined text.
+// tiny model, for which a prefill of the joined text gives the reference's queries, keys and values.
 #include "formats/need.h"
 #include "profiler/model/loss_pass.h"
 #include "test_profiler_cases.h"
 
 enum { T = 150, TAIL = 12, VOCABULARY = 300, LEVELS = OUTPUT_LEVELS };
 
-// ---- The reference: one query of a group, what its output loses when some tokens are not kept ----
+// ---- The reference: what the output of one query of a group loses if some tokens are not kept ----
 
 typedef struct plain_head {
     const float *k, *v, *tail_k, *tail_v, *sinks; // [T, d], [.., d], [group]
@@ -22,7 +22,7 @@ static double plain_score(const plain_head *h, const float *q, const float *k)
     return h->softcap > 0 ? h->softcap * tanh(s / h->softcap) : s;
 }
 
-// o [d] of head j of the group, over the kept tokens of the context and the tail's first n_tail.
+// Computes the output o [d] of head j of the group over the kept tokens of the context and the tail's first n_tail.
 static void plain_output(double *o, const plain_head *h, uint32_t j, const float *q, const bool *kept, uint32_t n_tail)
 {
     double mass = h->sinks ? exp((double)h->sinks[j]) : 0;
@@ -39,7 +39,7 @@ static void plain_output(double *o, const plain_head *h, uint32_t j, const float
     for (uint32_t i = 0; i < h->d; i++) o[i] /= mass;
 }
 
-// r [group d] = o(kept) - o(all)
+// Computes r [group d] = o(kept) - o(all).
 static void plain_difference(double *r, const plain_head *h, const float *q, const bool *kept, uint32_t n_tail)
 {
     bool all[T];
@@ -52,7 +52,7 @@ static void plain_difference(double *r, const plain_head *h, const float *q, con
     }
 }
 
-// |W r|^2, w [width, columns] with the group's columns from `column` on.
+// Returns |W r|^2. w is [width, columns], and the group's columns begin at `column`.
 static double plain_square(const double *r, uint32_t n, const float *w, uint32_t width, size_t columns, size_t column)
 {
     double sum = 0;
@@ -87,7 +87,7 @@ static float *packed_and_unpacked(const float *rows, kvb_packing p, kvb_side sid
     return out;
 }
 
-// Errors of packed keys and values: the plain output over them against the plain output over the exact ones.
+// Checks errors of packed keys and values: plain outputs over them, compared with those over the exact ones.
 static void judge_packings(const output_head *head, const output_queries *sets, const plain_head *exact,
                            const float *wo, uint32_t width)
 {
@@ -254,7 +254,7 @@ static forward *decode(const tiny *t, uint32_t n)
     return f;
 }
 
-// Differences of one query of a layer's KV head against the reference, at a level.
+// Computes the reference's difference for one query of a layer's KV head, at a level.
 static void tiny_difference(double *r, const tiny *t, uint32_t l, uint32_t g, uint32_t row, const output_order *order,
                             uint32_t level)
 {
@@ -319,7 +319,7 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     close_tiny(&t);
 }
 
-// Minus the cosine of each key and the mean of all directions.
+// Scores each key by minus the sum of its cosines with all keys.
 static void keydiff(float *scores, const float *k, uint32_t d)
 {
     for (int t = 0; t < T; t++) {
@@ -351,7 +351,7 @@ UNIT_TEST(test_gains_of_the_tiny_model)
     help_fails(forward_gains(f, 0, t.ids + T, 0, TAIL + 1, again, err), KVB_ARGUMENT, "gains: rows 0 to 13");
     forward_close(f);
     case_same("the same question in another slot", again, gains, n);
-    for (uint32_t l = 0; l < L; l++) { // the movement of the cut layer, all heads together
+    for (uint32_t l = 0; l < L; l++) { // how much the cut layer's output moves, all heads together
         double want[2] = {0};
         for (uint32_t row = FIRST; row < FIRST + N; row++) {
             uint32_t odd = (row - FIRST) % 2;

@@ -1,4 +1,4 @@
-// The names of metrics: what they read as, what is wrong with others, what records keep of them; and the table of
+// The names of metrics: what they are read as, what is wrong with others, what records keep of them; and the table of
 // scorers itself.
 #include "test_profiler_cases.h"
 
@@ -47,7 +47,7 @@ UNIT_TEST(test_metric_names)
     ck_assert_double_eq(metric_value(&m, "window", -1), -1);
     metric_set_value(&m, "future", 9);
     ck_assert_double_eq(metric_value(&m, "future", 0), 9);
-    // A plus sign of a number is not that of a wrapped metric.
+    // The plus sign of a number is not that of a wrapped metric.
     m = case_metric("random:seed=1000000000000000");
     ck_assert_str_eq(m.spec, "random:seed=1e+15");
     m = case_metric(m.spec);
@@ -117,7 +117,7 @@ UNIT_TEST(test_values_that_are_none)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse_metric(cases[i][0], cases[i][1]);
 }
 
-// Different numbers must never share a name, for the record keeps scores by name.
+// Different numbers must never share a name, because the record keeps scores by name.
 UNIT_TEST(test_metric_names_tell_values_apart)
 {
     static const char *const texts[] = {"ea:epsilon=0.02000000001", "ea:epsilon=0.1234567890123", "ea:epsilon=1e-300",
@@ -188,14 +188,14 @@ UNIT_TEST(test_scorer_table)
             ck_assert(p->low <= p->value && p->value <= p->high);
             ck_assert_uint_le(p->offset + sizeof(double), METRIC_SETTINGS_BYTES);
         }
-        // Every argument of its press is one of its parameters.
+        // It names a press exactly if the scorer has one.
         cJSON *press = metric_press(&m);
         ck_assert(press && !s->press == !cJSON_GetObjectItem(press, "press"));
         cJSON_Delete(press);
     }
 }
 
-// What an engine pays follows from what the formula reads; kin from the name, but for RocketKV and what wraps.
+// What an engine pays follows from what the formula reads. Kin follow from the name, except for RocketKV and wrappers.
 UNIT_TEST(test_metric_cost_and_kin)
 {
     static const struct {

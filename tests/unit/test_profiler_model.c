@@ -2,7 +2,7 @@
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 
-// The tiny model's bytes, and where its parts stand in them.
+// The tiny model's bytes, and where its parts are in them.
 typedef struct patient {
     unsigned char *data;
     size_t size;
@@ -120,7 +120,7 @@ UNIT_TEST(test_wrong_config)
     patient_close(&p);
 }
 
-// Any bit of metadata and tensor entries may be wrong: an error or a model, never a crash.
+// Any bit of metadata and tensor entries may be wrong: this gives an error or a model, never a crash.
 UNIT_TEST(test_flipped_bits)
 {
     patient p = patient_open();
@@ -225,7 +225,7 @@ UNIT_TEST(test_options)
 
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
-// However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
+// However many groups of weights are held in memory, in any form that does not round, the numbers are the same.
 UNIT_TEST(test_weights_in_place)
 {
     enum { N = 70 };
@@ -275,12 +275,12 @@ UNIT_TEST(test_room_of_weights)
     ck_assert_uint_eq(model_made_terms(m), m->config.ffn_width);
     ck_assert_uint_gt(model_context_rows(m), backend_cpu.context_rows);
     model_free(m);
-    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_ref, &o, err)); // which reads nothing in place
+    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_ref, &o, err)); // this backend reads nothing in place
     ck_assert_uint_eq(model_fit_weights(m, 0), groups);
     model_free(m);
 }
 
-// A file that another program writes while the model is in use is told by model_check and ends the pass.
+// If another program writes the file while the model is in use, model_check reports it and the pass fails.
 UNIT_TEST(test_file_that_changes_in_use)
 {
     patient p = patient_open();

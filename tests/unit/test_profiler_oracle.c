@@ -1,5 +1,5 @@
 // The factor of W_O W_O^T against the norm ||v W_O|| computed straight from the weights, and the weights w of
-// methods.md 2.1 from it.
+// methods.md 2.1 that follow from it.
 #include "profiler/model/oracle.h"
 #include "test_profiler_cases.h"
 
@@ -7,7 +7,7 @@ typedef struct root_case {
     uint32_t width, n_heads, head_dim;
 } root_case;
 
-// ||v W_O^(h)||: the output projection [width, H*d] maps head h's part of the concatenated heads to the stream.
+// Returns ||v W_O^(h)||. The output projection [width, H*d] maps head h's part of the joined heads to the stream.
 static double naive_norm(const float *wo, const root_case *c, uint32_t h, const float *v)
 {
     double square = 0;
@@ -31,7 +31,7 @@ static double root_norm(const float *root, uint32_t d, const float *v)
     return sqrt(square);
 }
 
-// The largest ||v W|| over unit vectors is at most this; a scale for vectors that W maps to nearly nothing.
+// Returns an upper bound of ||v W|| over unit vectors, as a scale for vectors that W maps to nearly nothing.
 static double frobenius(const float *wo, const root_case *c, uint32_t h)
 {
     double square = 0;
@@ -43,8 +43,8 @@ static double frobenius(const float *wo, const root_case *c, uint32_t h)
     return sqrt(square);
 }
 
-// Random vectors and all unit vectors. `slack` (times ||W|| ||v||) is for vectors near the null space, where the float
-// factor ends.
+// Checks random vectors and all unit vectors. `slack` (times ||W|| ||v||) is for vectors near the null space, where the
+// factor's float precision ends.
 static void check_root(const char *what, const float *wo, root_case c, double relative, double slack)
 {
     enum { VECTORS = 30 };

@@ -1,5 +1,5 @@
-// Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are
-// its own.
+// Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits do not
+// depend on other rows.
 #include "profiler/backend/bf16_parts.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed.h"
@@ -59,7 +59,7 @@ static void case_free(packed_case *t)
     free(t->weights);
 }
 
-// The largest error relative to the sum of the terms' magnitudes.
+// Returns the largest error relative to the sum of the terms' magnitudes.
 static double worst_error(const packed_case *t)
 {
     double worst = 0;
@@ -101,14 +101,14 @@ UNIT_TEST(test_errors)
         }
 }
 
-// Operands of bfloat16 take half the room where the library multiplies such.
+// Operands of bfloat16 take half the room if the library multiplies bfloat16.
 UNIT_TEST(test_room_of_operands)
 {
     size_t half = operand_bytes(PRECISION_BF16, 32, 64), whole = operand_bytes(PRECISION_F32, 32, 64);
     ck_assert_msg(packed_is_native() ? 2 * half <= whole : half == whole, "%zu and %zu", half, whole);
 }
 
-// Float32 from parts has to be as good as float32 itself.
+// Float32 from parts must be as good as float32 itself, within a factor of 1.5.
 UNIT_TEST(test_float32_is_as_good_as_sgemm)
 {
     enum { M = 32, N = 128, K = 1536 };
@@ -121,7 +121,7 @@ UNIT_TEST(test_float32_is_as_good_as_sgemm)
     case_free(&t);
 }
 
-// Where products take any number of rows: the bits of a row are its own, and lines of c may stand apart.
+// If products take any number of rows, a row's bits do not depend on that number, and lines of c may be apart.
 UNIT_TEST(test_any_rows)
 {
     enum { M = 80, N = 96, K = 100, APART = 111 };
@@ -137,7 +137,7 @@ UNIT_TEST(test_any_rows)
             for (uint32_t i = 0; i < rows; i++)
                 ck_assert_msg(memcmp(apart + (size_t)i * APART, t.c + (size_t)i * N, N * sizeof(float)) == 0,
                               "%s: row %u of %u has other bits", precision_name(p), i, rows);
-            for (size_t i = 0; i < (size_t)(M + 1) * APART; i++) // nothing is written beside what was asked for
+            for (size_t i = 0; i < (size_t)(M + 1) * APART; i++) // nothing is written elsewhere
                 if (i / APART >= rows || i % APART >= N) ck_assert_float_eq(apart[i], 0);
             free(apart);
         }
@@ -145,8 +145,8 @@ UNIT_TEST(test_any_rows)
     }
 }
 
-// There too: a product that is added to what c holds, within its rows and columns. More terms than are near at a time
-// are added in turn.
+// If products take any number of rows, one can be added to what c holds, within its rows and columns. With many terms,
+// parts of the sum are added in turn.
 UNIT_TEST(test_added)
 {
     enum { M = 40, N = 72, APART = 80 };
@@ -171,8 +171,6 @@ UNIT_TEST(test_added)
     }
 }
 
-// Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a
-// third part is left out only where there is none.
 // Weights that bfloat16 holds have no low part in bf16x3: the high one alone gives the same bits.
 UNIT_TEST(test_high_part_alone)
 {
@@ -196,6 +194,8 @@ UNIT_TEST(test_high_part_alone)
     case_free(&t);
 }
 
+// Weights kept as whole numbers: unpacking gives the same values, products are as good as with float32 weights, and the
+// third part is left out only if it is zero.
 UNIT_TEST(test_steps)
 {
     enum { M = 40, N = 72, K = 192, BLOCKS = K / STEP_TERMS };
@@ -236,8 +236,8 @@ UNIT_TEST(test_steps)
     }
 }
 
-// On the tile unit: some columns and terms of a product, whose parts of b are left for other rows, have the bits of all
-// of it.
+// On the tile unit: some columns and terms of a product have the bits of the whole product, also if its parts of b are
+// reused.
 UNIT_TEST(test_part_of_a_product)
 {
     enum { M = 32, N = 160, K = 96 };
@@ -276,7 +276,7 @@ UNIT_TEST(test_part_of_a_product)
         }
 }
 
-// On the tile unit: powers of two straight into an operand are what split powers of two are.
+// On the tile unit: powers of two that are written straight into an operand equal those that are split.
 UNIT_TEST(test_powers_as_operand)
 {
     enum { K = 160, ROWS = 32 };
@@ -301,7 +301,7 @@ UNIT_TEST(test_powers_as_operand)
             ck_assert_double_le(fabs(got - sum), 1e-6 * sum);
             tiles_pack_row(parts, split, kept, row, K, 1.0f);
             ck_assert_int_eq(memcmp(a, split, bytes), 0);
-            memset(a, 0xff, bytes); // no more than the terms that were asked for
+            memset(a, 0xff, bytes); // only the requested terms are written
             tiles_exp2_row(parts, a, row, K, x, n, terms, top, NULL);
             for (size_t i = 0; i < bytes; i++) {
                 uint32_t term = (uint32_t)(i / 1024 / parts % (K / 32) * 32);
@@ -313,7 +313,7 @@ UNIT_TEST(test_powers_as_operand)
         }
 }
 
-// What is not a number stays so in every part.
+// A NaN makes its whole row or column of the product NaN, and nothing else.
 UNIT_TEST(test_not_a_number)
 {
     for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++)
@@ -331,7 +331,7 @@ UNIT_TEST(test_not_a_number)
         }
 }
 
-// The nearest float32 whose lower 16 bits are zero, found between its two neighbours in double.
+// Returns the nearest float32 with zeros in its lower 16 bits, found between its two neighbours in double.
 static float nearest_bf16(float x)
 {
     uint32_t bits;
@@ -346,7 +346,7 @@ static float nearest_bf16(float x)
     return below < above || (below == above && down_is_even) ? down : up;
 }
 
-// What a float of those says in its upper 16 bits.
+// Returns the upper 16 bits of a float.
 static uint16_t upper_bits(float x)
 {
     uint32_t bits;
@@ -356,7 +356,7 @@ static uint16_t upper_bits(float x)
 
 UNIT_TEST(test_parts)
 {
-    enum { N = 117 }; // no multiple of what vectors take
+    enum { N = 117 }; // not a multiple of a vector's length
     float x[N], high[N], middle[N], low[N];
     uint16_t bits[3][N];
     for (int i = 0; i < N; i++) x[i] = uniform() * ldexpf(1, i % 60 - 30);

@@ -1,4 +1,4 @@
-// What other folders ask of metrics, passes, plans and devices, against plain sums.
+// What other folders ask of metrics, passes, plans and devices, compared with plain sums.
 #include "profiler/profile.h"
 #include "test_profiler_views.h"
 
@@ -12,7 +12,7 @@ UNIT_TEST(test_metrics_answer)
     ck_assert_uint_eq(metric_least_tokens(&m), 21);
     help_ok(metric_check_tokens(&m, 21, err));
     help_fails(metric_check_tokens(&m, 20, err), KVB_ARGUMENT, "has 20 tokens, expected at least 21");
-    help_ok(metric_parse(&m, "critical+snapkv:kvpress:window=30", err)); // of what it wraps
+    help_ok(metric_parse(&m, "critical+snapkv:kvpress:window=30", err)); // the wrapped metric's
     ck_assert_uint_eq(metric_window(&m), 30);
     ck_assert_uint_eq(metric_least_tokens(&m), 31);
     help_ok(metric_parse(&m, "knorm", err));
@@ -20,7 +20,7 @@ UNIT_TEST(test_metrics_answer)
     ck_assert_uint_eq(metric_least_tokens(&m), 1);
 }
 
-// What a record says of a metric goes before what its scorer says; names that nobody knows have no press.
+// What a record says of a metric goes before what its scorer says; unknown names have no press.
 UNIT_TEST(test_presses)
 {
     cJSON *said = cJSON_Parse("{\"kvpress\":{\"press\":\"Another\"}}");
@@ -68,7 +68,7 @@ UNIT_TEST(test_values_of_specs)
         ck_assert_uint_eq(spec_number(text, sizeof text, numbers[i]), strlen(text));
         ck_assert_msg(strtod(text, NULL) == numbers[i], "%s", text);
     }
-    ck_assert_uint_eq(spec_number(text, sizeof text, 0.1), 3); // no digit more than it takes
+    ck_assert_uint_eq(spec_number(text, sizeof text, 0.1), 3); // no more digits than it takes
 }
 
 // ---- Passes ----
@@ -81,8 +81,8 @@ static dev count_alloc(backend_device *on, size_t n_floats)
     return backend_ref.alloc(on, n_floats);
 }
 
-// What a pass says that it takes is what it takes: memory linear in the context, keys and values among it, scratch of
-// the device beside it.
+// A pass takes the memory that it says, within bounds: linear in the context, keys and values included. The device's
+// scratch memory is extra.
 UNIT_TEST(test_memory_of_a_pass)
 {
     backend counting = backend_ref;
@@ -157,7 +157,7 @@ UNIT_TEST(test_first_failure_stays)
 
 // ---- What is asked of models ----
 
-// Layers with a window are not budgeted: the others stand one after the other, and shares are of theirs.
+// Layers with a window are not budgeted: the others are numbered without gaps, and kept shares are shares of theirs.
 UNIT_TEST(test_bounded_layers)
 {
     model m = {.config = {.n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .window = 8, .score_cap = 50}};

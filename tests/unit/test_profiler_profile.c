@@ -130,7 +130,7 @@ UNIT_TEST(test_job_answers)
     case_free(&c);
 }
 
-// What a tokenizer makes a single token of leaves no query to record: the question is sampled, and counted for a note.
+// An answer of a single token leaves no query to record: the question is sampled, and counted for a note.
 UNIT_TEST(test_job_short_answers)
 {
     profile_case c =
@@ -141,7 +141,7 @@ UNIT_TEST(test_job_short_answers)
     const profile_question *q = c.job.contexts[0].questions;
     ck_assert(q[0].answer && !q[0].was_short && !q[1].answer && q[1].was_short && q[2].was_short);
     ck_assert_uint_eq(q[1].tail, 1 + c.o.new_tokens - 1);
-    c.o.include_first = true; // then the answer's first token is one
+    c.o.include_first = true; // then the answer's first token is a query
     prepare(&c);
     unit_numbers(c.job.n_given, 3, c.job.n_short, 0);
     case_free(&c);
@@ -228,8 +228,8 @@ UNIT_TEST(test_same_bytes_for_threads_and_batches)
     case_free(&c);
 }
 
-// Stopped at every call of the progress, then resumed with other batches, so that a batch may find some of its
-// questions done; and a run that is stopped again and again.
+// Stopped at every call of the progress, then resumed with other batches, so that some questions of a batch may be done
+// already; and a run that is stopped again and again.
 UNIT_TEST(test_same_bytes_after_a_stop)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
@@ -275,8 +275,8 @@ UNIT_TEST(test_same_bytes_after_a_stop)
     case_free(&c);
 }
 
-// Two shares of the work, run one after the other on one record: what is done is known before and after, the record
-// cannot be finished before both are there, and then has the bytes of a run in one go.
+// Two shares of the work, run one after the other on one record: before and after, it is known what is done. The record
+// cannot be finished before both are there, and then has the bytes of a single run.
 UNIT_TEST(test_shares_of_one_record)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
@@ -338,7 +338,7 @@ static void lines_of_record(char *out, size_t size, const char *path, const prof
     ck_assert_uint_lt(used + 1, size);
 }
 
-// 64 new tokens are 63 queries; the same answers, given, are one pass instead of 63 steps and the same bits.
+// 64 new tokens are 63 queries. If the same answers are given, one pass replaces 63 steps and has the same bits.
 UNIT_TEST(test_given_answers_repeat_a_sampled_run)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B), given;
@@ -398,8 +398,8 @@ UNIT_TEST(test_include_first)
     }
 }
 
-// The end token is made the one that question 2 of context a draws first: it is skipped with a warning, and every other
-// answer ends where that token comes. Nothing else changes, since a draw depends on its own key alone.
+// The end token is set to the one that question 2 of context a draws first: that question is skipped with a warning,
+// and every other answer ends at the token. Nothing else changes, since a draw depends on its own key alone.
 UNIT_TEST(test_end_tokens)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
@@ -441,8 +441,8 @@ UNIT_TEST(test_end_tokens)
     case_free(&c);
 }
 
-// A question's numbers do not depend on what else is profiled; another seed gives other answers, greedy ignores the
-// seed.
+// A question's numbers do not depend on what else is profiled. Another seed gives other answers, but greedy draws
+// ignore the seed.
 UNIT_TEST(test_answers_depend_on_their_key_alone)
 {
     profile_case both = case_make("tiny.gguf", LINE_A LINE_B), one = case_make("tiny.gguf", LINE_B);
@@ -502,7 +502,7 @@ UNIT_TEST(test_attributes_tell_runs_apart)
         ck_assert_msg(!cJSON_Compare(base, other, true), "change %d", i);
         cJSON_Delete(other);
     }
-    c.o.batch = 1; // changes no number, so it is none of the record's business
+    c.o.batch = 1; // changes no number, so the record does not hold it
     cJSON *same = profile_attributes(c.m, &c.job, &c.o);
     ck_assert(cJSON_Compare(base, same, true));
     cJSON_Delete(base);
@@ -510,7 +510,7 @@ UNIT_TEST(test_attributes_tell_runs_apart)
     case_free(&c);
 }
 
-// A context that is too short for a metric stops the run before anything of it is written.
+// A context that is too short for a metric is refused before anything is written.
 UNIT_TEST(test_metric_needs_more_tokens)
 {
     profile_case c = case_make("tiny.gguf", LINE_B);
@@ -523,7 +523,7 @@ UNIT_TEST(test_metric_needs_more_tokens)
     case_free(&c);
 }
 
-// The estimate is of this machine now, so it is known to be something: of work that is there, and of nothing else.
+// The estimate depends on this machine, so the test knows only that it is positive for work to do, and else zero.
 UNIT_TEST(test_estimated_time)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);

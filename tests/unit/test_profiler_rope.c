@@ -1,5 +1,5 @@
-// Rotary frequencies of every kind against those that transformers 5.2 computes (modeling_rope_utils.py), and the
-// table.
+// Rotary frequencies of every kind against those of transformers 5.2 (modeling_rope_utils.py), and the table of angles'
+// cosines and sines.
 #include "profiler/model/rope.h"
 #include "test_profiler_cases.h"
 
@@ -12,7 +12,7 @@ typedef struct expected {
     float frequencies[PAIRS];
 } expected;
 
-// LlamaConfig(head_dim=16, max_position_embeddings=1024, rope_theta=10000) with the settings that stand here.
+// LlamaConfig(head_dim=16, max_position_embeddings=1024, rope_theta=10000) with the settings given here.
 static const expected EXPECTED[] = {
     {"default",
      {.kind = ROPE_DEFAULT, .theta = 10000, .factor = 1},
@@ -61,7 +61,7 @@ UNIT_TEST(test_factors_and_lengths)
     float plain[PAIRS], got[PAIRS];
     for (int p = 0; p < PAIRS; p++) r.short_factors[p] = 1 + (float)p, r.long_factors[p] = 7 + (float)p;
     rope_frequencies(plain, &EXPECTED[0].rule, DIM, 0);
-    for (uint64_t n = 50; n <= 51; n++) { // long factors behind the original length only
+    for (uint64_t n = 50; n <= 51; n++) { // long factors apply only beyond the original length
         rope_frequencies(got, &r, DIM, n);
         for (int p = 0; p < PAIRS; p++) ck_assert(got[p] == plain[p] / (float)((n > 50 ? 7 : 1) + p));
     }

@@ -1,4 +1,4 @@
-// What the tests of profiling runs share: two calibration lines, a job with all that belongs to it, and a run that is
+// What the tests of profiling runs share: two calibration lines, a job with everything that it needs, and a run that is
 // watched and may be stopped.
 #pragma once
 #include "profiler/profile.h"
@@ -18,7 +18,7 @@ static inline void setup(void)
     case_tiny_model(help_path("tiny.gguf"), NULL);
 }
 
-// ---- a job with all that belongs to it ----
+// ---- a job with everything that it needs ----
 
 typedef struct profile_case {
     model *m;

@@ -26,8 +26,8 @@ UNIT_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 r
     }
 }
 
-// Chi-square of observed counts against probabilities; cells with fewer than five expected go together. Fails above
-// the 99.9 % quantile: the seeds are fixed, so that it fails always or never.
+// Chi-square of observed counts against probabilities; cells with fewer than five expected draws are merged. Fails
+// above the 99.9 % quantile: the seeds are fixed, so it fails always or never.
 static void chi_square(const char *what, const uint64_t *seen, const double *probability, size_t n, double draws)
 {
     double sum = 0, rest_seen = 0, rest_expected = 0;
@@ -86,7 +86,7 @@ UNIT_TEST(test_uniform_depends_on_every_bit)
         ck_assert_double_ne(sampler_uniform(seed, context, question ^ 1u << bit, step), base);
         ck_assert_double_ne(sampler_uniform(seed, context, question, step ^ 1u << bit), base);
     }
-    ck_assert_double_ne(sampler_uniform(1, 1, 2, 3), sampler_uniform(1, 1, 3, 2)); // no two may be swapped
+    ck_assert_double_ne(sampler_uniform(1, 1, 2, 3), sampler_uniform(1, 1, 3, 2)); // no two arguments may be interchangeable
     ck_assert_double_ne(sampler_uniform(1, 2, 1, 3), sampler_uniform(2, 1, 1, 3));
     ck_assert_double_ne(sampler_uniform(1, 2, 3, 3), sampler_uniform(1, 3, 2, 3));
 }
@@ -159,7 +159,7 @@ UNIT_TEST(test_temperature_limits)
             ck_assert_msg(id == 1, "temperature %g draws token %d, expected the largest logit", cold[i], id);
         }
     }
-    for (int i = 0; i < 3; i++) { // the hotter the flatter, but what is impossible stays so
+    for (int i = 0; i < 3; i++) { // the hotter, the flatter, but the impossible is never drawn
         sampler s = {.temperature = hot[i], .seed = 5};
         int seen[5] = {0};
         for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, logits, 5, &(draw_key){1, 2, step})]++;

@@ -1,10 +1,10 @@
-// What KeyDiff's ranks are, and Expected Attention against its formula (methods.md 3.2, 3.3), written out in double
-// with whole matrices; golden data judges the others (test_profiler_golden.c).
+// KeyDiff's ranks, and Expected Attention against its formula (methods.md 3.2, 3.3), written out in double with whole
+// matrices; golden data judges the others (test_profiler_golden.c).
 #include "test_profiler_views.h"
 
 // ---- KeyDiff ----
 
-// Ranks as -sum over i of cos(k_j, k_i), wherever two of those sums really differ.
+// KeyDiff ranks like -sum over i of cos(k_j, k_i), wherever two of those sums really differ.
 UNIT_TEST(test_keydiff_ranks_as_pairs_do)
 {
     enum { T = 240 };
@@ -57,7 +57,7 @@ typedef struct ea_case {
     bool covariance, value_norm, sinks_in_softmax;
 } ea_case;
 
-// Queries that the model rotates and lengthens, as with yarn, are queries that were longer before.
+// If the rotation scales queries, as with yarn, scores are those of queries that were scaled before it.
 UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
 {
     enum { T = 60 };
@@ -85,8 +85,8 @@ UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
     view_free(&v);
 }
 
-// Mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R mu and R C
-// R^T.
+// Computes the mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R
+// mu and R C R^T.
 static void naive_statistics(double *mean, double *covariance, const layer_view *v, uint32_t h, const ea_case *e)
 {
     uint32_t T = v->n_tokens, d = v->head_dim, n = T - e->sinks;

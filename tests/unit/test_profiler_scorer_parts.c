@@ -1,10 +1,10 @@
-// What several metrics compute alike (scorer_parts.h), against plain sums.
+// What several metrics have in common (scorer_parts.h), against plain sums.
 #include "profiler/metric/scorer_parts.h"
 #include "test_profiler_views.h"
 
 enum { T = 37, QUERIES = 12 };
 
-// What a model with a softcap and sinks pays of head h's query (of the view) to keys 0 .. seen - 1.
+// Computes the attention of head h's query of the view to keys 0 .. seen - 1, with the model's softcap and sinks.
 static void plain_attention(double want[T], const layer_view *v, uint32_t h, uint32_t query, uint32_t seen)
 {
     double sum = v->sinks ? exp(v->sinks[h]) : 0;
@@ -18,7 +18,7 @@ static void plain_attention(double want[T], const layer_view *v, uint32_t h, uin
     for (uint32_t j = 0; j < seen; j++) want[j] /= sum;
 }
 
-// _i: 0, as they are; 1, with a softcap; 2, with sinks; 3, with both
+// _i: 0, plain; 1, with a softcap; 2, with sinks; 3, with both
 UNIT_ROUNDS(test_attention_rows, 4)
 {
     for (int i = 0; i < N_SHAPES; i++) {
@@ -98,7 +98,7 @@ UNIT_TEST(test_tails_and_checks)
     help_ok(check_kernel(&m, err)); // 7, its default
 }
 
-// LagKV's partition by its formula, weights added to what is there; a channel whose reference is constant counts as 0.
+// LagKV's weighted scores of a partition are added to `out`; a channel whose reference is constant counts as 0.
 UNIT_TEST(test_lagkv_partition)
 {
     enum { N = 6, REF = 4, D = 5 };

@@ -1,5 +1,5 @@
-// The plan that shares a profile out: everything is done exactly once, evenly, and every process finds the same plan.
-// And the memory that a run takes: linear in T, and never more questions at a time than fit.
+// The plan that divides a profile among processes: everything is done exactly once, evenly, and every process finds the
+// same plan. And the memory that a run takes: linear in T, and never more questions at a time than fit.
 #include "profiler/profile.h"
 #include "test_profiler_cases.h"
 
@@ -123,7 +123,7 @@ UNIT_TEST(test_one_process_follows_the_calibration)
                      j->contexts[i].n_questions);
     }
     ck_assert_double_eq_tol(share.cost, profile_flops(&j->m, &j->job), 1e-9 * share.cost);
-    // Of the progress: an operation of a question counts twice, and one of attention in a prefill.
+    // Progress counts the operations of questions twice, and also those of attention in a prefill.
     double prefills = 0, questions = 0, attention = 0, heads = (double)j->m.config.n_heads * j->m.config.head_dim;
     for (uint32_t i = 0; i < 9; i++) {
         const profile_context *c = &j->contexts[i];
@@ -137,7 +137,7 @@ UNIT_TEST(test_one_process_follows_the_calibration)
     help_fails(profile_share_out(&share, &j->m, &j->job, NULL, 4, 4, err), KVB_ARGUMENT, "share 5 of 4");
     help_fails(profile_share_out(&share, &j->m, &j->job, NULL, 0, 0, err), KVB_ARGUMENT, "share");
     job_free(j);
-    j = job_make(4, 1, 1, 4000); // one question: nothing can be shared, and no share gets slower for it
+    j = job_make(4, 1, 1, 4000); // one question cannot be divided: the first share does all of it
     help_ok(profile_share_out(&share, &j->m, &j->job, NULL, 5, 0, err));
     ck_assert_uint_eq(share.n, 1);
     ck_assert_double_eq_tol(share.total, profile_flops(&j->m, &j->job), 1e-9 * share.total);
@@ -145,8 +145,8 @@ UNIT_TEST(test_one_process_follows_the_calibration)
     job_free(j);
 }
 
-// Many contexts: no share is much heavier than the mean. One long context with many questions is cut, and the repeated
-// prefill stays within what the shorter decoding is worth: never slower than one process.
+// With many contexts, no share is much heavier than the mean. One long context with many questions is cut, and the
+// repeated prefill costs no more than the shorter decoding saves: it is never slower than one process.
 UNIT_TEST(test_shares_are_even)
 {
     made_job *j = job_make(3, MAX_CONTEXTS, 10, 4000);
@@ -176,7 +176,7 @@ UNIT_TEST(test_memory_is_linear)
         j->job.max_tokens = 8192u << i;
         profile_memory m = profile_memory_of(&j->m, &j->job, &o, 1);
         bytes[i] = profile_memory_total(&m);
-        // Keys and values of 30 layers, kept once; where attention reads packed ones, one layer more while it is
+        // Keys and values of 30 layers, kept once; if attention reads packed ones, one layer more while it is
         // prefilled.
         uint64_t layer = 2ull * 3 * 64 * 4 * j->job.max_tokens;
         ck_assert_uint_ge(m.cache, 30 * layer);

@@ -1,4 +1,4 @@
-// The one parser of metrics, policies, allocators and tasks: what it reads and writes, and bad text made by program.
+// The one parser of metrics, policies, allocators and tasks: what it reads and writes, and bad text from a generator.
 #include "profiler/metric/spec.h"
 #include "test_profiler_cases.h"
 #include <float.h>
@@ -75,7 +75,7 @@ UNIT_TEST(fields_are_filled)
     size_t n = spec_write(text, sizeof text, &ROWS[row], &s);
     ck_assert_str_eq(text, "plain:on=1:count=4294967295:large=9007199254740991:share=-0.001:shade=blue");
     ck_assert_uint_eq(n, strlen(text));
-    // The same length where it does not fit, and nothing behind the room.
+    // If the room is too small, the same length is returned, and nothing is written after the room.
     char small[8] = "xxxxxxx";
     ck_assert_uint_eq(spec_write(small, 6, &ROWS[row], &s), n);
     ck_assert(strcmp(small, "plain") == 0 && small[6] == 'x');
@@ -136,7 +136,7 @@ static uint32_t draw(uint64_t *state)
     return (uint32_t)(*state >> 33) ^ (uint32_t)(*state >> 60);
 }
 
-// Bytes that nobody would write: no crash, and a message of one line of printable characters.
+// Random bytes cause no crash, and a message of one line of printable characters.
 UNIT_TEST(bad_text_by_program)
 {
     enum { ROUNDS = 20000, LONG = 70000 };
@@ -169,7 +169,7 @@ UNIT_TEST(bad_text_by_program)
     free(endless);
 }
 
-// Any setting has one text, and the text gives back the same bits.
+// Any setting has one text, and reading the text gives the same bits.
 UNIT_TEST(random_round_trips)
 {
     enum { ROUNDS = 20000 };

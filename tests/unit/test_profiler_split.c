@@ -15,7 +15,7 @@ static const char *part_path(int part)
     return help_path("%s", names[part]);
 }
 
-// Copies of the golden parts in the test's folder.
+// Copies the golden parts to the test's folder.
 static void setup(void)
 {
     help_setup();
@@ -30,13 +30,13 @@ static void setup(void)
     case_tiny_model(help_path("tiny.gguf"), (const char *const[]){"--type", "q8_0", NULL});
 }
 
-// Writes the low byte of a number of a part's metadata: `place` bytes behind its key.
+// Overwrites the low byte of a number in a part's metadata.
 static void set_number(int part, const char *key, unsigned char value)
 {
     size_t size, n = strlen(key);
     unsigned char *bytes = help_slurp(part_path(part), &size), *at = memmem(bytes, size, key, n);
     ck_assert_ptr_nonnull(at);
-    at[n + sizeof(uint32_t)] = value; // behind the type
+    at[n + sizeof(uint32_t)] = value; // after the type
     help_spew(part_path(part), bytes, size);
     free(bytes);
 }
@@ -90,7 +90,7 @@ static bool hashed(void *context, double done, double total)
     return ++t->calls != t->stop_at;
 }
 
-// Whoever watches is told after each file, of the bytes of all, and may stop it.
+// The watcher is told after each file, with the bytes of all of them, and may stop.
 UNIT_TEST(hashing_tells_how_far_it_is)
 {
     told t = {.stop_at = 0};
@@ -143,7 +143,7 @@ UNIT_TEST(a_renamed_part_is_refused)
                "first.gguf: is part 1 of 3 of a model, expected a name that ends with -00001-of-00003.gguf");
 }
 
-// Part 3 in the place of part 2, with its number: tensors stand in it twice, others nowhere.
+// Part 3 in place of part 2, with part 2's number: some tensors are there twice, others are missing.
 UNIT_TEST(a_tensor_that_stands_in_two_parts_is_refused)
 {
     size_t size;
@@ -157,7 +157,7 @@ UNIT_TEST(a_tensor_that_stands_in_two_parts_is_refused)
     free(bytes);
 }
 
-// Also a part's shapes are checked, under its own name; and what changes after it was opened is found.
+// A missing tensor is named, and one that is cut short is named with its part.
 UNIT_TEST(faults_name_the_part)
 {
     size_t size;

@@ -58,7 +58,7 @@ static int32_t byte(char c)
     return TINY_FIRST_BYTE + (unsigned char)c;
 }
 
-// What tells the pre-tokenizers apart, by hand.
+// What distinguishes the pre-tokenizers, by hand.
 UNIT_TEST(test_pre_tokenizers)
 {
     tokenizer *smollm = make("smollm"), *llama = make("llama-bpe"), *qwen = make("qwen2"), *gpt = make("gpt-2");
@@ -70,7 +70,7 @@ UNIT_TEST(test_pre_tokenizers)
     EXPECT_IDS(gpt, "1212", false, twelve, twelve);
     EXPECT_IDS(smollm, "  1", false, TWO_SPACES, byte('1'));
     EXPECT_IDS(gpt, "  1", false, SPACE, TINY_FIRST_MERGE + 20); // the second space goes with the number: "Ġ 1"
-    EXPECT_IDS(llama, " cache", false, cache);                   // a token as a whole, though no merge makes it
+    EXPECT_IDS(llama, " cache", false, cache);                   // a whole token, though no merge makes it
     int32_t *ids;
     ck_assert_uint_gt(encode(smollm, " cache", 6, false, &ids), 1);
     free(ids);
@@ -109,8 +109,7 @@ static uint64_t next_random(uint64_t *state)
     return *state >> 33;
 }
 
-// Byte-level text comes back as it was, for every byte sequence that is UTF-8; and whatever the bytes, it comes back
-// as its repair.
+// Byte-level text that is UTF-8 comes back unchanged, and any other bytes come back as their repair.
 UNIT_TEST(test_round_trip)
 {
     static const char *const pieces[] = {"the ", "  ",  "\n",     "12",  "你好",   "\xff",     "\xe4\xbd", "é",
@@ -161,7 +160,7 @@ UNIT_TEST(test_decode)
     unit_numbers(tokenizer_decode(t, ids, 9, NULL, 0), sizeof expected, tokenizer_decode(t, ids, 9, out, 14),
                  sizeof expected);
     ck_assert_mem_eq(out, expected, 14);
-    ck_assert_int_eq(out[14], '#'); // nothing behind cap
+    ck_assert_int_eq(out[14], '#'); // nothing after cap
     ck_assert_uint_eq(tokenizer_decode(t, ids, 9, out, sizeof out), sizeof expected);
     ck_assert_mem_eq(out, expected, sizeof expected);
     ck_assert_uint_eq(tokenizer_decode(t, ids, 0, out, sizeof out), 0);
@@ -273,7 +272,7 @@ UNIT_TEST(test_incomplete_vocabularies)
     ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
     EXPECT_IDS(t, "abba", false, 2, 1, 0);
     EXPECT_IDS(t, "axab", false, 0,
-               2); // no token for x and no unknown token: it vanishes, as in Hugging Face's tokenizers
+               2); // no token for x and no unknown token: x vanishes, as in Hugging Face's tokenizers
     ck_assert(tokenizer_special(t).bos == -1 && tokenizer_special(t).eos == -1 && !tokenizer_special(t).add_bos);
     tokenizer_free(t);
     p.unknown = 2, p.bos = 2, p.pre = "llama-bpe";
@@ -290,7 +289,7 @@ UNIT_TEST(test_hash)
     ck_assert_uint_eq(strlen(tokenizer_sha256(a)), 64);
     ck_assert_str_eq(tokenizer_sha256(a), tokenizer_sha256(b));
     ck_assert_str_ne(tokenizer_sha256(a), tokenizer_sha256(c));
-    // Written down, because records and tables on disk hold it.
+    // A fixed value, because records and tables on disk hold it.
     ck_assert_str_eq(tokenizer_sha256(a), "b9de9f0627da3e55fea83de63ae1394b6bdc610e55c5ea48219bc90347943904");
     tokenizer_free(a);
     tokenizer_free(b);

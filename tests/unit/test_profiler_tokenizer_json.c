@@ -1,5 +1,5 @@
 // Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
-// (tests/golden/tokenizers.json), what their files say besides, and what is refused.
+// (tests/golden/tokenizers.json), what else their files say, and what is refused.
 #include "folder_help.h"
 #include "tokenizer_help.h"
 #include <time.h>
@@ -82,7 +82,7 @@ UNIT_TEST(test_special_tokens)
     tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
                         "{\"eos_token_id\":[4,9]}");
     unit_numbers(tokenizer_special(t).bos, 3, tokenizer_special(t).eos, 4);
-    ck_assert(!tokenizer_special(t).add_bos); // nothing puts it in front
+    ck_assert(!tokenizer_special(t).add_bos); // no post-processor puts it in front
     ck_assert(tokenizer_is_end(t, 4) && tokenizer_is_end(t, 9) && !tokenizer_is_end(t, 3) && !tokenizer_is_end(t, -1));
     ck_assert_str_eq(tokenizer_chat_template(t), "T");
     ck_assert_uint_eq(tokenizer_size(t), 10);
@@ -137,7 +137,7 @@ UNIT_TEST(test_refusals)
                         "\",\"invert\":false}"),                                                             \
           "")
 
-// `text`, `times` over, behind each other.
+// Encodes `text`, repeated `times` times. *n receives the number of ids.
 static kvb_status encode_run(const char *tokens, const char *text, size_t times, size_t *n)
 {
     size_t each = strlen(text);
@@ -152,8 +152,8 @@ static kvb_status encode_run(const char *tokens, const char *text, size_t times,
     return status;
 }
 
-// Their work is bounded by the text's length, in steps and, for what takes none, in time. An honest word of any length
-// is cut, also where each of its characters is a place to go back to; a long text of honest words is too.
+// Their work is limited by the text's length, in steps and, if it takes no steps, in time. An ordinary word of any
+// length can be split, even if each of its characters is a place to backtrack to, and so can a long text of such words.
 UNIT_TEST(test_backtracking)
 {
     static const char *const hostile[] = {SPLIT("(a|a)*\\\\z", "Isolated"), SPLIT("(?:a+a+)+b|.", "Isolated"),
@@ -171,7 +171,7 @@ UNIT_TEST(test_backtracking)
     ck_assert_uint_eq(n, 90000); // a space has no token
 }
 
-// Replacements that make a text longer and longer end as well.
+// Replacements that make a text longer and longer are stopped as well.
 UNIT_TEST(test_growing_text)
 {
     char tokens[2000] = "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[";

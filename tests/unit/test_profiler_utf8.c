@@ -1,4 +1,4 @@
-// Broken UTF-8 as Python replaces it, byte by byte; what is text at all; steps over characters.
+// Broken UTF-8, replaced as in Python, byte by byte; what is text at all; steps over characters.
 #include "profiler/text/utf8.h"
 #include "unit.h"
 
@@ -10,7 +10,7 @@ static const char *const replaced[][2] = {
     {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80"},
     {"\xff", BAD},
     {"a\xc3", "a" BAD},
-    {"\xe2\x82", BAD}, // one for the part that could have begun a character
+    {"\xe2\x82", BAD}, // one for an incomplete character
     {"\xe2\x82(", BAD "("},
     {"\xf0\x9f\x98 x", BAD " x"},
     {"\xc0\xaf", BAD BAD},                 // overlong

@@ -1,5 +1,5 @@
-// Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
-// positions in both forms; every fault of config and tensors is an error that names file and tensor.
+// Hugging Face folders: the tiny model's weights, written as a folder, give the bits of its GGUF file; settings of
+// rotary positions in both forms; every fault of config and tensors is an error that names file and tensor.
 #include "folder_case.h"
 #include "profiler/text/model_text.h"
 #include "profiler/weights/weights.h"
@@ -156,7 +156,7 @@ UNIT_TEST(test_wrong_configs)
     folder_free(&f);
 }
 
-// A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
+// A config alone gives a model's numbers and the size of its weights, as with the weights; but it is no model.
 UNIT_TEST(test_config_alone)
 {
     folder f = folder_make("alone");
@@ -185,7 +185,7 @@ UNIT_TEST(test_config_alone)
     folder_free(&f);
 }
 
-// The same of every family, each in the type of its own file.
+// The same for every family, each with the type of its own file.
 UNIT_TEST(test_config_alone_of_every_family)
 {
     static const char families[] = "tests/golden/families";
@@ -245,7 +245,7 @@ UNIT_TEST(test_wrong_tensors)
     folder_free(&f);
 }
 
-// Quantised folders are refused by the name of their method, but for the experts of gpt-oss.
+// Quantised folders are refused, and the method is named; only the experts of gpt-oss are read.
 UNIT_TEST(test_quantised_configs)
 {
     static const char *const methods[][2] = {
@@ -272,7 +272,7 @@ UNIT_TEST(test_quantised_configs)
     folder_free(&f);
 }
 
-// What stands in both containers is the same under the names of each; what is asked for is no longer unclaimed; a file
+// What both containers hold is found under the names of each. A tensor that was found is no longer unclaimed. A file
 // that changes is noticed.
 static void judge_source(const char *path, bool is_gguf, const char *layers, const char *embedding)
 {
@@ -306,7 +306,7 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     help_ok(weights_check(w, err));
     kvb_error problem = {0};
     kvb_status status = tokenizer_open(&words, w, NULL, &problem);
-    ck_assert_int_eq(status == KVB_OK, is_gguf); // the folder has none
+    ck_assert_int_eq(status == KVB_OK, is_gguf); // the folder has no tokenizer
     if (is_gguf) tokenizer_free(words);
     FILE *more = fopen(t.file, "a");
     ck_assert_ptr_nonnull(more);

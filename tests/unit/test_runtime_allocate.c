@@ -1,4 +1,4 @@
-// The allocators of other methods, against their published figures and a plain sort.
+// The allocators of other methods, compared with their published figures and a plain sort.
 #include "runtime/allocate.h"
 #include "unit.h"
 
@@ -56,7 +56,7 @@ UNIT_TEST(pyramid_has_the_published_figures)
     ck_assert_uint_eq(keep[0], 3150);
 }
 
-// Half of the cache: the upper end is cut at T - window, and the mean stays.
+// With 70 % of the cache, the upper end is cut at T - window, and the mean does not change.
 UNIT_TEST(pyramid_is_cut_at_the_whole_context)
 {
     allocate_shape s = {5, 1, 1000};
@@ -121,7 +121,7 @@ UNIT_TEST(ada_equals_a_plain_sort)
                               expected[h]);
             for (uint32_t h = 0; h < n; h++) ck_assert_uint_ge(found[h], (uint32_t)(alpha * allocate_mean(&s, ratio)));
         }
-        const double alike[3] = {0.5, 0.5, 0.5}; // layers that count the same compete as AdaKV's without safe tokens
+        const double alike[3] = {0.5, 0.5, 0.5}; // layers of equal weight compete like AdaKV's without safe tokens
         allocate_layers(&s, ratio, alike, scores, sink, 2, found);
         plain_ada(&s, ratio, 0, scores, sink, 2, s.n_layers, expected);
         for (uint32_t h = 0; h < n; h++) ck_assert_uint_eq(found[h], expected[h]);

@@ -1,4 +1,4 @@
-// kvb_attend against plain sums in double: ragged and paged, all formats, what scores may be, and what is refused.
+// kvb_attend against plain sums in double: ragged and paged, all formats, extreme scores, and what is refused.
 #include "test_runtime_cases.h"
 
 enum { HEADS = 7, MOST_ROWS = 150, POOL = 4096, MOST_D = 256, MOST_GROUP = 9 };
@@ -12,7 +12,7 @@ typedef struct attend_case {
 
 static struct {
     kvb_attend_cache c;
-    double k[POOL * MOST_D], v[POOL * MOST_D]; // what the stored numbers are
+    double k[POOL * MOST_D], v[POOL * MOST_D]; // the values of the stored numbers
     union {
         float f32[POOL * MOST_D];
         uint16_t half[POOL * MOST_D];
@@ -57,7 +57,7 @@ static void store(kvb_rows_format format, double *value, float *f32, uint16_t *h
     }
 }
 
-// Heads of 0, 1 and other numbers of rows, their places or pages shuffled.
+// Makes heads of 0, 1 and other numbers of rows, in shuffled places or pages.
 static void fill_case(const attend_case *a, uint64_t *random)
 {
     uint32_t size = a->page_rows ? a->page_rows : 1, units = POOL / size, used = 0;
@@ -148,7 +148,7 @@ UNIT_TEST(test_against_plain_sums)
         fill_case(CASES + i / 4, &random);
         ck_assert_msg(kvb_attend(&at.c, at.q, 0, HEADS, at.out, &at.err) == KVB_OK, "%s", at.err.message);
         check_heads(1e-5);
-        // Pages side by side are what a ragged cache is, to the bit; and so are ranges of heads.
+        // Pages in order give the same bits as a ragged cache, and so do ranges of heads.
         static float again[HEADS * MOST_GROUP * MOST_D];
         memset(again, 0xff, sizeof again);
         for (int32_t p = 0; at.c.pages && p < POOL / (int32_t)at.c.page_rows; p++) at.pages[p] = p;
@@ -161,7 +161,7 @@ UNIT_TEST(test_against_plain_sums)
     }
 }
 
-// A cache of one row answers with its value: every number of 16 bits, exactly.
+// A cache of one row returns its value: exactly, for every 16-bit number.
 UNIT_TEST(test_stored_numbers)
 {
     const int32_t begin[2] = {0, 1};
@@ -185,7 +185,7 @@ UNIT_TEST(test_stored_numbers)
         }
 }
 
-// Huge, hidden and broken scores in one head; the heads before it are computed all the same.
+// Huge, hidden and broken scores in one head; the heads before it are computed anyway.
 UNIT_TEST(test_extreme_scores)
 {
     enum { HEAD = HEADS - 1, QUERY = 1 };

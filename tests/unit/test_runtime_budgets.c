@@ -122,7 +122,7 @@ UNIT_TEST(test_kvpress)
 
 // ---- tables of one test ----
 
-// A table whose row 50 holds the given ratios in layer-major order and whose other rows are zero.
+// Returns a table with the given ratios in row 50, in layer-major order, and zeros in all other rows.
 static kvb_table *table_of(uint32_t n_layers, uint32_t n_kv_heads, uint32_t sink, uint32_t window, const double *row_50)
 {
     size_t heads = (size_t)n_layers * n_kv_heads;
@@ -168,7 +168,7 @@ UNIT_TEST(test_roundings)
     // (1 - 0.8) * 1000 is 199.99999999999997 in doubles, and everything has at least one token.
     t = table_of(1, 2, 0, 0, (const double[]){0.8, 1.0});
     expect_counts(t, 1000, &floor_rule, (const uint32_t[]){200, 1}, 2);
-    expect_counts(t, 1000, &global, (const uint32_t[]){199, 1}, 2); // the one token is paid for
+    expect_counts(t, 1000, &global, (const uint32_t[]){199, 1}, 2); // that token is taken from head 0
     expect_counts(t, 1, NULL, (const uint32_t[]){1, 1}, 2);
     expect_counts(t, 1, &floor_rule, (const uint32_t[]){1, 1}, 2);
     expect_counts(t, 1, &global, (const uint32_t[]){1, 1}, 2);
@@ -180,13 +180,13 @@ UNIT_TEST(test_strict)
     kvb_budget_options strict = {.strict = 1};
     kvb_table *t = table_of(2, 2, 4, 1, (const double[]){0.9, 0.2, 0.97, 0.33});
     expect_counts(t, 20, NULL, (const uint32_t[]){2, 16, 1, 13}, 4);
-    // Missing 3 + 4 above a floor of 5: 11 and 8 above it, taken from the higher one until both are level, in turn
-    // after.
+    // 3 + 4 tokens are missing below a floor of 5. They are taken from the head that keeps most, in turn once two are
+    // level.
     expect_counts(t, 20, &strict, (const uint32_t[]){5, 11, 5, 11}, 4);
     expect_counts(t, 4, &strict, (const uint32_t[]){4, 4, 4, 4}, 4); // T below the floor: keep all
     kvb_table_close(t);
     t = table_of(1, 3, 4, 1, (const double[]){0.9, 0.5, 0.9});
-    expect_counts(t, 12, &strict, (const uint32_t[]){5, 5, 5}, 3); // 8 tokens cannot pay: the total grows
+    expect_counts(t, 12, &strict, (const uint32_t[]){5, 5, 5}, 3); // 8 tokens cannot pay for it: the total grows
     kvb_table_close(t);
 }
 
@@ -221,7 +221,7 @@ static int by_fraction(const void *a, const void *b)
     return x->index < y->index ? -1 : 1;
 }
 
-// One token at a time, as the header words it.
+// Raises counts one token at a time, as the header words it.
 static void slow_raise(uint32_t *count, size_t n, uint32_t floor_count)
 {
     uint64_t missing = 0;
@@ -443,16 +443,16 @@ UNIT_TEST(test_arguments)
         ck_assert_int_eq(kvb_budgets(t, ratio, 100, NULL, keep, 6, NULL), KVB_OK);
         unit_numbers(keep[0], 100, keep[5], 100);
     }
-    // The longest context that the type can say.
+    // The longest context that the type allows.
     for (kvb_rounding rounding = KVB_ROUND_LAYER_LR; rounding <= KVB_ROUND_GLOBAL_LR; ++rounding) {
         opt = (kvb_budget_options){.rounding = rounding, .strict = 1, .block = rounding ? 4096 : 0};
         ck_assert_int_eq(kvb_budgets(t, 1e-9, UINT32_MAX, &opt, keep, 6, NULL), KVB_OK);
-        ck_assert_msg(keep[0] > 4252000000u && keep[0] < 4252100000u, "%u", keep[0]); // row 1 %
+        ck_assert_msg(keep[0] > 4252000000u && keep[0] < 4252100000u, "%u", keep[0]); // of the row at 1 %
     }
     kvb_table_close(t);
 }
 
-// A layer that is bounded keeps all and takes part in nothing: the others' budgets are those of a table without it.
+// A bounded layer keeps everything and does not count: the others get the budgets of a table without it.
 UNIT_TEST(test_bounded_layers)
 {
     enum { L = 3, G = 2, T = 777 };

@@ -1,10 +1,10 @@
-// The rule by which growing caches are cut: heads within budget and buffer at every length, what is in each of them,
-// and many cuts beside one.
+// The rule by which growing caches are cut: at every length, heads are within budget and buffer and hold the right
+// tokens, and many cuts keep what one cut keeps.
 #include "test_runtime_cases.h"
 
 enum { L = 3, G = 2, H = L * G, MOST = 2400 };
 
-// A cache of which only positions are there; a token's score in a head never changes.
+// A cache with nothing but positions; a token's score in a head never changes.
 typedef struct cache {
     uint32_t seen, cut_at, lengths[H], places[H][MOST], keep[H];
     kvb_budget_summary sum;
@@ -39,7 +39,7 @@ static void add(cache *c, const kvb_table *table, const kvb_growth *rule, uint32
     if (kvb_growth_due(rule, c->seen, c->cut_at, turn_ends)) cut(c, table, rule);
 }
 
-// Shares that differ from head to head, as the rows' mean demands.
+// Returns a table with shares that differ from head to head and have the mean that each row demands.
 static kvb_table *uneven(void)
 {
     static double prune[CASE_ROWS * H];
@@ -62,7 +62,7 @@ static void within(const cache *c, const kvb_growth *rule, uint64_t round)
                       (unsigned long long)round, h, n, c->keep[h] - hold, rule->buffer);
         ck_assert_uint_eq(p[n - 1], c->seen - 1);
         for (uint32_t i = 0; i < rule->sink; i++) ck_assert_uint_eq(p[i], i);
-        uint32_t last = c->seen - c->cut_at; // rows since the cut, behind those that it protected
+        uint32_t last = c->seen - c->cut_at; // rows since the cut, after those that it protected
         for (uint32_t i = 0; i < newest; i++) ck_assert_uint_eq(p[n - last - 1 - i], c->cut_at - 1 - i);
         for (uint32_t i = 1; i < n; i++) ck_assert_uint_gt(p[i], p[i - 1]);
     }
@@ -93,7 +93,7 @@ UNIT_TEST(test_rows_stay_within_budget_and_buffer)
     kvb_table_close(table);
 }
 
-// With fixed scores and heads alike, a token that leaves would never have come back.
+// With fixed scores and equal heads, many cuts keep what one keeps: an evicted token would never have come back.
 UNIT_TEST(test_many_cuts_are_one)
 {
     static cache often, once;

@@ -1,6 +1,6 @@
-// Memory of opening a table: in proportion to the file whatever it says, given back whole, and every allocation that
-// fails is KVB_MEMORY and nothing else. The linker puts malloc and its like of the runtime through the functions here,
-// hooks those of cJSON.
+// Memory of opening a table: proportional to the file, whatever that says, and all of it is freed; and each allocation
+// that fails gives KVB_MEMORY and nothing else. The linker leads the runtime's malloc and its relatives to the
+// functions here, hooks those of cJSON.
 #include "folder_help.h"
 #include "runtime/json.h"
 #include "runtime/limits.h"
@@ -18,7 +18,7 @@ void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *old, size_t size);
 void __wrap_free(void *p);
 
-// Check allocates too: what it does is neither counted nor let fail.
+// Check allocates too, but its allocations are neither counted nor made to fail.
 static struct {
     bool counting;
     size_t calls, fails_at; // fails_at 0: none
@@ -117,7 +117,7 @@ static kvb_status open_ranking(const task *it, kvb_error *err)
     return right ? status : KVB_ARGUMENT;
 }
 
-// A ranking of one feature and one head, 4 weights.
+// Returns the file of a ranking with one feature, one head and 4 weights, which the caller frees.
 static unsigned char *ranking_bytes(size_t *size)
 {
     static const char header[] =
@@ -155,7 +155,7 @@ static kvb_status parse_json(const task *it, kvb_error *err)
     return right ? status : KVB_ARGUMENT;
 }
 
-// Runs with allocation number fails_at failing, and counts.
+// Calls `run` with allocation number fails_at failing, and counts allocations.
 static kvb_status run_counted(kvb_status (*run)(const task *, kvb_error *), const task *it, size_t fails_at,
                               kvb_error *err)
 {
@@ -166,7 +166,7 @@ static kvb_status run_counted(kvb_status (*run)(const task *, kvb_error *), cons
     return status;
 }
 
-// Lets every allocation fail, one after the other, until there is none left to fail. How many there were.
+// Makes every allocation fail, one after the other. Returns how many there were.
 static size_t walk(kvb_status (*run)(const task *, kvb_error *), const task *it)
 {
     for (size_t at = 1;; at++) {
@@ -205,7 +205,7 @@ UNIT_TEST(test_every_allocation)
     free(bytes);
 }
 
-// An error allocates nothing, however long its path; what is too long loses its middle.
+// An error allocates nothing, however long its path; a path that is too long loses its middle.
 UNIT_TEST(test_message_without_memory)
 {
     char path[2000];
@@ -218,7 +218,7 @@ UNIT_TEST(test_message_without_memory)
     ck_assert(err.message[0] == 'a' && strstr(err.message, " ... ") && strstr(err.message, ": opening: "));
 }
 
-// What kvbudget.h promises of kvb_table_open*.
+// Returns the limit that kvbudget.h promises for kvb_table_open*.
 static size_t allowed(size_t size)
 {
     return 48 * size + (64 << 10);
@@ -234,7 +234,7 @@ static void check_peak(const unsigned char *bytes, size_t size, kvb_status expec
     ck_assert_uint_eq(heap.live, 0);
 }
 
-// Numbers that ask for gigabytes, in a file of some kilobytes.
+// Numbers that claim gigabytes, in a file of some kilobytes.
 UNIT_TEST(test_claimed_sizes)
 {
     table_case c = case_default();
@@ -249,7 +249,7 @@ UNIT_TEST(test_claimed_sizes)
     free(bytes);
 }
 
-// Headers of the smallest things that cJSON makes the most of.
+// Headers full of the smallest items, for which cJSON allocates the most.
 UNIT_TEST(test_dense_headers)
 {
     static const struct {
