@@ -186,7 +186,7 @@ UNIT_TEST(test_high_part_alone)
     packed_store(t.p, t.weights, t.b, K, true, K, N, temp);
     const product *p = product_find(t.p, M, N, K, false);
     product_run(p, t.operand, t.weights, t.c);
-    memset((char *)t.weights + high, 0xff, packed_bytes(t.p, K, N) - high); // nobody reads it
+    memset((char *)t.weights + high, 0xff, packed_bytes(t.p, K, N) - high); // must not be read
     product_run_high(p, t.operand, t.weights, alone);
     ck_assert_mem_eq(alone, t.c, M * N * sizeof *alone);
     free(temp);

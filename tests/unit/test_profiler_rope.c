@@ -106,7 +106,7 @@ UNIT_TEST(test_queries_grow)
     const float *g = backend_ref.host_view(on, grown), *t = backend_ref.host_view(on, plain);
     for (int i = 0; i < POSITIONS; i++)
         for (int p = 0; p < DIM; p++) {
-            double by = 1.5 * (1 + 0.1 * log(1 + i / ORIGINAL)); // whole numbers divide downwards
+            double by = 1.5 * (1 + 0.1 * log(1 + i / ORIGINAL)); // integer division rounds down
             ck_assert(fabs(g[i * DIM + p] - by * t[i * DIM + p]) < 1e-6);
         }
     backend_ref.release(on, grown), backend_ref.release(on, plain);

@@ -86,7 +86,7 @@ UNIT_TEST(test_uniform_depends_on_every_bit)
         ck_assert_double_ne(sampler_uniform(seed, context, question ^ 1u << bit, step), base);
         ck_assert_double_ne(sampler_uniform(seed, context, question, step ^ 1u << bit), base);
     }
-    ck_assert_double_ne(sampler_uniform(1, 1, 2, 3), sampler_uniform(1, 1, 3, 2)); // no two arguments may be interchangeable
+    ck_assert_double_ne(sampler_uniform(1, 1, 2, 3), sampler_uniform(1, 1, 3, 2)); // arguments are not interchangeable
     ck_assert_double_ne(sampler_uniform(1, 2, 1, 3), sampler_uniform(2, 1, 1, 3));
     ck_assert_double_ne(sampler_uniform(1, 2, 3, 3), sampler_uniform(1, 3, 2, 3));
 }

@@ -1,5 +1,5 @@
 // Which weights a table was made with: kvb_table_check_weights against hashes, names and commits, and damaged entries.
-// And kvb_table_find: which table in a folder is a model's, and what it says where none is.
+// And kvb_table_find: which table in a folder belongs to a model, and what the refusal says if none does.
 #include "folder_help.h"
 #include "test_runtime_cases.h"
 
@@ -136,7 +136,7 @@ UNIT_TEST(test_find)
     }
 }
 
-// A hash goes before a name; what the engine ranks by must agree too.
+// A hash takes precedence over a name, and the engine's ranking metric must match too.
 UNIT_TEST(test_find_by_hash)
 {
     static const char *const same[] = {HASH("B"), HASH("a")}, *const other[] = {HASH("a"), HASH("c")};

@@ -15,7 +15,7 @@ static double bf16(const unsigned char *b)
     return (double)x;
 }
 
-// Reads number (t, c) of packed rows by itself: its group's place is counted from the beginning.
+// Reads number (t, c) of packed rows independently: it counts to the number's group from the beginning.
 static double plain_number(const unsigned char *b, unsigned bits, bool keys, uint32_t T, uint32_t d, uint32_t t,
                            uint32_t c, double *step)
 {

@@ -1,5 +1,5 @@
-// What stands between a file and kvb_table_open: the safetensors container by its specification, texts and digits, and
-// an engine's limits in whole units.
+// What lies between a file and kvb_table_open: the safetensors container by its specification, texts and digits, and an
+// engine's limits in whole units.
 #include "runtime/json.h"
 #include "runtime/limits.h"
 #include "runtime/safetensors.h"
@@ -11,7 +11,7 @@
 static unsigned char bytes[4096];
 static kvb_error err;
 
-// A file with this header and so many bytes of data, which count up.
+// Makes a file in `bytes` with this header and n_data bytes of data, which count up. Returns its size.
 static size_t make(const char *header, size_t n_data)
 {
     size_t n = strlen(header);
@@ -21,8 +21,8 @@ static size_t make(const char *header, size_t n_data)
     return 8 + n + n_data;
 }
 
-// The examples of FIPS 180-4 (their last one a million times "a", here in pieces that do not fit the blocks), and
-// lengths about where the padding takes another block.
+// The examples of FIPS 180-4 (the last one, a million times "a", in pieces that do not fit the blocks), and lengths at
+// which the padding takes another block.
 UNIT_TEST(hashes)
 {
     static const struct {
@@ -66,7 +66,7 @@ UNIT_TEST(container)
     unit_strings(kvb_safetensors_metadata(file.header, "k"), "v", kvb_safetensors_metadata(file.header, ""), "empty");
     ck_assert_ptr_null(kvb_safetensors_metadata(file.header, "no"));
     kvb_safetensors_free(&file);
-    kvb_safetensors_free(&file); // freed already
+    kvb_safetensors_free(&file); // may be freed again
     ck_assert_ptr_null(file.header);
 }
 
@@ -86,7 +86,7 @@ UNIT_TEST(damaged_containers)
         {"{\"a\":{\"dtype\":\"F64\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
          KVB_FORMAT}, // wraps
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,2]}}", 2, KVB_FORMAT},
-        {"{\"__metadata__\":{\"k\":1}}", 0, KVB_FORMAT}, // metadata are strings
+        {"{\"__metadata__\":{\"k\":1}}", 0, KVB_FORMAT}, // values must be strings
         {"[]", 0, KVB_FORMAT},
         {"{", 0, KVB_FORMAT},
     };
@@ -107,7 +107,7 @@ UNIT_TEST(damaged_containers)
     ck_assert_int_ne(kvb_safetensors_parse(&file, bytes, sizeof bytes, "name", &err), KVB_OK);
 }
 
-// Every sequence of UTF-8 by its definition, all two-byte beginnings, and the edges of the longer ones.
+// UTF-8 by its definition: all two-byte beginnings, and the edges of longer sequences.
 UNIT_TEST(sequences_of_utf8)
 {
     for (int a = 0; a < 256; a++)
@@ -124,7 +124,7 @@ UNIT_TEST(sequences_of_utf8)
                   {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"\xe2\x82", 0},         {"\x80", 0}};
     for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
         ck_assert_msg(kvb_utf8_size(longer[i].text, strlen(longer[i].text)) == longer[i].size, "case %zu", i);
-    ck_assert_uint_eq(kvb_utf8_size("\xe2\x82\xac", 2), 0); // what may not be read is not there
+    ck_assert_uint_eq(kvb_utf8_size("\xe2\x82\xac", 2), 0); // the third byte may not be read
 }
 
 UNIT_TEST(cleaned_texts)
@@ -138,7 +138,7 @@ UNIT_TEST(cleaned_texts)
     ck_assert(kvb_is_shown("\xe2\x80\x93", 3) && !kvb_is_shown("\xe2\x80\xae", 3) && !kvb_is_shown("\xff", 0));
 }
 
-// JSON, what is none with its place, and numbers in a locale that writes them with a comma.
+// Decimal digits up to a maximum, and where reading ends.
 UNIT_TEST(decimal_digits)
 {
     const struct {
@@ -172,7 +172,7 @@ UNIT_TEST(decimal_digits)
     }
 }
 
-// Bytes behind the first NUL count, so sizes are given.
+// Bytes after the first NUL count, so sizes are given.
 UNIT_TEST(kinds_of_files)
 {
     static const struct {
@@ -214,7 +214,7 @@ UNIT_TEST(parsed_json)
     cJSON_Delete(json);
     ck_assert(!kvb_json_parse("[1, x]", 6, &end, &no_memory) && !no_memory);
     ck_assert_str_eq(end, "x]");
-    ck_assert_ptr_null(kvb_json_parse("{\"a\": 1.5}", 9, NULL, &no_memory)); // only what may be read
+    ck_assert_ptr_null(kvb_json_parse("{\"a\": 1.5}", 9, NULL, &no_memory)); // the closing brace may not be read
     ck_assert(!no_memory);
 }
 

@@ -20,7 +20,7 @@ static double weight(size_t i)
     return 0.25 * (double)((i * 7) % 11) - 1;
 }
 
-// Replaces the first `from` of the header by `to`, where they are not NULL.
+// Makes a file in `bytes`, with the first `from` in its header replaced by `to` unless NULL. Returns the file's size.
 static size_t make(const char *from, const char *to)
 {
     char header[2048], more[2048];
@@ -57,7 +57,7 @@ static kvb_ranking *open_made(void)
     return r;
 }
 
-// The same reader serves a file of its own and a table that carries the ranking: both are parsed first.
+// The same reader serves a ranking's own file and a table that carries the ranking: both are parsed first.
 UNIT_TEST(read_from_a_parsed_file)
 {
     kvb_error err = {0};
@@ -138,7 +138,7 @@ UNIT_TEST(damaged_files)
     ck_assert_int_eq(kvb_ranking_open_memory(&r, NULL, 1, NULL, &err), KVB_ARGUMENT);
 }
 
-// The formula, in its own words.
+// Computes the formula of kvbudget.h directly.
 static double expected(const double *w, const float *const *features, const int *logarithm, uint32_t sink, uint32_t T,
                        uint32_t j)
 {
@@ -186,7 +186,7 @@ UNIT_TEST(scores_are_the_formula)
     kvb_ranking_close(r);
 }
 
-// With layer_mean: the heads' own parts as ever, and of each feature the mean of z over the layer's heads.
+// With layer_mean: the heads' own terms as before, and for each feature the mean of z over the layer's heads.
 UNIT_TEST(layers_are_ranked_together)
 {
     enum { T = 30, N = 3 };

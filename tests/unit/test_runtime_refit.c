@@ -1,4 +1,4 @@
-// Refitting a head against plain sums in double: what was chosen, what it left, and that no input makes it write NaN.
+// Refitting a head against plain sums in double: what was chosen, which error is left, and that no input makes it NaN.
 #include "test_runtime_cases.h"
 
 enum { MAX_D = 72 };
@@ -59,7 +59,7 @@ static void close_case(head_case *c)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
-// x = A^-1 B by elimination, A [n,n], B [n,d]; both are overwritten.
+// Computes x = A^-1 B by elimination, A [n,n], B [n,d]. Both are overwritten, B with x.
 static void eliminate(double *a, double *b, size_t n, size_t d)
 {
     for (size_t k = 0; k < n; k++)
@@ -73,7 +73,7 @@ static void eliminate(double *a, double *b, size_t n, size_t d)
         for (size_t j = 0; j < d; j++) b[i * d + j] /= a[i * n + i];
 }
 
-// softmax(q.K + bias) V of one query over t rows, with weights in p [t].
+// Computes softmax(q.K + bias) V of one query over t rows; p [t] receives the weights.
 static void attend_row(const float *q, const float *k, const float *v, const float *bias, size_t t, size_t d, double *p,
                        double *o)
 {
@@ -91,7 +91,7 @@ static void attend_row(const float *q, const float *k, const float *v, const flo
     }
 }
 
-// Mean square over the left-out queries, in the unit that the library tells errors in.
+// Returns the mean squared error over the left-out queries, in the unit of the library's errors.
 static double judge(const head_case *c, const float *k, const float *v, const float *bias)
 {
     size_t d = c->h.head_dim, n = c->h.n_queries, T = c->h.n_tokens;
@@ -114,7 +114,7 @@ static double judge(const head_case *c, const float *k, const float *v, const fl
     return sum / (double)(judged * d) / variance;
 }
 
-// The kept rows of an array.
+// Returns the kept rows of an array, which the caller frees.
 static float *gather(const head_case *c, const float *from)
 {
     size_t d = c->h.head_dim;
@@ -123,7 +123,7 @@ static float *gather(const head_case *c, const float *from)
     return to;
 }
 
-// V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias.
+// Returns V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias. The caller frees it.
 static float *ridge(const head_case *c, const float *k, const float *bias, double lambda)
 {
     size_t d = c->h.head_dim, n = c->h.n_queries, t = c->h.n_kept;
@@ -149,7 +149,7 @@ static float *ridge(const head_case *c, const float *k, const float *bias, doubl
     return v;
 }
 
-// |A w - 1|^2 over the rows of A [n,t]; `off` [n] receives A w - 1.
+// Returns |A w - 1|^2 over the rows of A [n,t]; `off` [n] receives A w - 1.
 static double mass_error(const double *a, size_t n, size_t t, const double *w, double *off)
 {
     double sum = 0;
@@ -192,7 +192,7 @@ static void check_bias(const head_case *c)
     free(off);
 }
 
-// The least error with these keys, where lambda grows until that helps no more; checks the values of the chosen one.
+// Returns the least error with these keys, as lambda grows until that stops helping. Checks the chosen lambda's values.
 static double least_error(const head_case *c, const float *k, const float *bias, int changed)
 {
     double least = INFINITY;
@@ -241,7 +241,7 @@ UNIT_TEST(test_against_plain_sums)
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
         head_case c = open_case(SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], &random);
         size_t d = c.h.head_dim, rows = c.h.n_kept;
-        for (size_t i = 0; s == 0 && i < c.h.n_tokens; i++) { // what goes has twins among the first ten, which stay
+        for (size_t i = 0; s == 0 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first ten, which are kept
             if (i < rows) c.positions[i] = (uint32_t)i;
             else
                 memcpy(c.k + i * d, c.k + i % 10 * d, d * sizeof *c.k),
@@ -266,7 +266,7 @@ static bool is_bare(const head_case *c)
 
 UNIT_TEST(test_degenerate_heads)
 {
-    // T, d, t, n; all bare: one token, all kept, more than half kept, no queries, too few
+    // T, d, t, n that must be left bare: one token, all kept, more than half kept, no queries, too few
     static const uint32_t BARE[][4] = {{1, 8, 1, 16}, {9, 8, 9, 16}, {20, 8, 11, 64}, {20, 8, 3, 0}, {20, 8, 3, 3}};
     uint64_t random = 5;
     for (size_t s = 0; s < sizeof BARE / sizeof *BARE; s++) {
@@ -286,7 +286,7 @@ UNIT_TEST(test_degenerate_heads)
     }
 }
 
-// NaN, infinities, huge and tiny numbers anywhere: refused or survived, and what is written is finite or the input's.
+// NaN, infinities, huge and tiny numbers anywhere are refused or survived; the output is finite or the input itself.
 UNIT_TEST(test_poisoned_heads)
 {
     static const float POISON[] = {NAN, INFINITY, -INFINITY, 3e38f, -1e30f, 1e-40f, 1e10f};

@@ -1,9 +1,9 @@
-// Choosing again in grown heads against a naive choice among the tokens that are left; where sequences begin and end.
+// Choosing again in grown heads against a naive choice among the remaining tokens; where sequences begin and end.
 #include "test_runtime_cases.h"
 
 enum { MOST = 400 };
 
-// The judge: by preference, one token after the other, over positions of the text instead of rows.
+// The judge chooses by preference, one token after the other, with positions in the text instead of rows.
 static uint32_t slow_reselect(const float *scores, const uint32_t *places, uint32_t n_rows, uint32_t n_tokens,
                               uint32_t keep, uint32_t sink, uint32_t window, uint32_t *rows)
 {
@@ -29,7 +29,7 @@ static uint32_t slow_reselect(const float *scores, const uint32_t *places, uint3
     return n;
 }
 
-// A head that was cut and has grown: some of the tokens below `n_tokens`, ascending.
+// Makes a head that was cut and has grown: some of the tokens below `n_tokens`, ascending. Returns their number.
 static uint32_t random_places(uint64_t *random, uint32_t n_tokens, uint32_t *places)
 {
     uint32_t n = 0, share = 1 + (uint32_t)(case_random(random) % 4);

@@ -182,7 +182,7 @@ UNIT_TEST(test_truncated)
     kvb_table *t;
     kvb_error err;
     for (size_t n = 0; n < size; ++n) {
-        unsigned char *copy = malloc(n ? n : 1); // exactly n bytes: the sanitizer sees a read beyond
+        unsigned char *copy = malloc(n ? n : 1); // exactly n bytes, so that the sanitizer sees a read past the end
         memcpy(copy, bytes, n);
         kvb_status status = kvb_table_open_memory(&t, copy, n, "cut.safetensors", NULL, &err);
         ck_assert_msg(status == KVB_FORMAT && !t && strstr(err.message, "cut.safetensors"), "%zu: %d", n, status);
@@ -195,7 +195,7 @@ UNIT_TEST(test_truncated)
     free(bytes);
 }
 
-// Every bit of the header and a sample of the others: an error with the name in it, or a table that still works.
+// Every bit of the header and a sample of the others: an error that names the file, or a table that still works.
 UNIT_TEST(test_bit_flips)
 {
     table_case c = case_default();
@@ -302,8 +302,8 @@ UNIT_TEST(test_backslashes)
     kvb_table_close(t);
 }
 
-// A host program's locale may write 0,5, or 0\u066b5, whose point has two bytes. Where glibc's sources of locales are
-// there, they are made for this test.
+// A host program's locale may write 0,5, or 0\u066b5 with a decimal point of two bytes. If the sources of glibc's
+// locales are installed, these locales are made for this test.
 UNIT_TEST(test_locales)
 {
     static const char *const names[] = {"de_DE", "ps_AF"};
@@ -328,13 +328,13 @@ UNIT_TEST(test_locales)
         t = case_open(&c);
         ck_assert_int_eq(kvb_budgets(t, 0.9, 1000, NULL, keep, 6, NULL), KVB_OK);
         ck_assert_mem_eq(keep, plain, sizeof keep);
-        ck_assert_str_eq(setlocale(LC_ALL, NULL), names[i]); // the host's stays as it was
+        ck_assert_str_eq(setlocale(LC_ALL, NULL), names[i]); // the host's locale has not changed
         kvb_table_close(t);
     }
     setlocale(LC_ALL, "C");
 }
 
-// A message is one line, without what a terminal would obey, and begins and ends as it should however long a path is.
+// A message is one line without control characters, and keeps its beginning and end, however long the path is.
 UNIT_TEST(test_messages)
 {
     char path[5000], *end;
@@ -344,7 +344,7 @@ UNIT_TEST(test_messages)
     ck_assert_str_eq(err.message, "no??[2J???? g\303\266ne.safetensors: opening: No such file or directory");
     for (size_t length = 300; length < 4090; length += 53) {
         memset(path, 'a', length);
-        for (size_t i = 0; i + 1 < length; i += 2) memcpy(path + i, "\303\266", 2); // cut nowhere within a letter
+        for (size_t i = 0; i + 1 < length; i += 2) memcpy(path + i, "\303\266", 2); // no letter may be cut in half
         memcpy(path, "begin", 5);
         path[4] = 'n';
         strcpy(path + length, "/end.safetensors");

@@ -94,7 +94,7 @@ UNIT_TEST(mean_loss_minimises_the_mean)
     loss_mean_free(&m);
 }
 
-// A context that is another one with every token doubled has the same curve over the kept share.
+// A context in which each token of another one occurs twice has the same curve over the kept share.
 UNIT_TEST(contexts_of_different_length_meet_on_the_share)
 {
     const double few[8] = {8, 4, 2, 1, 3, 2, 2, 0};
@@ -158,7 +158,7 @@ UNIT_TEST(rounding_is_by_largest_remainder_in_a_layer)
     ck_assert(keep[0] == 2 && keep[1] == 1 && keep[2] == 2 && keep[3] == 1);
     round_layers((const double[]){1, 1, 0, 0}, 2, 2, 7, keep);
     ck_assert(keep[0] == 1 && keep[1] == 1 && keep[2] == 7 && keep[3] == 7);
-    for (int round = 0; round < 2000; round++) { // counts that made the ratios come back as they were
+    for (int round = 0; round < 2000; round++) { // counts from which ratios were made come back
         uint32_t t = 1 + case_below(9000), kept[4];
         double ratio[4];
         for (int i = 0; i < 4; i++) ratio[i] = 1 - (double)(kept[i] = 1 + case_below(t)) / t;

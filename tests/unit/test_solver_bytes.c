@@ -12,8 +12,8 @@ typedef struct bytes_case {
     bytes_problem p;
 } bytes_case;
 
-// Random curves; formats cost from half a byte to three a token, with a jump every few tokens as groups have, and lose
-// the more the fewer bytes they take, sometimes nothing.
+// Makes random curves. Formats cost from half a byte to three bytes a token, with a jump every few tokens as groups
+// have; the fewer bytes they take, the more they lose, sometimes nothing.
 static void make_case(bytes_case *c, case_kind kind, bool rises)
 {
     cache_shape shape = {1 + case_below(3), 1 + case_below(2), 7 + case_below(16), case_below(3), 1 + case_below(3)};
@@ -50,7 +50,7 @@ static void free_case(bytes_case *c)
     free(c->cost);
 }
 
-// The least loss within B bytes, or infinity: best[x] is the least with exactly x bytes so far.
+// Returns the least loss within B bytes, or infinity: best[x] is the least with exactly x bytes so far.
 static double optimum(const bytes_problem *p, uint64_t B)
 {
     uint32_t N = shape_heads(&p->curves->shape), T = p->curves->shape.n_tokens;
@@ -74,7 +74,7 @@ static double optimum(const bytes_problem *p, uint64_t B)
     return least;
 }
 
-// Greedy's excess is at most what its last piece, which does not fit, would save.
+// Checks a row: greedy's excess is at most what its last piece, which does not fit, would save.
 static void judge_row(const bytes_case *c, const solved_rows *x, uint32_t r)
 {
     uint32_t N = x->n_heads, T = c->curves.shape.n_tokens;
@@ -113,7 +113,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
             worst = fmax(worst, x.loss[r] > 0 ? gap / x.loss[r] : 0);
             sum += gap;
             all += x.loss[r];
-            // The bound is the best one: the hulls' optimum, which one head alone can miss.
+            // No other multiplier gives a better bound.
             for (double f = 0.5; f < 2; f *= 1.1)
                 ck_assert(bytes_bound(&c.p, c.budget[r], f * x.lambda[r]) <=
                               bytes_bound(&c.p, c.budget[r], x.lambda[r]) + 1e-9 * (1 + c.curves.total) ||
@@ -126,7 +126,7 @@ UNIT_TEST(test_greedy_is_between_bound_and_optimum)
     ck_assert(sum < 0.05 * all);
 }
 
-// A problem of real formats for the solver, from what the checker is given.
+// Makes the solver's problem from the checker's input, with real formats.
 static bytes_problem problem_of(const checker_formats *f, uint8_t (*pair)[2], uint32_t J)
 {
     uint32_t N = shape_heads(&f->curves->shape), T = f->curves->shape.n_tokens;
@@ -213,7 +213,7 @@ UNIT_TEST(test_one_format_is_the_greedy_of_tokens)
         problem_init(&p, &c.curves.shape, &options);
         ck_assert_int_eq(problem_solve_curves(&p, &c.curves, NULL), KVB_OK);
         ck_assert_int_eq(bytes_solve(&x, &c.p, c.budget, ROWS, NULL), KVB_OK);
-        for (int r = 0; r < ROWS; r++) { // the head that stops inside a piece stops at its best point here
+        for (int r = 0; r < ROWS; r++) { // here the head that stops inside a piece stops at its best point
             if (x.saturated[r]) continue;
             ck_assert(x.loss[r] <= p.loss[r] * c.curves.total + 1e-9);
             ck_assert_double_eq_tol(x.bound[r], p.bound[r] * c.curves.total, 1e-9);

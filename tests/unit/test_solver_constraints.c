@@ -63,10 +63,10 @@ static void brute_from(brute *b, uint32_t i, uint64_t pages, double loss)
         return;
     }
     uint32_t h = brute_head(b, i);
-    uint32_t low = (b->c->floor + block - 1) / block; // a head keeps a token at the least
+    uint32_t low = (b->c->floor + block - 1) / block; // a head keeps at least one token
     for (uint32_t k = low > 0 ? low : 1; k <= (tokens + block - 1) / block; k++) {
         uint32_t kept = k * block < tokens ? k * block : tokens;
-        // A page counts in full, as a limit sees it.
+        // Limits count a page in full.
         if ((double)k * block < b->m->least[h] * tokens - 1e-6 && kept < tokens) continue;
         if (b->m->most[h] < 1 && (double)k * block > b->m->most[h] * tokens + 1e-6) continue;
         b->keep[i] = k;
@@ -76,7 +76,7 @@ static void brute_from(brute *b, uint32_t i, uint64_t pages, double loss)
 
 typedef struct judged {
     uint64_t least, most; // pages
-    double *best;         // [most + 1], of up to so many pages
+    double *best;         // [most + 1]: the least loss of up to that many pages
 } judged;
 
 static judged judge_group(const kvb_limits *m, const loss_curves *c, uint32_t group)
@@ -112,7 +112,7 @@ static uint64_t group_pages(const kvb_limits *m, const uint32_t *keep, uint32_t 
 
 static int loose; // rows whose stored bound is not the best there is
 
-// Both solvers against brute force at every ratio. Returns rows where greedy is not optimal.
+// Checks both solvers against brute force at every ratio. Returns in how many rows greedy is not optimal.
 static int check_case(const loss_curves *c, const kvb_limits *m, const double *ratios, int round)
 {
     kvb_error err = {0};
@@ -159,7 +159,7 @@ static int check_case(const loss_curves *c, const kvb_limits *m, const double *r
         ck_assert_msg(greedy.bound[r] <= optimum + tolerance && optimum <= greedy.loss[r] + tolerance,
                       "round %d row %d: bound %.17g, optimum %.17g, greedy %.17g", round, r, greedy.bound[r], optimum,
                       greedy.loss[r]);
-        // The checker's best multiplier proves no less than the solver's, and nothing that is not true.
+        // The checker's best multiplier proves no less than the solver's, and nothing that is false.
         ck_assert_msg(proved[r] <= optimum + tolerance && greedy.bound[r] <= fmax(proved[r], 0) + tolerance,
                       "round %d row %d: stored bound %.17g, proved %.17g, optimum %.17g", round, r, greedy.bound[r],
                       proved[r], optimum);

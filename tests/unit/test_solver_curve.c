@@ -16,7 +16,7 @@ UNIT_TEST(floor_is_evaluated_in_double)
 
 enum { MOST_ITEMS = 5000 };
 
-// By key, then by where the item stood: what a stable sort must give.
+// By key, then by original place: the order that a stable sort must give.
 static int stable_order(const void *x, const void *y)
 {
     const keyed *a = x, *b = y;
@@ -27,7 +27,7 @@ static int stable_order(const void *x, const void *y)
 UNIT_TEST(sorts_stably)
 {
     static keyed items[MOST_ITEMS], want[MOST_ITEMS], scratch[MOST_ITEMS];
-    const size_t sizes[] = {0, 1, 2, 47, 48, 49, 1000, MOST_ITEMS}; // around the size from which on digits are counted
+    const size_t sizes[] = {0, 1, 2, 47, 48, 49, 1000, MOST_ITEMS}; // around the size from which digits are counted
     for (unsigned bits = 1; bits <= 64; bits += 9) {
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             size_t n = sizes[s];
@@ -92,7 +92,7 @@ UNIT_TEST(order_equals_slow_sort)
     }
 }
 
-// The fast hull has the blocks of PAVA; where gains tie, PAVA's neighbours of one slope may be one block.
+// The fast hull has the blocks of PAVA, except that adjacent blocks of the same slope may be one block.
 UNIT_TEST(fast_hull_equals_pava)
 {
     for (int round = 0; round < 400; round++) {
@@ -147,7 +147,7 @@ UNIT_TEST(bad_numbers_are_refused_with_their_place)
     loss_curves_free(&c);
 }
 
-// The oracle's own order is that of a metric whose scores are the oracle's numbers.
+// The oracle's own order is that of a metric with the oracle's numbers as its scores.
 UNIT_TEST(the_oracles_own_order)
 {
     enum { N = 2 * 2 * 7 };
@@ -211,7 +211,7 @@ UNIT_TEST(worked_example)
     loss_curves_free(&c);
 }
 
-// Lower hull at c by its definition: the lowest chord over all pairs of points around c.
+// Returns the lower hull at c by its definition: the lowest chord over all pairs of points around c.
 static double slow_hull(const double *loss, uint32_t m, uint32_t c)
 {
     double best = loss[c];
@@ -256,7 +256,7 @@ UNIT_TEST(pava_is_the_lower_hull)
     }
 }
 
-// Gains that differ in their last bits: products pass the comparison that their rounded quotients would not.
+// Gains that differ in their last bits: comparing products can accept an order that the rounded quotients violate.
 UNIT_TEST(slopes_fall_whatever_the_rounding)
 {
     for (int round = 0; round < 20000; round++) {

@@ -8,8 +8,8 @@
 
 // ---- Judges ---------------------------------------------------------------------------------------------------------
 
-// The least loss of heads first .. first + n - 1 that keep x tokens in all, by a plain dynamic program: [n T + 1], the
-// caller's. least, most [n]: limits of each head, or NULL.
+// Returns the least loss of heads first .. first + n - 1 for each number of tokens that they keep together, [n T + 1],
+// by a plain dynamic program; the caller frees it. least, most [n]: limits of each head, or NULL.
 static double *optima(const loss_curves *c, uint32_t first, uint32_t n, const uint32_t *least, const uint32_t *most)
 {
     uint32_t tokens = c->shape.n_tokens;
@@ -32,7 +32,7 @@ static double *optima(const loss_curves *c, uint32_t first, uint32_t n, const ui
     return value;
 }
 
-// D(lambda) by its definition.
+// Returns D(lambda) by its definition.
 static double dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget)
 {
     double sum = -lambda * (double)budget;
@@ -77,7 +77,7 @@ static void check_budgets(const solved_case *s, int r)
     ck_assert(fabs(certificate_loss(c, 0, x->n_heads, keep) - x->loss[r]) <= s->tolerance);
 }
 
-// The certificate's bound is D at greedy's multipliers, and any other multiplier's is weaker.
+// The certificate's bound is D at greedy's multipliers, and any other multiplier gives a weaker one.
 static void check_bound(const solved_case *s, int r)
 {
     const allocation *a = &s->p.allocation;
@@ -107,7 +107,7 @@ static int check_rows(const solved_case *s, case_kind kind, bool feasible)
             optimum[r] += judge[case_total(s->p.allocation.keep + (size_t)r * x->n_heads + g * n, n)];
         free(judge);
     }
-    // From about where it is, or from far away.
+    // The checker starts near each row's multiplier, or far from it.
     for (int r = 0; r < TABLE_ROWS; r++) near[r] = s->p.lambda[r] * s->p.curves.total * (kind % 2 ? 1 : 1e-9);
     checker_rows(&s->p.curves, s->p.allocation.n_groups > 1, TABLE_ROWS, s->p.options.ratios, near, proved);
     for (int r = 0; r < TABLE_ROWS; r++) {
@@ -224,7 +224,7 @@ UNIT_TEST(limits_of_heads)
     core_work_free(w);
 }
 
-// A size at which threads take turns: the same bytes from one thread and from three.
+// A size at which threads take turns: one thread and three give the same bytes.
 UNIT_TEST(threads_do_not_matter)
 {
     int before = omp_get_max_threads();
@@ -242,7 +242,7 @@ UNIT_TEST(threads_do_not_matter)
     free_case(&s);
 }
 
-// Beyond the limits of work the start is kept, and said to be unproved.
+// Beyond the limits of work, the start is kept and reported as unproved.
 UNIT_TEST(limits_of_work_are_kept)
 {
     cache_shape shape = {2, 3, 300, 4, 1};
@@ -298,7 +298,8 @@ UNIT_TEST(wrong_arguments_are_refused)
 
 enum { MOST = 64 };
 
-// Greedy, exact and constrained (pages of 2) budgets of one context, with bounds that the checker proves.
+// Solves one context greedily, exactly and with pages of 2. The checker's bound holds; losses [rows] are the exact
+// ones.
 static void solve_all_ways(const cache_shape *shape, const float *scores, const float *oracle, double *losses)
 {
     double ratios[TABLE_ROWS], bound[TABLE_ROWS];

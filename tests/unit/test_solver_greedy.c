@@ -1,4 +1,4 @@
-// The sweep over sorted blocks against a judge that drops one token at a time.
+// The sweep over sorted blocks, compared with a judge that drops one token at a time.
 #include "test_solver_cases.h"
 #include <omp.h>
 
@@ -33,8 +33,8 @@ static entry heap_pop(entry *heap, size_t *n)
     return top;
 }
 
-// The published loop: pop the cheapest token, keep its head out once it stands at the floor. gain [N, T] by kept count:
-// gain[b - 1] is what the b-th kept token of a head is worth on the hull.
+// The published loop: pop the cheapest token, and leave its head out once the head is at the floor. gain [N, T] goes by
+// kept count: gain[b - 1] is what the b-th kept token of a head is worth on the hull.
 static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t layers, uint32_t heads, uint32_t t,
                   uint32_t floor_tokens, uint32_t rows, const double *ratios, uint32_t stride)
 {
@@ -58,8 +58,8 @@ static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t l
     free(now);
 }
 
-// Hull gains by kept count; protected tokens and those below the hull's start are never dropped before the floor, so
-// they stay 0.
+// Returns the hulls' gains by kept count. Protected tokens and those below the hull's start are never dropped before
+// the floor, so they stay 0.
 static double *expand(const loss_curves *c, const hulls *h)
 {
     uint32_t t = c->shape.n_tokens, p = shape_protected(&c->shape);
@@ -97,7 +97,7 @@ static void check_invariants(const problem *p)
     }
 }
 
-// With the feasible hull at most one head of a group stands inside a block.
+// With the feasible hull, at most one head of a group stops inside a block.
 static void check_one_inside(const problem *p)
 {
     const allocation *a = &p->allocation;
@@ -191,7 +191,7 @@ UNIT_TEST(targets_are_rounded_as_published)
     unit_numbers(prune_target(0, 30, 3, 4125), 0, prune_target(1, 30, 3, 4125), 371250);
 }
 
-// Large enough to be shared among threads; their number must not change a bit.
+// Large enough to be divided among threads; their number must not change a bit.
 UNIT_TEST(threads_change_nothing)
 {
     double ratios[TABLE_ROWS];

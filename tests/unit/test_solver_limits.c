@@ -1,4 +1,4 @@
-// Constraints in the runtime's integers: tables made by the solver, rounded for any T and ratio, judged by
+// Constraints on the runtime's whole numbers: tables from the solver, rounded for any T and ratio, are judged by
 // constrained_check(), which shares no code with the rounding.
 #include "solver/aggregate.h"
 #include "solver/checker.h"
@@ -39,7 +39,7 @@ static kvb_limits make_limits(const cache_shape *s, const wishes *w)
     return m;
 }
 
-// A solved table [99, L, G] of prune ratios; false when the wishes contradict each other.
+// Solves a table [99, L, G] of prune ratios. Returns false if the wishes contradict each other.
 static bool make_table(const kvb_limits *m, const cache_shape *s, bool exact, double *prune)
 {
     kvb_error err = {0};
@@ -51,7 +51,7 @@ static bool make_table(const kvb_limits *m, const cache_shape *s, bool exact, do
     kvb_status status = constrained_solve(&rows, &c, m, ratios, TABLE_ROWS, exact, &err);
     for (size_t i = 0; status == KVB_OK && i < (size_t)TABLE_ROWS * rows.n_heads; i++)
         prune[i] = 1 - (double)rows.keep[i] / s->n_tokens;
-    for (int r = 0; status == KVB_OK && r < TABLE_ROWS; r++) // the written table itself
+    for (int r = 0; status == KVB_OK && r < TABLE_ROWS; r++) // the table's own rows
         must(constrained_check(m, s->n_tokens, rows.keep + (size_t)r * rows.n_heads, &err), &err);
     if (status == KVB_OK) solved_rows_free(&rows);
     else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
@@ -66,7 +66,7 @@ static uint64_t pages_of(const kvb_limits *m, const uint32_t *keep, uint32_t n)
     return pages;
 }
 
-// What the lower limits alone demand in all, with levels and ranks so much that it is not worth a formula: 0.
+// Whether there are no levels, ranks or lower limits, so that the ratio alone decides how many pages may be kept.
 static bool only_ceilings(const kvb_limits *m)
 {
     bool none = m->levels == 0 && m->ranks == 1;
@@ -90,7 +90,7 @@ static int round_all(const kvb_limits *m, const cache_shape *s, const double *pr
             const double *at = prune + (size_t)row * n;
             between b = {at, row + 1 < TABLE_ROWS ? at + n : at, case_below(2) ? 0 : case_uniform()};
             kvb_status status = kvb_limits_round(m, ideal_between, &b, tokens, strict, keep, &err);
-            if (status != KVB_OK) { // pages that are coarse for the context, and nothing else
+            if (status != KVB_OK) { // only pages that are coarse for the context may be refused
                 ck_assert_msg(status == KVB_UNSUPPORTED && tokens < 40 * m->block, "T %u, page %u: %s", tokens,
                               m->block, err.message);
                 refused++;
@@ -139,7 +139,7 @@ UNIT_TEST(runtime_keeps_to_all)
     ck_assert_int_gt(tables, 50);
 }
 
-// Averages of tables break pages and levels; the projection brings them back, and leaves alone what is allowed.
+// Averages of tables break pages and levels; the projection restores them, and does not change what is allowed.
 UNIT_TEST(projection)
 {
     for (int round = 0; round < 30; round++) {
@@ -194,7 +194,7 @@ UNIT_TEST(metadata)
                              2, 4, "t", err));
     ck_assert(m.block == 16 && m.levels == 2 && m.ranks == 1 && m.by_layer);
     ck_assert(m.cap[0] == 0.5 && m.cap[1] == 1 && m.least[4] == 1 && m.least[7] == 0.25 && m.most[2] == 0.5);
-    // Shares of a thousand tokens that are whole numbers stay so.
+    // Shares of a thousand tokens that are whole numbers are not rounded.
     m.block = 1, m.least[0] = 0.3, m.most[0] = 0.7;
     ck_assert_uint_eq(kvb_limits_least(&m, 0, 1000), 300);
     ck_assert_uint_eq(kvb_limits_most(&m, 0, 10), 7);
@@ -215,7 +215,7 @@ UNIT_TEST(metadata)
     refuse("{\"colour\":1}", "\"colour\" is not known");
 }
 
-// Wishes that no budget fulfils: refused, with the numbers.
+// Wishes that no budgets fulfil are refused, with the numbers.
 UNIT_TEST(contradictions)
 {
     kvb_error err = {0};
@@ -248,7 +248,7 @@ UNIT_TEST(contradictions)
     loss_curves_free(&c);
 }
 
-// A length whose totals have more than 32 bits is refused; one that is only just short of it does not take for ever.
+// A length whose totals exceed 32 bits is refused; one that is just short of that is rounded in reasonable time.
 UNIT_TEST(huge_lengths)
 {
     kvb_limits m;
@@ -263,8 +263,8 @@ UNIT_TEST(huge_lengths)
     kvb_limits_free(&m);
 }
 
-// Questions on contexts of different length become one constrained table, whose bound is proved and whose budgets keep
-// to every limit at each of the lengths.
+// Questions on contexts of different lengths become one constrained table. Its bound is proved, and its budgets keep
+// every limit at each of the lengths.
 UNIT_TEST(unequal_lengths)
 {
     for (int round = 0; round < 40; round++) {
@@ -304,7 +304,7 @@ UNIT_TEST(unequal_lengths)
                 }
             }
             for (int k = 0; k < 3; k++) must(constrained_loss_add(loss, &pair[k], &m, 3, prune, keep, &err), &err);
-            // Lengths are read between, and rounded, so that the mean curves are right to about a page of every head.
+            // Losses are read between lengths and rounded, so the mean curves are right to about a page of every head.
             for (int r = 0; r < 3; r++) ck_assert(fabs(loss[r] / 3 - rows.loss[r]) < 0.05 + 0.002 * m.block);
             solved_rows_free(&rows);
         } else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);

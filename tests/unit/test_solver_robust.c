@@ -66,8 +66,7 @@ UNIT_TEST(one_text_is_greedys_problem)
     loss_mean_free(&text);
 }
 
-// Losses are what they say, bounds hold for tables of every other kind, and the worst text is better off than with
-// them.
+// Losses are what they say, bounds hold for tables of every other kind, and the worst text loses less than with those.
 UNIT_TEST(nothing_beats_the_bound)
 {
     kvb_error err = {0};

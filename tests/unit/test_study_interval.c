@@ -36,7 +36,8 @@ static bool holds(interval x, double truth)
     return x.low <= truth && truth <= x.high;
 }
 
-// Per cent of 4,000 simulations in which the interval holds the truth: 0 ratio, 1 positive mean, 2 share, 3 difference.
+// Per cent of 4,000 simulations in which the interval contains the truth: 0 ratio, 1 positive mean, 2 share, 3
+// difference.
 static void cover(uint32_t n, double spread, double covered[4])
 {
     enum { RUNS = 4000 };
@@ -101,7 +102,7 @@ UNIT_TEST(a_mean_is_that_of_students_tables)
     interval x = interval_mean(&(value_groups){rows, ones, 5});
     ck_assert(fabs(x.value - 3) < 1e-12 && fabs(x.high - x.value - 2.776445 * sqrt(0.5)) < 1e-5);
     ck_assert(fabs(x.high + x.low - 2 * x.value) < 1e-12);
-    // Equal values have no spread, however many there are in a group.
+    // Equal values have no spread.
     double flat[5] = {2, 2, 2, 2, 2};
     const double *same[5] = {flat, flat, flat, flat, flat};
     x = interval_mean(&(value_groups){same, uneven, 5});

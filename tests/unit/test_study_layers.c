@@ -1,10 +1,10 @@
-// Records that leave out layers with bounded caches: which layers theirs are, and the tables made of them.
+// Records that leave out layers with bounded caches: which of the model's layers they have, and their tables.
 #include "study/layer_map.h"
 #include "study/table_check.h"
 #include "study_help.h"
 
 static const case_context TEXT = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
-// A record of one layer that says which others its model has.
+// Opens a record of one layer that names the model's other, bounded layers.
 static void open_record(const char *name, const char *bounded)
 {
     cJSON *attributes = case_attributes(CASE_PROTECTED);
@@ -44,7 +44,7 @@ UNIT_TEST(a_list_that_cannot_be)
     }
 }
 
-// The table has a row for every layer of the model, solves the one that counts, and is checked against its record.
+// The table has a row for every layer of the model, solves the budgeted one, and is checked against its record.
 UNIT_TEST(table_of_all_layers)
 {
     kvb_table *table;

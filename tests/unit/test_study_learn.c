@@ -13,7 +13,7 @@ static bool same_tokens;    // the last two contexts are one text
 static const char *bounded; // layers of the model that the record leaves out; NULL: none
 static const char *said;    // what the record says of its metrics; NULL: nothing
 
-// In [-1, 1]: of a text, a metric and a place.
+// Returns noise in [-1, 1] for a text, a metric and a place.
 static float noise(uint32_t text, uint32_t metric, uint32_t i)
 {
     uint32_t x = (text * 31 + metric) * 7919 + i;
@@ -22,7 +22,7 @@ static float noise(uint32_t text, uint32_t metric, uint32_t i)
     return (float)((x ^ x >> 16) % 20001) / 10000 - 1;
 }
 
-// Head 0 needs what keydiff says, head 1 what knorm says; random is noise, never negative.
+// Head 0 needs what keydiff says, and head 1 what knorm says; random is noise that is never negative.
 static void make_record(const char *path, uint32_t texts)
 {
     record_writer *w;
@@ -109,8 +109,8 @@ UNIT_TEST(settings_that_are_given_stay)
     free(l);
 }
 
-// What a metric costs, its record says: `random`, which no head needs, is taken for nothing where a loss may be a
-// little larger, and dear metrics are not. Records that say nothing of costs have metrics that all cost the same.
+// A metric's cost is in its record. If the loss may be any amount larger, the fit chooses `random`, which no head needs
+// but costs nothing. In a record that states no costs, all metrics cost the same.
 UNIT_TEST(costs_are_the_records)
 {
     static const char *const texts[] = {NULL,
@@ -131,7 +131,7 @@ UNIT_TEST(costs_are_the_records)
     open_all(TEXTS);
 }
 
-// Where both heads need what their mean says, layer_mean loses less on texts left out, and the file says so.
+// If both heads need the mean of what they say, layer_mean loses less on texts left out, and the file says so.
 UNIT_TEST(the_mean_of_a_layer)
 {
     learned *own = calloc(1, sizeof *own), *mean = calloc(1, sizeof *mean);
@@ -162,7 +162,7 @@ UNIT_TEST(the_mean_of_a_layer)
     free(mean);
 }
 
-// The same text under two names, with questions of its own each, is left out as one.
+// The same text under two names, each with its own questions, is left out as one.
 UNIT_TEST(a_text_that_was_recorded_twice)
 {
     learned *l = calloc(1, sizeof *l);
@@ -183,7 +183,7 @@ UNIT_TEST(a_text_that_was_recorded_twice)
     free(l);
 }
 
-// Layers with a window have weights of 0 in the file, the other its own; scores are those of a model without them.
+// In the file, layers with a window have weights of 0, and the other layer has its own; scores do not change.
 UNIT_TEST(layers_that_are_not_budgeted)
 {
     learned *l = calloc(1, sizeof *l);

@@ -11,9 +11,9 @@ enum { T = 40, N = RECORD_CURVE_LEVELS };
 static const case_context A = {.id = "a", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
 static const case_context B = {.id = "b", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
 
-static bool packed = true; // records say what formats do
+static bool packed = true; // records say what formats lose
 
-// e of head h falls from top[h] to 0 at T in a straight line, but for `bump`, which is added at level 8 of head 1.
+// The error of head h falls in a straight line from top[h] to 0 at T; `bump` is added at level 8 of head 1.
 static void put_losses(record_writer *w, const char *id, const float top[2], float bump, float gain)
 {
     float curves[2 * N], gains[RECORD_GAIN_KINDS * 2], packings[2 * RECORD_PACKINGS];
@@ -51,7 +51,7 @@ static const char *make(const char *name, const float a[2], const float b[2], fl
 
 static const float STEEP[2] = {8, 1}, OPPOSITE[2] = {1, 8};
 
-// A table that is solved for a record, and its end.
+// Opens a record and solves its table; close_case() frees both.
 static void solve_case(study_table *t, selection *s, const study_options *o, const char *path)
 {
     case_select(s, path);
@@ -78,7 +78,7 @@ UNIT_TEST(test_gains_are_geometric_means)
     ck_assert(!output_loss_is_there(&s, "keydiff"));
     study_table t;
     study_options o = case_options("mean_loss");
-    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err)); // importance, then
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err)); // then importance is used
     ck_assert_int_eq(t.pairs.loss, LOSS_IMPORTANCE);
     study_table_free(&t);
     o.loss = LOSS_OUTPUT;
@@ -106,7 +106,7 @@ UNIT_TEST(test_curves_are_lines_between_the_levels)
     selection_close(&s);
 }
 
-// Half of the tokens, and a quarter of them: straight lines, times the gain.
+// Half and a quarter of the tokens are kept: straight lines, times the gain.
 UNIT_TEST(test_layers_have_gains_and_losses)
 {
     layer_losses l;
@@ -126,8 +126,8 @@ UNIT_TEST(test_layers_have_gains_and_losses)
     layer_losses_free(&l);
 }
 
-// The head whose output matters eight times as much keeps what it can; the prediction is in nats, and what the table
-// says of its loss is found again when it is read.
+// The head that matters eight times as much for the output keeps what it can. The prediction is in nats, and judging
+// the table finds the loss that it states.
 UNIT_TEST(test_budgets_follow_the_output)
 {
     selection s;
@@ -152,7 +152,7 @@ UNIT_TEST(test_budgets_follow_the_output)
     close_case(&t, &s);
 }
 
-// Each text's budgets are the worst for the other: uniform ones lose less on left-out texts, and are taken.
+// Each text's budgets are the worst for the other, so uniform ones lose less on left-out texts and are taken.
 UNIT_TEST(test_rivals_are_taken)
 {
     selection s;
@@ -190,7 +190,7 @@ UNIT_TEST(test_a_curve_may_rise)
     close_case(&t, &s);
 }
 
-// Head 0 loses eight times as much by the same format: the first bits go to it, and the checker agrees.
+// The same format costs head 0 eight times as much, so it gets the first bits; and the checker agrees.
 UNIT_TEST(test_formats_follow_the_output)
 {
     selection s;

@@ -1,5 +1,5 @@
-// Budgets from measured curves of heads: near the best that is known, layers together, and nothing moves where the
-// table is best already.
+// Budgets from measured curves of heads: near the known best, or with one shift for all heads of a layer, and unchanged
+// if the table is best already.
 #include "study/measured.h"
 #include "test_solver_cases.h"
 
@@ -7,7 +7,7 @@ enum { R = 99, LAYERS = 4, HEADS = 3, N = LAYERS * HEADS, KNOTS = 3 };
 
 static const double KNOT[KNOTS] = {0.5, 0.8, 0.9};
 
-// Head h keeps share s at the table's row r where 1/s - 1 = slow[h] * pace(r), and loses weight[h] * (1/s - 1).
+// Head h keeps share s at the table's row r if 1/s - 1 = slow[h] * pace(r), and loses weight[h] * (1/s - 1).
 typedef struct bed {
     double ratio[R], prune[R * N], weight[N], shift[KNOTS * N], out[R * N], loss[MEASURED_LEVELS_MAX * N];
     double levels[MEASURED_LEVELS_MAX];
@@ -46,7 +46,7 @@ static double total(const bed *b, const double *prune)
     return sum;
 }
 
-// The least that heads can lose which keep so much together: shares as the roots of the weights, none above 1.
+// Returns the least that heads lose if they keep `keep` together: shares like the roots of the weights, none above 1.
 static double least(const bed *b, double keep)
 {
     double low = 0, high = 1e6, sum = 0;

@@ -1,5 +1,5 @@
-// Walking the pairs of a record: which ones, in which order, with which curves; stopping; judging a
-// table by them; and the averages that are made of them.
+// Walking the pairs of a record: which ones, in which order, with which curves; stopping; judging a table by them; and
+// averages over them.
 #include "runtime/fail.h"
 #include "study/gather.h"
 #include "study_help.h"
@@ -43,7 +43,7 @@ UNIT_TEST(pairs_are_counted)
 {
     unit_numbers(pairs.n_pairs, 3, pairs.n_contexts, 2, pairs.n_skipped, 2, pairs.fewest_queries, 5, pairs.most_queries,
                  7);
-    ck_assert_uint_eq(pairs.longest.n_tokens, 12); // of those in use
+    ck_assert_uint_eq(pairs.longest.n_tokens, 12); // of the contexts in use
     ck_assert_uint_eq(pairs.longest.sink, 1);
 }
 
@@ -81,7 +81,7 @@ UNIT_TEST(every_pair_with_its_curves)
     ck_assert(w.context == 0 && w.question == 0 && w.pair == 0);
     for (uint32_t c = 0; c < 5; c++) ck_near(loss_at(&w.problem.curves, 0, 2 + c), loss[c]);
     ck_near(w.problem.curves.total, 14);
-    ck_assert_uint_eq(w.problem.curves.floor, 3); // 0.4 of 6, upwards
+    ck_assert_uint_eq(w.problem.curves.floor, 3); // 0.4 of 6, rounded up
     ck_assert_float_eq(w.oracle[1], 4);
     ck_assert_float_eq(w.scores[5], -5);
     ck_assert(pair_walk_next(&w, &found));

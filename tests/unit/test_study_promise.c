@@ -1,10 +1,10 @@
-// Promises: p-values that keep their level on losses of awkward kinds, the sequence of ratios, and how many texts.
+// Promises: p-values that keep their level on losses of awkward kinds, the sequence of ratios, and the number of texts.
 #include "study/promise.h"
 #include "test_solver_cases.h"
 
 enum { DRAWS = 4000 };
 
-// Losses in [0, 1] with mean `mean`: coins, nearly constant ones, and a few large ones among small.
+// Draws a loss with mean `mean`: a coin, a nearly constant one, or one of a few large ones among small ones.
 static double draw_loss(int kind, double mean)
 {
     if (kind == 0) return case_uniform() < mean;
@@ -50,7 +50,7 @@ UNIT_TEST(p_values_by_hand)
     for (int k = 0; k < 4; k++) wealth += stakes[k] * pow(1 + bets[k] * 0.2 / 0.8, 3);
     ck_assert_double_eq_tol(promise_p_value(none, 3, 0.2, 1), 1 / wealth, 1e-12);
     ck_assert_double_eq(promise_p_value(all, 2, 0.2, 1), 1);
-    // Every loss counted twice is six texts.
+    // Three losses that each count twice are like six texts.
     const double six[6] = {0};
     ck_assert_double_eq_tol(promise_p_value(none, 3, 0.2, 2), promise_p_value(six, 6, 0.2, 1), 1e-12);
 }

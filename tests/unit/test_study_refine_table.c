@@ -1,4 +1,4 @@
-// Refined tables: shift 0 is the table itself, totals stay, and what is written says how it was found and checks.
+// Refined tables: shift 0 is the table itself, totals do not change, and the file says how it was found and is valid.
 #include "study/refine_table.h"
 #include "study/table_check.h"
 #include "study_help.h"
@@ -52,7 +52,7 @@ UNIT_TEST(a_refined_table_is_a_table)
     ck_assert_uint_gt(moved, 0);
     unit_strings(kvb_table_metadata(read, "refined"), "{\"search\":\"by hand\"}", kvb_table_metadata(read, "unknown"),
                  "table_loss");
-    // Refined once more: the first account goes.
+    // Refined once more: the first description is replaced.
     refine_table again;
     help_ok(refine_table_open(&again, read, refined, err));
     help_ok(refine_table_write(&again, KNOTS, 2, shift, nothing, path, err));

@@ -110,7 +110,7 @@ UNIT_TEST(what_the_record_says_of_a_metric)
         record_metric_free(&m);
     }
     selection_close(&s);
-    // What is no count is refused.
+    // A value that is not a count is refused.
     static const char *const own[] = {"{\"keydiff\": {\"protect_window\": 6}}", "{\"keydiff\": {\"protect_sink\": -1}}",
                                       "{\"keydiff\": {\"protect_window\": 1.5}}"};
     for (int i = 0; i < 3; i++) {
@@ -128,8 +128,8 @@ UNIT_TEST(what_the_record_says_of_a_metric)
     }
 }
 
-// What a metric costs and whose kin it is, the record says, of metrics that nobody here knows; of records of before the
-// name tells the kin, and all cost alike.
+// The record states what a metric costs and its kin, even for metrics that this program does not know. If it does not,
+// as in old records, the name gives the kin, and the cost is unknown.
 UNIT_TEST(cost_and_kin_of_a_metric)
 {
     static const struct {

@@ -1,4 +1,5 @@
-// Tables near a table: totals, nesting, caps and ranks stay, shift 0 is the table, and a shifted head moves its way.
+// Tables near a table: totals, nesting, caps and ranks are kept, shift 0 is the table, and a shifted head moves its
+// way.
 #include "study/shift.h"
 #include "test_solver_cases.h"
 
@@ -11,7 +12,7 @@ typedef struct bed {
     shift_base base;
 } bed;
 
-// Columns like a solved table's: heads that fall early and late, sums those of the ratio.
+// Makes columns like a solved table's: heads that fall early or late, with sums that match the ratio.
 static void bed_make(bed *b)
 {
     memset(b, 0, sizeof *b);

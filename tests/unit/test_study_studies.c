@@ -1,11 +1,11 @@
-// Leave-one-out losses, other methods: on texts of which each needs one head alone, so that what a table
-// loses on a text that it has not seen can be counted by hand.
+// Leave-one-out losses and ways to set budgets, on texts that each need one head alone, so that what a table loses on a
+// text that it has not seen can be counted by hand.
 #include "study/ablation.h"
 #include "study/holdout.h"
 #include "study_help.h"
 
-// T = 12, protected 1 + 1. Text a needs head 0 only, b head 1 only. At 25 % the table of one prunes 6 of the
-// other's 10.
+// T = 12, protected 1 + 1. Text a needs head 0 only, b head 1 only. At 25 % the table made from one text prunes 6 of
+// the 10 tokens that the other one needs.
 static const case_context TEXTS[] = {
     {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {9, {2, 0}, NULL}}},
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
@@ -86,8 +86,8 @@ UNIT_TEST(budgets_of_other_methods)
     ck_near(x.loss[WAY_OPTIMUM][AT], 0);
     ck_near(x.loss[WAY_NO_GAP][AT], 0); // all tokens count alike: no ranking is better
     ablation_free(&x);
-    // The metric throws away head 0's only token first, so that the head is useful only if it keeps all; whoever
-    // believes in its ranking takes six others of it, and loses 4 of 4 + 10 / 8.
+    // The metric drops head 0's only useful token first, so the head is useful only if it keeps all. Budgets that trust
+    // the ranking take six tokens of head 0, and lose 4 of 4 + 10 / 8.
     ablate(&x, "bad");
     ck_near(x.loss[WAY_OPTIMUM][AT], 6.0 / 8 / 5.25);
     ck_near(x.head_loss[WAY_OPTIMUM][2 * AT], 0);

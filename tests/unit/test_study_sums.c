@@ -1,4 +1,4 @@
-// Tables from any part of the pairs, taking a pair out again, and what options are called.
+// Tables from any part of the pairs, taking a pair out again, and the names of options.
 #include "study/pair_sums.h"
 #include "study/progress.h"
 #include "study/table.h"
@@ -10,7 +10,7 @@ static double RATIOS[2] = {0.25, 0.5};
 static const solve_options OPTIONS = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, 2, NULL};
 static kvb_error err;
 
-// A pair whose heads have these importances at every token.
+// Makes a pair in which every token of head 0 has importance head_0, and every token of head 1 has head_1.
 static void make_pair(problem *p, double head_0, double head_1)
 {
     problem_init(p, &SHAPE, &OPTIONS);
@@ -63,7 +63,7 @@ UNIT_TEST(parts_count_by_their_pairs)
     ck_assert_double_eq_tol(table[0], 0.5 * 3 / 4, 1e-12);
     ck_assert_double_eq_tol(table[1], 0.5 / 4, 1e-12);
     must(pair_sums_tail(table, parts, PARTS, 0, &OPTIONS, &err), &err);
-    ck_assert_double_eq_tol(table[0], 0.25, 1e-3); // texts count alike there
+    ck_assert_double_eq_tol(table[0], 0.25, 1e-3); // there, each text counts the same
     ck_assert(pair_sums_mean_ratio(table, parts + 2, 1, &err) == KVB_ARGUMENT);
     ck_assert(pair_sums_mean_loss(table, parts, 0, 0, &OPTIONS, &err) == KVB_ARGUMENT);
     for (int i = 0; i < PARTS; i++) pair_sums_free(&sums[i]);
@@ -84,7 +84,7 @@ UNIT_TEST(limits_as_text_come_back)
     cJSON_free(text);
     kvb_limits_free(&again);
     m.cap[1] = m.most[3] = 1, m.least[2] = 0;
-    text = limits_text(&m); // lists that say nothing are left out
+    text = limits_text(&m); // lists that limit nothing are left out
     ck_assert(text && !strstr(text, "cap") && !strstr(text, "least") && !strstr(text, "most"));
     cJSON_free(text);
     kvb_limits_free(&m);

@@ -1,4 +1,4 @@
-// Tables from records whose best budgets are known, their files, and the check of their bounds.
+// Tables from records with known best budgets, their files, and the check of their bounds.
 #include "study/table_check.h"
 #include "study_help.h"
 
@@ -68,7 +68,7 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     study_table_free(&t);
     o = case_options("worst");
     solve(&t, &o);
-    ck_near(t.prune_ratio[2 * 24], 0.25); // whatever else, a text loses more than 0.3
+    ck_near(t.prune_ratio[2 * 24], 0.25); // with any others, one text loses more than 0.3
     ck_near(t.loss[24], 0.3);
     ck_assert_uint_eq(t.n_texts, 2);
     ck_assert(isnan(t.table_bound[24])); // a mean says nothing of the worst text's problem
@@ -185,7 +185,7 @@ UNIT_TEST(aggregations_by_name)
 
 // ---- Checking -------------------------------------------------------------------------------------------------------
 
-// Rows of the table at `path` that do not hold.
+// Returns how many rows of the table at `path` do not hold, each because of `fault`.
 static uint32_t count_faults(const char *path, const char *fault)
 {
     uint32_t n = 0;
@@ -250,7 +250,7 @@ UNIT_TEST(a_table_of_another_record_is_refused)
     study_table_free(&t);
 }
 
-// What a table was solved for comes out of its file, and a record of another model or shape is not its own.
+// A table's file says what it was solved for, and a record of another model or shape is refused.
 UNIT_TEST(a_table_opens_with_its_record)
 {
     study_table t;

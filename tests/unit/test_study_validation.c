@@ -1,4 +1,4 @@
-// Greedy and tables against the true optimum, which these problems are small enough to try out.
+// Greedy and tables against the true optimum: the problems are small enough to try all budgets.
 #include "study/validation.h"
 #include "study_help.h"
 
@@ -14,7 +14,7 @@ static void setup(void)
     case_select(&from, case_record("run.h5", CONTEXTS, 2));
 }
 
-// Loss of head 0 or 1 that keeps b of 8 tokens, 2 protected, early ones first.
+// Returns the loss of head 0 or 1 if it keeps b of 8 tokens: 2 protected ones, then early ones first.
 static double head_loss(const case_question *q, int head, uint32_t b)
 {
     double sum = 0;
@@ -22,7 +22,7 @@ static double head_loss(const case_question *q, int head, uint32_t b)
     return sum;
 }
 
-// The best budgets of one question at a ratio, tried out: the share of what can be lost.
+// Returns the loss of one question's best budgets at a ratio, found by trying all: a share of what can be lost.
 static double best_loss(const case_question *q, double ratio)
 {
     uint32_t budget = 16 - (uint32_t)rint(ratio * 16);
@@ -33,7 +33,7 @@ static double best_loss(const case_question *q, double ratio)
     return best / all;
 }
 
-// The mean over the pairs.
+// Returns the mean of best_loss() over the pairs.
 static double mean_best(double ratio)
 {
     const case_question *a = CONTEXTS[0].questions, *b = CONTEXTS[1].questions;
@@ -71,7 +71,7 @@ UNIT_TEST(the_average_is_one_problem)
     ck_assert_uint_eq(v->n_problems, 1);
     for (int r = 0; r < ROWS; r++) {
         double single = mean_best(o.ratios[r]);
-        ck_assert_double_ge(v->optimum[r], single - 1e-12); // one for all loses no less than each its own
+        ck_assert_double_ge(v->optimum[r], single - 1e-12); // common budgets lose no less than each pair's own
         ck_near(v->table_loss[r], 0);
     }
     validation_free(v);

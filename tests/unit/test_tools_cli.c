@@ -23,7 +23,7 @@ typedef struct values {
     int first;
 } values;
 
-// Parses words, ended by NULL. What wrong options print goes to the log of the test.
+// Parses words up to a NULL. What is printed about wrong options goes to the test's log.
 static int parse(values *v, const char *const *words)
 {
     const cli_option options[] = {{"flag", 'f', CLI_FLAG, &v->flag, NULL, "A flag."},
@@ -96,7 +96,7 @@ UNIT_TEST(protected_tokens_stay_a_count)
     ck_assert_int_eq(cli_check_protected(&COMMAND, UINT64_MAX, UINT32_MAX / 4 + 1), EXIT_USAGE);
 }
 
-// A folder that is named is the only one that is looked at.
+// If a folder is named, no other one is looked at.
 UNIT_TEST(test_program_folder)
 {
     char *folder = NULL;
@@ -116,14 +116,14 @@ UNIT_TEST(test_program_folder)
                   "%s", err.message);
 }
 
-// What `say` puts on standard error, or on standard output; valid until the next call.
+// Returns what `say` writes to standard error or standard output; valid until the next call.
 static const char *said(int stream, void (*say)(void))
 {
     SHOWN(stream, say());
     return shown_text;
 }
 
-// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
+// Work that is fast at first and then stalls: the time left was given as about 9 s and must not grow.
 static void slow_down(void)
 {
     progress bar, *p = &bar;
@@ -141,21 +141,21 @@ static void slow_down(void)
 UNIT_TEST(what_is_left_never_grows)
 {
     const char *text = said(STDERR_FILENO, slow_down);
-    int first = -1, second = -1, took = -1; // of 2 s a fifth, and what this machine added: 8 s or more are left
+    int first = -1, second = -1, took = -1; // a fifth took 2 s and what this machine added: 8 s or more are left
     const char *at[] = {strstr(text, "20/100 steps"), strstr(text, "work:  21 %"), strstr(text, "work: 21 steps (")};
     ck_assert_msg(at[0] && sscanf(at[0], "20/100 steps %d s left", &first) == 1 && first >= 8, "%s", text);
     ck_assert_msg(at[1] && sscanf(at[1], "work: 21 %% %d s left", &second) == 1 && second <= first, "%s", text);
     ck_assert_msg(at[2] && sscanf(at[2], "work: 21 steps (%d", &took) == 1 && took >= 1, "%s", text);
 }
 
-// Hashing counts gigabytes, ends without a word, and stops when somebody asks.
+// Hashing counts gigabytes, ends without a message, and stops on request.
 static void hash_models(void)
 {
     progress bar, *p = &bar;
     progress_begin(p, "work", false);
     p->last_shown = -1e9;
     ck_assert(progress_hashed(p, 4e9, 16e9));
-    progress_clear(p); // of a log nothing is taken away
+    progress_clear(p); // nothing is removed from a log
     cli_stop_requested = 1;
     ck_assert(!progress_hashed(p, 5e9, 16e9));
     cli_stop_requested = 0;
@@ -232,7 +232,7 @@ UNIT_TEST(progress_in_a_log)
     ck_assert_msg(!strstr(text, "1/4") && strstr(text, "work: 4 done (") && !strstr(text, "quiet"), "%s", text);
 }
 
-// Threads that compute, of `threads`, which a stop could interrupt: dnnl_sgemm has no stack for its signal.
+// Returns how many of `threads` compute threads a stop could interrupt: dnnl_sgemm has no stack for a signal handler.
 static int interruptible(int threads)
 {
     int found = 0;
@@ -246,8 +246,8 @@ static int interruptible(int threads)
     return found;
 }
 
-// Inputs, outputs and the first operand as an output; an option that is not in the table, --force, lets another kind be
-// replaced, and nothing lets an input be.
+// Inputs, outputs and the first operand as an output. --force, which is not in the table, lets a file of another kind
+// be replaced, and nothing lets an input be replaced.
 UNIT_TEST(files_that_are_named)
 {
     const char *in = help_path("in"), *out = help_path("out.csv"), *notes = help_path("notes");
@@ -292,7 +292,7 @@ UNIT_TEST(files_that_are_named)
     named_files_begin(false);
 }
 
-// What a guarded standard output shows of `pieces`, each written by itself.
+// Puts what a guarded standard output shows of `pieces`, each written by itself, in `out`.
 static void shown(char *out, size_t size, const char *const *pieces)
 {
     int ends[2];
@@ -317,7 +317,7 @@ static void shown(char *out, size_t size, const char *const *pieces)
     close(ends[0]);
 }
 
-// Outside text cannot command a terminal or turn a line round; characters that are cut in two by buffers stay whole.
+// Outside text cannot command a terminal or reverse a line; characters that buffers cut in two stay whole.
 UNIT_TEST(terminal_shows)
 {
     static const struct {
@@ -339,8 +339,8 @@ UNIT_TEST(terminal_shows)
     }
 }
 
-// The first signal asks to stop, interrupts no thread that computes, and the program then ends by it; without one
-// nothing happens.
+// The first signal asks to stop and interrupts no compute thread; the program then ends by that signal. Without a
+// signal, nothing happens.
 UNIT_TEST(signals)
 {
     cli_end_by_signal();

@@ -8,7 +8,7 @@ enum { L = 2, G = 1, P = 4 };
 
 #define ABOUT "{\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[]}"
 
-// One feature: w, w', recency, constant. What one deviation does: |w + w'|, and of recency |w_r|.
+// One feature: w, w', recency, constant. One deviation changes the score by |w + w'|, and recency's by |w_r|.
 static double weights[L * G * P] = {3, 0, 1, 0, -2, 0.5, 0.5, 3};
 
 static const char *ranking_file(void)
@@ -46,7 +46,7 @@ UNIT_TEST(rankings)
     cJSON_Delete(doc);
 }
 
-// A document as text: names and values, inner objects indented, nothing that a terminal would obey.
+// A document as text: names and values, inner objects indented, no control characters.
 UNIT_TEST(documents_as_text)
 {
     static char text[2048];
@@ -63,7 +63,7 @@ UNIT_TEST(documents_as_text)
     stdout = kept;
     ck_assert_ptr_nonnull(at = strstr(text, "k: "));
     snprintf(size, sizeof size, "%zu", strspn(at + 4, "\u00fc"));
-    ck_assert_str_eq(size, "998"); // whole characters alone
+    ck_assert_str_eq(size, "998"); // only whole characters
     ck_assert_str_eq(strstr(at, "..."), "... (3002 bytes)\n");
     *at = '\0';
     ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: true\ne: [1,2]\nf:\n  - g 1\n    h:\n      i: 2\n");

@@ -1,4 +1,4 @@
-// Sizes on the command line, memory as Linux tells it, and JSON on standard output, which needs memory.
+// Sizes on the command line, memory as Linux reports it, and JSON on standard output if memory is lacking.
 #include "tools/json_print.h"
 #include "tools/memory.h"
 #include "tools_help.h"
@@ -77,8 +77,8 @@ UNIT_TEST(json_to_stdout)
     cJSON_Delete(document);
 }
 
-#ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space
-// A lack of memory in cJSON says what was asked for, and ends the program with status 1.
+#ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program if there is no address space
+// If cJSON lacks memory, the program says what was asked for and ends with status 1.
 START_TEST(json_without_memory)
 {
     char *large = malloc(64 << 20);

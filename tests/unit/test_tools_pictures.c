@@ -100,7 +100,7 @@ UNIT_TEST(charts_have_ticks_where_measured)
     ck_assert(strstr(text, ">10</text>") && !strstr(text, ">65</text>"));
 }
 
-// What tells a line from the others; valid until the next call.
+// Returns the part of the key that distinguishes a line; valid until the next call.
 static const char *key_of(const svg_chart *chart, size_t series)
 {
     FILE *out = begin_picture();
@@ -109,7 +109,7 @@ static const char *key_of(const svg_chart *chart, size_t series)
     return text;
 }
 
-// No two lines of a picture look alike, in grey as well; an allocator always looks the same, and so do its kin.
+// No two lines of a picture look alike, even without colours, and uniform always has the same colour.
 UNIT_TEST(lines_have_styles)
 {
     static const char *const names[][SVG_SERIES_MAX] = {
@@ -131,7 +131,7 @@ UNIT_TEST(lines_have_styles)
     }
 }
 
-// Values that differ in the last bit, or not at all, still make an axis with few ticks and no coordinate that is none.
+// Values that differ in the last bit, or not at all, still make an axis with few ticks and finite coordinates.
 UNIT_TEST(equal_values_make_an_axis)
 {
     const double x[2] = {0.5, 0.8},
@@ -153,8 +153,8 @@ UNIT_TEST(equal_values_make_an_axis)
 
 // ---- Charts of results ----------------------------------------------------------------------------------------------
 
-// A chart per method, task and column: rows of the full cache belong to none, and rows without protection count where
-// a method has no others.
+// A chart per method, task and column. Rows of the full cache belong to none, and rows without protection count if a
+// method has no others.
 UNIT_TEST(results_become_charts)
 {
     cJSON *rows =

@@ -1,5 +1,5 @@
 // The page of `kvbudget report`: texts that would be markup, documents of results, lines over the ratio, and a whole
-// page of a table whose every text is hostile.
+// page of a table in which every text is hostile.
 #include "formats/table_export.h"
 #include "formats/table_write.h"
 #include "formats_help.h"
@@ -115,7 +115,7 @@ enum { R = 99 };
 #define EVIL "\"><script>alert(1)</script>\xe2\x80\xae'&"
 #define SHA "00000000000000000000000000000000000000000000000000000000000000aa"
 
-// Every text would be markup, where a text may be anything.
+// Metadata with markup wherever any text is allowed.
 static cJSON *hostile_metadata(uint32_t layers, uint32_t heads)
 {
     // clang-format off
@@ -139,7 +139,7 @@ static cJSON *hostile_metadata(uint32_t layers, uint32_t heads)
     return m;
 }
 
-// A table whose heads are all alike; only the last one's questions disagree.
+// Writes a table with equal heads; only the last one's questions disagree.
 static void write_table(const char *path, uint32_t layers, uint32_t heads)
 {
     size_t n = (size_t)layers * heads;
@@ -160,7 +160,7 @@ static void write_table(const char *path, uint32_t layers, uint32_t heads)
     free(prune);
 }
 
-// The whole page; the caller frees it.
+// Returns the whole page, which the caller frees.
 static char *page_of(const page_paths *paths, const char *name)
 {
     page p;
@@ -230,7 +230,7 @@ UNIT_TEST(large_models_fit)
     for (int i = 0; i < 4; i++) write_table(tables[i] = help_path("%d.safetensors", i), 80, 8);
     char *whole = page_of(&(page_paths){.tables = tables, .n_tables = 4}, out);
     ck_assert_uint_lt(strlen(whole), PAGE_BYTES_MAX);
-    for (int k = 0; k < 2; k++) { // one table of them has all three maps, four have that of 80 %
+    for (int k = 0; k < 2; k++) { // one table has all three maps, four have the one of 80 % each
         size_t maps = 0;
         for (const char *at = whole; (at = strstr(at, " % pruned, kept ")); at++) maps++;
         ck_assert_uint_eq(maps, k ? 3 : 4);

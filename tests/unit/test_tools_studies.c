@@ -1,12 +1,13 @@
-// What solve, validate, learn and recommend print and add to their results of a study: the study's own numbers,
-// at the places where people and programs look for them. The studies are judged by test_study_*.c.
+// What solve, validate, learn and recommend print of a study and add to their results: the study's own numbers, at the
+// places where people and programs look for them. The studies are judged by test_study_*.c.
 #include "study_help.h"
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
 #include "tools/report/study_report.h"
 #include "tools_help.h"
 
-// Each text needs one head alone; at 25 % the table of one prunes 6 of the other's 10 (test_study_studies.c).
+// Each text needs one head alone; at 25 % the table of one prunes 6 of the 10 that the other needs
+// (test_study_studies.c).
 static const case_context TEXTS[] = {
     {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {7, {2, 0}, NULL}}},
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
@@ -34,7 +35,7 @@ static void says(const char *what)
     ck_assert_msg(strstr(shown_text, what) != NULL, "no '%s' in: %s", what, shown_text);
 }
 
-// The value of a column in the row of an allocator or a source at a ratio, of what was added.
+// Returns a column's number in the first row with this ratio and, if `name` is given, `wanted` in column `name`.
 static double value(const char *column, const char *name, double ratio, const char *wanted)
 {
     const cJSON *row;
@@ -128,7 +129,7 @@ UNIT_TEST(of_a_validation)
     free(v);
 }
 
-// Writes the table of the record.
+// Writes the record's table and returns its path.
 static const char *write_table(void)
 {
     static char path[256];

@@ -1,5 +1,5 @@
-// What commands ask of the machine and of others: a backend by name, threads, ranks; and the files that they write for
-// people and for kvpress.
+// What commands ask of the machine and of other processes: a backend by name, threads, ranks; and the files that they
+// write for people and for kvpress.
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "study_help.h"
@@ -37,7 +37,7 @@ UNIT_TEST(threads)
     ck_assert_int_eq(omp_get_max_threads(), 3);
     ck_assert_int_eq(device_take_threads(&COMMAND, DEVICE_THREADS_MAX + 1), EXIT_USAGE);
     ck_assert_int_eq(omp_get_max_threads(), 3);
-    struct rlimit was, less; // too little address space for 200 threads is said, not found out
+    struct rlimit was, less; // too little address space for 200 threads is reported in advance
     ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
     less = was;
     FILE *f = fopen("/proc/self/statm", "r");
@@ -52,7 +52,7 @@ UNIT_TEST(threads)
     ck_assert_int_eq(many, EXIT_FAILED);
 }
 
-// A process that no launcher started is one rank of one, and what all ranks agree on is what it says itself.
+// A process that no launcher started is rank 0 of 1, and what all ranks agree on are its own values.
 UNIT_TEST(one_rank)
 {
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
@@ -97,7 +97,7 @@ UNIT_TEST(allocators_are_named)
     results_free(&r);
 }
 
-// A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
+// A record that was read is an input with the hash of its bytes, and the document is printed unchanged.
 UNIT_TEST(results_of_a_record)
 {
     const case_context one = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
@@ -116,7 +116,7 @@ UNIT_TEST(results_of_a_record)
     selection_close(&from);
 }
 
-// The array and its side-car: the ratios, and the press that the metric is.
+// The array and its side file: the ratios, and the press for the metric.
 UNIT_TEST(curves_for_kvpress)
 {
     static double ratios[99 * 2 * 3];
