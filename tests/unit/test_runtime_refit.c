@@ -241,7 +241,7 @@ UNIT_TEST(test_against_plain_sums)
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
         head_case c = open_case(SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], &random);
         size_t d = c.h.head_dim, rows = c.h.n_kept;
-        for (size_t i = 0; s == 0 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first ten, which are kept
+        for (size_t i = 0; s == 0 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first ten
             if (i < rows) c.positions[i] = (uint32_t)i;
             else
                 memcpy(c.k + i * d, c.k + i % 10 * d, d * sizeof *c.k),

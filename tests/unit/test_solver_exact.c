@@ -298,8 +298,7 @@ UNIT_TEST(wrong_arguments_are_refused)
 
 enum { MOST = 64 };
 
-// Solves one context greedily, exactly and with pages of 2. The checker's bound holds; losses [rows] are the exact
-// ones.
+// Solves one context greedily, exactly and with pages of 2; bounds must hold. losses [rows] are the exact ones.
 static void solve_all_ways(const cache_shape *shape, const float *scores, const float *oracle, double *losses)
 {
     double ratios[TABLE_ROWS], bound[TABLE_ROWS];

@@ -1,5 +1,4 @@
-// Tables near a table: totals, nesting, caps and ranks are kept, shift 0 is the table, and a shifted head moves its
-// way.
+// Tables near a table: totals, nesting, caps and ranks hold, shift 0 is the table, and a shifted head moves its way.
 #include "study/shift.h"
 #include "test_solver_cases.h"
 

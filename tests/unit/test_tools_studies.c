@@ -6,8 +6,7 @@
 #include "tools/report/study_report.h"
 #include "tools_help.h"
 
-// Each text needs one head alone; at 25 % the table of one prunes 6 of the 10 that the other needs
-// (test_study_studies.c).
+// Each text needs one head; at 25 % the table of one prunes 6 of the 10 that the other needs (test_study_studies.c).
 static const case_context TEXTS[] = {
     {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {7, {2, 0}, NULL}}},
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
