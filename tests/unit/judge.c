@@ -1,4 +1,4 @@
-// The judge's helpers.
+// Helpers of the judge of backends (judge.h).
 #include "judge.h"
 
 backend_device *judged, *reference;

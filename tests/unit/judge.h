@@ -70,7 +70,7 @@ void same_bits(const char *what, const float *a, const float *b, size_t n);
 prefix_kv context_on(backend_device *on, const float *k, const float *v, uint32_t T, attention_shape s);
 void context_release(backend_device *on, prefix_kv *kv);
 
-// Rows of several questions at several tail positions, some observed; inputs shared by the tests below.
+// Inputs that the tests below share: rows of several questions at several tail positions, some of them observed.
 typedef struct decode_case {
     attention_shape s;
     uint32_t T, n_rows;

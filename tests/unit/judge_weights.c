@@ -139,7 +139,7 @@ UNIT_TEST(test_matrix_load)
                                               : type == GGUF_TENSOR_F32  ? 2
                                                                          : 0;
         uint16_t infinite = type == GGUF_TENSOR_F32 || type == GGUF_TENSOR_BF16 ? 0x7f80 : 0x7c00;
-        if (type == GGUF_TENSOR_MXFP4) *(unsigned char *)(uintptr_t)w.data = 255; // an exponent that is no number
+        if (type == GGUF_TENSOR_MXFP4) *(unsigned char *)(uintptr_t)w.data = 255; // an exponent that is not a number
         else memcpy((char *)(uintptr_t)w.data + scale, &infinite, 2);
         dev_matrix none = JUDGED.matrix_load(judged, &w, true);
         ck_assert(!none.address && !none.packed);

@@ -204,7 +204,7 @@ UNIT_TEST(layers_by_attention)
         allocate("cake", ratio[n], scores);
         for (int h = 0; h < HEADS; h++) ck_assert(fabs(keep[h] - (share[h / G] + 12)) <= 1.0 + HEADS / 6.0);
         allocate("lava", ratio[n], scores);
-        for (int l = 0; l < L && ratio[n] >= 0.5; l++) { // so many of the layer's tokens score at least as high
+        for (int l = 0; l < L && ratio[n] >= 0.5; l++) {
             double of_layer = entropies[l] / 2.1 * mean * L * G + 12 * G;
             ck_assert(fabs(keep[G * l] + keep[G * l + 1] - of_layer) <= 1.0 + HEADS / 6.0 * G);
             ck_assert(keep[G * l + 1] > keep[G * l]); // its scores are higher

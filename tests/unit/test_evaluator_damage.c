@@ -31,7 +31,7 @@ static void teardown(void)
     help_teardown();
 }
 
-// Returns the mean of what fidelity.h tells of each row.
+// Returns the mean of each loss that fidelity.h gives per row.
 static damage_value mean_of(const fidelity_cell *c, uint32_t n)
 {
     damage_value mean = {0};

@@ -191,7 +191,7 @@ UNIT_TEST(texts_keep_questions_that_they_answer)
     help_ok(task_make(&s, &t, &source, 0, 0, err));
     ck_assert_uint_eq(s.n_questions, 3);
     task_sample_free(&s);
-    help_ok(task_make(&s, &t, &source, 55, 0, err)); // a token is a byte or little more
+    help_ok(task_make(&s, &t, &source, 55, 0, err)); // a token is a byte or slightly more
     ck_assert_uint_eq(s.n_questions, 2);
     ck_assert(!strstr(s.context, "Bergen") && strstr(s.questions[1].text, "What does Anna sell?\nAnswer:"));
     task_sample_free(&s);
@@ -217,7 +217,7 @@ UNIT_TEST(scores)
     ck_assert(score(TASK_ALL, "it was OS\nLO, I think", "oslo", NULL) == 1); // control characters are left out
     ck_assert(score(TASK_ALL, "Os lo", "Oslo", "Oslo.") == 0);
     ck_assert(score(TASK_F1, " The red boats\nand more", " A red boat", NULL) == 0.5); // {red, boats} and {red, boat}
-    ck_assert(score(TASK_F1, "red red", "red boat", NULL) == 0.5); // a word counts as often as it stands in both
+    ck_assert(score(TASK_F1, "red red", "red boat", NULL) == 0.5); // a word counts as often as both have it
     ck_assert(score(TASK_F1, "", "red", NULL) == 0);
 }
 

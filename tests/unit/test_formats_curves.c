@@ -1,8 +1,8 @@
-// Loss curves from outside: what becomes of them, and every way in which they can be wrong.
+// Loss curves from other programs: what is made of them, and every way in which they can be wrong.
 #include "formats/curves_file.h"
 #include "formats_help.h"
 
-// A file of two contexts, one layer, two heads of ten tokens, of which one is a sink and one the window.
+// A file of two contexts, one layer and two heads with ten tokens: a sink, eight to choose from, and the window.
 typedef struct curves_case {
     const char *metadata, *loss, *kept, *type; // type of kept
     kvb_status status;

@@ -169,7 +169,7 @@ UNIT_TEST(draws_depend_on_seed_and_name)
 {
     calib_file made = {0};
     calib_recipe r = recipe();
-    static const char *const names[] = {"a", "b", "c", "d"}; // a; its twin by content under another name; seed 2; a
+    static const char *const names[] = {"a", "b", "c", "d"}; // a; the same text under another name; with seed 2; a
     r.n_tokens = 1000, r.n_lines = 6;
     for (size_t i = 0; i < 3; i++) {
         r.seed = i == 2 ? 2 : 1;

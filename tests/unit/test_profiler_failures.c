@@ -84,8 +84,8 @@ static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err
 
 enum { DIED, PASSED };
 
-// One pass in a process of its own, in which the product number `at` fails; *n receives how many there were where none
-// did. OpenMP's threads do not outlive a fork, so that only children compute.
+// Runs one pass in a child process in which product number `at` fails. Returns PASSED or DIED; *n receives the number
+// of products if none failed. OpenMP's threads do not survive a fork, so only children compute.
 static int run_child(const backend *b, long at, long *n)
 {
     int said[2], counted[2], code;

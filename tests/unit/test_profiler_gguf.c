@@ -269,7 +269,7 @@ UNIT_TEST(test_refused_headers)
 typedef struct gguf_fault {
     const char *key; // NULL: a tensor
     uint32_t type;   // of the value, or of the tensor
-    uint64_t value;  // of the key: u32, or u64 where the type is 8 bytes wide
+    uint64_t value;  // of the key: u32, or u64 if the type is 8 bytes wide
     uint32_t n_dims;
     uint64_t dims[5], offset;
     const char *name; // of the tensor

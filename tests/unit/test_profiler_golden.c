@@ -237,7 +237,7 @@ UNIT_TEST(test_views_of_one_head)
             v.column_sums += (size_t)h * group * T;
             v.output_norms += (size_t)h * group * T;
             float *got = case_score(EVERY[i], &v);
-            uint32_t ranked_tokens = T - 64; // the fill of a window is the layer's maximum, here the head's
+            uint32_t ranked_tokens = T - 64; // a window is filled with the layer's maximum, here the head's
             case_near(EVERY[i], got, want + (size_t)h * T, ranked_tokens, 1e-6);
             free(got);
             free(q);

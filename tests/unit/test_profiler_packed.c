@@ -229,7 +229,7 @@ UNIT_TEST(test_steps)
                       parts, worst, allowed);
         float *one = memory(N * sizeof *one);
         product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N, false);
-        ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row's bits are its own
+        ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row alone has the same bits
         free(one);
         free(b);
         case_free(&t);
@@ -244,7 +244,7 @@ UNIT_TEST(test_part_of_a_product)
     for (precision p = PRECISION_F32; tiles_available() && p <= PRECISION_BF16; p++)
         for (uint32_t terms = 32; terms <= K; terms += 32) {
             packed_case t = case_make(p, M, N, K, true, false);
-            for (uint32_t i = 0; i < M; i++) // what has no terms adds nothing
+            for (uint32_t i = 0; i < M; i++) // all other terms are zero
                 memset(t.a + i * K + terms, 0, (K - terms) * sizeof(float));
             operand_split(p, t.operand, t.a, K, M, 0, M, K, 1.0f);
             product_run(product_find(p, M, N, K, false), t.operand, t.weights, t.c);

@@ -248,7 +248,7 @@ UNIT_TEST(test_same_bytes_after_a_stop)
         prepare(&c);
         ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_NEW, &first, &times), KVB_INTERRUPTED);
         ck_assert_msg(!help_exists(help_path("stopped.h5")), "%s: a record is there", what);
-        if (stop <= (int)c.m->config.n_layers) // nothing of a prefill that was under way
+        if (stop <= (int)c.m->config.n_layers) // nothing of an unfinished prefill is written
             ck_assert(strstr(first.problem.message, "in the prefill") &&
                       !help_exists(help_path("stopped.h5.parts/context-a.h5")));
         c.o.batch = (uint32_t)stop % 3 + 1;

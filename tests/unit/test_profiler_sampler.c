@@ -91,7 +91,7 @@ UNIT_TEST(test_uniform_depends_on_every_bit)
     ck_assert_double_ne(sampler_uniform(1, 2, 3, 3), sampler_uniform(1, 3, 2, 3));
 }
 
-// Draws over 40 tokens, one of which is impossible, against softmax(logits / temperature) in long double.
+// Draws over 40 tokens, one of them impossible, against softmax(logits / temperature) in long double.
 static void draws_follow(double temperature)
 {
     enum { N = 40, DRAWS = 40000 };
@@ -143,7 +143,7 @@ UNIT_TEST(test_logits_that_are_no_numbers)
         ck_assert_int_eq(sampler_draw(&s, nan_first, 3, &(draw_key){1, 2, 3}), -1);
         ck_assert_int_eq(sampler_draw(&s, nan_last, 3, &(draw_key){1, 2, 3}), -1);
         ck_assert_int_eq(sampler_draw(&s, none, 2, &(draw_key){1, 2, 3}), -1);
-        ck_assert_int_eq(sampler_draw(&s, inf, 3, &(draw_key){1, 2, 3}), -1); // an overflow: its softmax is no number
+        ck_assert_int_eq(sampler_draw(&s, inf, 3, &(draw_key){1, 2, 3}), -1); // the logits overflow, so softmax is not a number
         ck_assert_int_eq(sampler_draw(&s, nothing, 0, &(draw_key){1, 2, 3}), -1);
     }
 }
@@ -167,7 +167,7 @@ UNIT_TEST(test_temperature_limits)
             ck_assert_msg(t == 2 ? seen[t] == 0 : seen[t] > 60, "temperature %g: token %d is drawn %d times of 400",
                           hot[i], t, seen[t]);
     }
-    for (int i = 0; i < 5; i++) { // equal logits stay equally likely in the cold
+    for (int i = 0; i < 5; i++) { // at low temperatures, equal logits are still equally likely
         sampler s = {.temperature = cold[i], .seed = 5};
         int seen[3] = {0};
         for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, tie, 3, &(draw_key){1, 2, step})]++;

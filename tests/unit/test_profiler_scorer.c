@@ -93,7 +93,7 @@ static void naive_statistics(double *mean, double *covariance, const layer_view 
     double *turned = case_alloc((size_t)T * d, sizeof *turned), *at = case_alloc(d, sizeof *at);
     double *r = case_alloc((size_t)d * d, sizeof *r);
     float *unit = case_alloc(d, sizeof *unit);
-    for (uint32_t c = 0; c < d; c++) { // column c of R: the mean of where the unit vector c goes
+    for (uint32_t c = 0; c < d; c++) { // column c of R: the mean of the rotated unit vector c
         unit[c] = 1;
         for (uint32_t f = 0; f < e->future; f++) {
             rotate(at, unit, d, v->rope_frequency, (double)T + f);

@@ -5,7 +5,7 @@
 
 enum { MAX_CONTEXTS = 40, MAX_QUESTIONS = 30 };
 
-// A job without texts: the plan looks at numbers of tokens only.
+// A job without texts: the plan looks only at numbers of tokens.
 typedef struct made_job {
     model m;
     profile_job job;

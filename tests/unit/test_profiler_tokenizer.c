@@ -277,7 +277,7 @@ UNIT_TEST(test_incomplete_vocabularies)
     tokenizer_free(t);
     p.unknown = 2, p.bos = 2, p.pre = "llama-bpe";
     ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
-    EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one for a run
+    EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one unknown token for a run
     EXPECT_IDS(t, "x", false, 2);
     ck_assert(tokenizer_special(t).add_bos); // Llama 3 does, unless the file says otherwise
     tokenizer_free(t);

@@ -195,12 +195,12 @@ UNIT_TEST(test_blocks)
     kvb_budget_options block = {.block = 16}, strict = {.block = 4, .strict = 1};
     kvb_table *t = table_of(1, 4, 4, 1, (const double[]){0.99, 0.5, 0.25, 0.4});
     expect_counts(t, 100, NULL, (const uint32_t[]){1, 50, 75, 60}, 4);
-    // 186 tokens are 11.6 -> 12 blocks: whole ones 0 3 4 3, the two left to remainders 12 (head 3) and 11 (head 2);
-    // then head 0 needs one, from head 2 which has the most.
+    // 186 tokens are 11.6, so 12 blocks: 0 3 4 3 whole ones, and the two left go to the largest remainders, 12 (head 3)
+    // and 11 (head 2). Then head 0 needs one, from head 2, which has the most.
     expect_counts(t, 100, &block, (const uint32_t[]){16, 48, 64, 64}, 4);
     expect_counts(t, 10, &block, (const uint32_t[]){10, 10, 10, 10}, 4); // one block reaches beyond T
-    // 1 50 75 60 -> 46.5 -> 47 blocks of 4: 0 12 18 15 and the two left to heads 2 and 1; head 0 needs 2 for 5 tokens,
-    // both from head 2.
+    // 1 50 75 60 -> 46.5 -> 47 blocks of 4: 0 12 18 15, and the two left go to heads 2 and 1. Head 0 needs 2 blocks for
+    // 5 tokens, both from head 2.
     expect_counts(t, 100, &strict, (const uint32_t[]){8, 52, 68, 60}, 4);
     block.block = UINT32_MAX;
     expect_counts(t, 100, &block, (const uint32_t[]){100, 100, 100, 100}, 4);

@@ -3,7 +3,7 @@
 #include "folder_help.h"
 #include "test_runtime_cases.h"
 
-// Two files in a table, "a" to "f" 64 times each.
+// Metadata of a table with two files; each hash is one digit, repeated 64 times.
 #define HASH(c)                                                                                                       \
     c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c c \
         c c c c c c c

@@ -167,7 +167,7 @@ UNIT_TEST(scores_are_the_formula)
     float a[T], b[T], out[T];
     const float *features[F] = {a, b};
     for (uint32_t j = 0; j < T; j++) {
-        a[j] = 1000 + sinf((float)j); // a large offset, whose squares would cancel
+        a[j] = 1000 + sinf((float)j); // the squares of a large offset would cancel
         b[j] = j % 7 ? expf(-(float)(j % 13)) : 0;
     }
     for (uint32_t fold = 0; fold <= FOLDS; fold++)
@@ -201,7 +201,7 @@ UNIT_TEST(layers_are_ranked_together)
         a[i] = sinf((float)(i * i));
         b[i] = expf(cosf((float)i));
     }
-    r.info.n_columns = P; // without it every head is ranked by itself
+    r.info.n_columns = P; // without layer_mean, every head is ranked alone
     help_ok(kvb_rank_layer_fold(&r, 0, 1, features, T, own, err));
     for (uint32_t g = 0; g < N; g++) {
         const float *of_head[F] = {a + g * T, b + g * T};

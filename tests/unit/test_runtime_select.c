@@ -218,7 +218,7 @@ UNIT_TEST(test_no_allocation)
     count_allocations();
     size_t before_open = allocations;
     kvb_table *t = case_open(&c);
-    ck_assert_uint_gt(allocations, before_open); // or the counter does not count
+    ck_assert_uint_gt(allocations, before_open); // else the counter does not count
 
     kvb_error err;
     kvb_row row;

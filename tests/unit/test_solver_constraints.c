@@ -110,7 +110,7 @@ static uint64_t group_pages(const kvb_limits *m, const uint32_t *keep, uint32_t 
     return pages;
 }
 
-static int loose; // rows whose stored bound is not the best there is
+static int loose; // rows with a stored bound that is not the best
 
 // Checks both solvers against brute force at every ratio. Returns in how many rows greedy is not optimal.
 static int check_case(const loss_curves *c, const kvb_limits *m, const double *ratios, int round)

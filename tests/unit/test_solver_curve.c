@@ -138,7 +138,7 @@ UNIT_TEST(bad_numbers_are_refused_with_their_place)
         oracle[19] = bad[i];
         help_fails(loss_curves_fill(&c, &order, oracle, err), KVB_NUMERIC, "oracle: layer 1, KV head 1, token 1");
     }
-    oracle[19] = -0.0f; // a zero is a zero
+    oracle[19] = -0.0f; // -0 is a zero too
     help_ok(loss_curves_fill(&c, &order, oracle, err));
     metric_order_free(&order);
     scores[11] = NAN; // a protected token: its score is not used, but a NaN there means that something is wrong

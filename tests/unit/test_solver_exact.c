@@ -139,7 +139,7 @@ UNIT_TEST(bounds_optima_and_greedy)
         free_case(&s);
     }
     printf("rows where greedy is not optimal: %d\n", better);
-    ck_assert_int_gt(better, 100); // else the cases would be too easy to say anything
+    ck_assert_int_gt(better, 100); // else the cases would be too easy
 }
 
 // The corners that a random draw may miss.

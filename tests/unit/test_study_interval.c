@@ -142,7 +142,7 @@ UNIT_TEST(all_right_is_not_certain)
     ck_assert(difference.low > -0.2 && difference.high < 0.2);
 }
 
-// Ten equal questions of each of six texts are worth six observations, not sixty; two texts say nothing.
+// Ten equal questions of each of six texts are worth six observations, not sixty; two texts give no interval.
 UNIT_TEST(questions_of_a_text_are_not_independent)
 {
     double loss[120];

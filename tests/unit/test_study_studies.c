@@ -55,7 +55,7 @@ UNIT_TEST(one_text_cannot_be_held_out)
 
 // ---- Ablation -------------------------------------------------------------------------------------------------------
 
-// The metric ranks early tokens first; what counts is the last one.
+// The metric ranks early tokens first, but only the last one matters.
 static const float LATE[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0};
 static const case_context RANKED[] = {
     {.id = "good", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}},

@@ -61,7 +61,7 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.std[2 * 24], 0.25); // still how far the pairs' own optima spread
     ck_near(t.table_bound[24], 0.3);
     study_table_free(&t);
-    o.shrink = 0.5; // what is solved loses less than a table can, since curves are flatter; the bound is of the table
+    o.shrink = 0.5; // flatter curves are solved, so this loses less than a table can; the bound is the table's
     solve(&t, &o);
     for (int r = 0; r < ROWS; r++) ck_assert_double_le(t.table_bound[r], t.table_loss[r] + 1e-9);
     ck_near(t.table_bound[24], 0.3);
@@ -71,7 +71,7 @@ UNIT_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.prune_ratio[2 * 24], 0.25); // with any others, one text loses more than 0.3
     ck_near(t.loss[24], 0.3);
     ck_assert_uint_eq(t.n_texts, 2);
-    ck_assert(isnan(t.table_bound[24])); // a mean says nothing of the worst text's problem
+    ck_assert(isnan(t.table_bound[24])); // a mean gives no bound for the worst text
     ck_near(t.text_weights[2 * 24] + t.text_weights[2 * 24 + 1], 1);
     study_table_free(&t);
 }
@@ -113,7 +113,7 @@ UNIT_TEST(exact_budgets_lose_no_more_than_greedy)
         ck_assert(!exact.unproved[r]);
         ck_assert_double_le(perfect.loss[r], exact.loss[r] + 1e-12);
     }
-    // 20 %: 5 of 24. Of head 1 they cost 5 of 15; head 0 without its last one costs 5 too.
+    // 20 %: 5 of 24 tokens go. In head 1 they cost 5 of 15; in head 0, dropping the last one costs 5 too.
     ck_near(exact.loss[19], 5.0 / 15);
     ck_near(perfect.loss[19], 0); // but 9 others of head 0 could go
     study_table_free(&greedy);

@@ -56,7 +56,7 @@ UNIT_TEST(the_optimum_is_that_of_trying_all_budgets)
         ck_assert_double_le(v->bound[r], v->optimum[r] + 1e-12);
         gained += v->greedy[r] - v->optimum[r];
     }
-    ck_assert_double_gt(gained, 0.1); // else the case were too easy
+    ck_assert_double_gt(gained, 0.1); // else the case would be too easy
     validation_free(v);
     free(v);
 }

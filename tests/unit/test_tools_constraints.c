@@ -94,7 +94,7 @@ UNIT_TEST(shares_of_heads_and_layers)
         ck_assert_double_eq(m.most[h], most[h]);
     }
     ck_assert(m.cap[0] == 0.7 && m.cap[1] == 1 && m.cap[2] == 1);
-    // (0.1 + 0.1 + 0.2 + 0.3 + 1 + 0.1) / 6 = 30 % stay at least: the table ends at 70 %.
+    // (0.1 + 0.1 + 0.2 + 0.3 + 1 + 0.1) / 6 = 30 % is the least that is kept: the table ends at 70 %.
     ck_assert_uint_eq(o.n_rows, 70);
     ck_assert_double_eq(o.ratios[98], o.ratios[69]);
     kvb_limits_free(&m);

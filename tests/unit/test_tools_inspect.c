@@ -1,4 +1,4 @@
-// What `kvbudget inspect` says of rankings, and how documents are printed.
+// What `kvbudget inspect` prints about rankings, and how documents are printed.
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "tools/json_print.h"
