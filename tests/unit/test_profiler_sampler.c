@@ -143,7 +143,7 @@ UNIT_TEST(test_logits_that_are_no_numbers)
         ck_assert_int_eq(sampler_draw(&s, nan_first, 3, &(draw_key){1, 2, 3}), -1);
         ck_assert_int_eq(sampler_draw(&s, nan_last, 3, &(draw_key){1, 2, 3}), -1);
         ck_assert_int_eq(sampler_draw(&s, none, 2, &(draw_key){1, 2, 3}), -1);
-        ck_assert_int_eq(sampler_draw(&s, inf, 3, &(draw_key){1, 2, 3}), -1); // the logits overflow, so softmax is not a number
+        ck_assert_int_eq(sampler_draw(&s, inf, 3, &(draw_key){1, 2, 3}), -1); // an overflow: softmax is not a number
         ck_assert_int_eq(sampler_draw(&s, nothing, 0, &(draw_key){1, 2, 3}), -1);
     }
 }

@@ -107,7 +107,7 @@ UNIT_TEST(test_examples)
     expect(scores, 20, 6, 4, 4, (const uint32_t[]){0, 1, 2, 3, 16, 17});
     expect(scores, 20, 8, 4, 4, (const uint32_t[]){0, 1, 2, 3, 16, 17, 18, 19});
     expect(scores, 20, 9, 4, 4, (const uint32_t[]){0, 1, 2, 3, 4, 16, 17, 18, 19});
-    expect(scores, 20, 5, 0, 0, (const uint32_t[]){4, 6, 8, 10, 12}); // the first five of six equal scores
+    expect(scores, 20, 5, 0, 0, (const uint32_t[]){4, 6, 8, 10, 12}); // the first of six fives
     expect(scores, 20, 0, 4, 4, all);
     expect(scores, 3, 2, 4, 4, all);
     expect(scores, 5, 5, 4, 4, all);

@@ -66,7 +66,7 @@ static uint64_t pages_of(const kvb_limits *m, const uint32_t *keep, uint32_t n)
     return pages;
 }
 
-// Whether there are no levels, ranks or lower limits, so that the ratio alone decides how many pages may be kept.
+// Whether there are no levels, ranks or lower limits, so that no more pages are kept than the ratio asks for.
 static bool only_ceilings(const kvb_limits *m)
 {
     bool none = m->levels == 0 && m->ranks == 1;
