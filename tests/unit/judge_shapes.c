@@ -220,7 +220,7 @@ UNIT_TEST(test_random_shapes)
     fflush(stdout);
     for (uint64_t i = 0; i < draws; i++) {
         seed_uniform(seed + i);
-        for (int k = 0; k < 8; k++) uniform(); // skip numbers that are alike for near seeds
+        for (int k = 0; k < 8; k++) uniform(); // skip numbers that are similar for nearby seeds
         attention_shape s = attention_heads(0, draw(1, 5), 8 * draw(1, 40));
         s.n_heads = s.n_kv_heads * draw(1, 30);
         uint32_t T = draw(1, 1100);

@@ -225,7 +225,7 @@ UNIT_TEST(test_attributes_join_by_relation)
                          "{\"tova\":{\"window\":0.1},\"keydiff\":{\"window\":0.1}}");
         cJSON_Delete(all);
     }
-    // Facts that follow from a metric's name are no settings, and older records lack them.
+    // Facts that follow from a metric's name are not settings, and older records lack them.
     cJSON *old = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
           *now = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3, .settings = FACTS});
     help_ok(record_join_attributes(&all, "old", old, "now", now, RECORD_SAME_TEXTS, err));

@@ -36,7 +36,7 @@ static bool holds(interval x, double truth)
     return x.low <= truth && truth <= x.high;
 }
 
-// Per cent of 4,000 simulations in which the interval holds: 0 ratio, 1 positive mean, 2 share, 3 difference.
+// Per cent of 4,000 simulations with the truth in the interval: 0 ratio, 1 positive mean, 2 share, 3 difference.
 static void cover(uint32_t n, double spread, double covered[4])
 {
     enum { RUNS = 4000 };

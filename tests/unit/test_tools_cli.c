@@ -141,7 +141,7 @@ static void slow_down(void)
 UNIT_TEST(what_is_left_never_grows)
 {
     const char *text = said(STDERR_FILENO, slow_down);
-    int first = -1, second = -1, took = -1; // a fifth took 2 s and what this machine added: 8 s or more are left
+    int first = -1, second = -1, took = -1; // a fifth took at least 2 s, so 8 s or more are left
     const char *at[] = {strstr(text, "20/100 steps"), strstr(text, "work:  21 %"), strstr(text, "work: 21 steps (")};
     ck_assert_msg(at[0] && sscanf(at[0], "20/100 steps %d s left", &first) == 1 && first >= 8, "%s", text);
     ck_assert_msg(at[1] && sscanf(at[1], "work: 21 %% %d s left", &second) == 1 && second <= first, "%s", text);
