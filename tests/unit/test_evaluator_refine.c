@@ -135,7 +135,7 @@ UNIT_TEST(a_start_costs_what_is_paid)
     open_case(&c);
     help_ok(refine_bench_deal(&c.b, NULL, err));
     help_ok(refine_bench_open(&c.b, NULL, err));
-    // A text costs three evaluations: 6 budgets, 4 heads, half a continuation each, over 2 ratios and 2 texts.
+    // A text costs three evaluations: 6 budgets, 4 heads, half a continuation each, divided by 2 ratios and 2 texts.
     double start[KNOTS * HEADS];
     help_ok(refine_bench_start(&c.b, &t, start, &n, err));
     ck_assert_uint_eq(n, 2);

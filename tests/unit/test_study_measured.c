@@ -46,8 +46,7 @@ static double total(const bed *b, const double *prune)
     return sum;
 }
 
-// Returns the least that heads lose if they keep `keep` together: shares in proportion to the roots of the weights, <=
-// 1.
+// Returns the least that heads lose if they keep `keep` together: shares are like the roots of the weights, at most 1.
 static double least(const bed *b, double keep)
 {
     double low = 0, high = 1e6, sum = 0;
