@@ -5,7 +5,6 @@
 #include "tests/gguf_build.h"
 #include "tests/tiny_vocab.h"
 #include "tokenizer_help.h"
-#include <time.h>
 
 static kvb_error err;
 
@@ -114,8 +113,7 @@ UNIT_TEST(test_round_trip)
 {
     static const char *const pieces[] = {"the ", "  ",  "\n",     "12",  "你好",   "\xff",     "\xe4\xbd", "é",
                                          "😀",    "'ll", "<tool>", "\0x", "\r\n\t", "\xed\xa0", ">",        "nd an"};
-    uint64_t seed = (uint64_t)time(NULL), state = seed;
-    printf("seed %llu\n", (unsigned long long)seed);
+    uint64_t state = 20261127;
     tokenizer *t = make("qwen2");
     for (int round = 0; round < 2000; round++) {
         char text[512], back[2048], again[2048];
@@ -131,17 +129,14 @@ UNIT_TEST(test_round_trip)
         ck_assert_uint_le(n_back, sizeof back);
         size_t n_again =
             encode(t, back, n_back, true, &ids_again); // the repaired text has the same ids, and is not repaired again
-        ck_assert_msg(n == n_again && memcmp(ids, ids_again, n * sizeof *ids) == 0, "seed %llu round %d",
-                      (unsigned long long)seed, round);
+        ck_assert_msg(n == n_again && memcmp(ids, ids_again, n * sizeof *ids) == 0, "round %d", round);
         ck_assert_uint_eq(tokenizer_decode(t, ids_again, n_again, again, sizeof again), n_back);
         ck_assert_mem_eq(back, again, n_back);
         bool broken = false;
         for (size_t i = 0; i < size; i++)
             broken |=
                 (unsigned char)text[i] == 0xff || (unsigned char)text[i] == 0xed || (unsigned char)text[i] == 0xe4;
-        if (!broken)
-            ck_assert_msg(n_back == size && memcmp(back, text, size) == 0, "seed %llu round %d",
-                          (unsigned long long)seed, round);
+        if (!broken) ck_assert_msg(n_back == size && memcmp(back, text, size) == 0, "round %d", round);
         free(ids);
         free(ids_again);
     }

@@ -200,13 +200,14 @@ static double least_error(const head_case *c, const float *k, const float *bias,
     for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS; l++) {
         float *v = LAMBDAS[l] > 0 ? ridge(c, k, bias, LAMBDAS[l]) : gather(c, c->v);
         double error = judge(c, k, v, bias);
-        if (!(error < least) && helped) l = sizeof LAMBDAS / sizeof *LAMBDAS - 1;
+        bool last = helped && !(error < least);
         helped = l > 0 && error < least;
         least = fmin(least, error);
         bool chosen = (c->out.changed & KVB_REFIT_KEYS) == changed && c->out.lambda == LAMBDAS[l];
         for (size_t i = 0; chosen && i < (size_t)c->h.n_kept * c->h.head_dim; i++)
             ck_assert_double_eq_tol(c->new_v[i], v[i], 2e-3);
         free(v);
+        if (last) break;
     }
     return least;
 }

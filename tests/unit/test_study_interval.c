@@ -97,7 +97,7 @@ UNIT_TEST(a_mean_is_that_of_students_tables)
     // One value per group: 1 .. 5 have mean 3 and error sqrt(0.5); t(4, 0.975) = 2.776445.
     double v[5] = {1, 2, 3, 4, 5};
     const double *rows[5] = {v, v + 1, v + 2, v + 3, v + 4};
-    const uint32_t ones[5] = {1, 1, 1, 1, 1}, uneven[5] = {1, 1, 1, 1, 1};
+    const uint32_t ones[5] = {1, 1, 1, 1, 1}, uneven[5] = {1, 4, 2, 5, 3};
     interval x = interval_mean(&(value_groups){rows, ones, 5});
     ck_assert(fabs(x.value - 3) < 1e-12 && fabs(x.high - x.value - 2.776445 * sqrt(0.5)) < 1e-5);
     ck_assert(fabs(x.high + x.low - 2 * x.value) < 1e-12);
