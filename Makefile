@@ -1,5 +1,5 @@
-# kvbudget: everything built lands in $(BUILD). make/ has the rest: tests.mk the tests' programs and passes, cuda.mk
-# CUDA, python.mk the wheel, install.mk what goes where.
+# kvbudget: everything that is built goes to $(BUILD). make/ has the rest: tests.mk (test programs and passes), cuda.mk
+# (CUDA), python.mk (wheels), install.mk (installation).
 # The two commands that matter on a fresh machine: `make quickstart` and `make check`; `make help` lists the rest.
 
 VERSION   := 0.1.0
@@ -18,7 +18,7 @@ PREFIX   ?= /usr/local
 LIBDIR   ?= $(PREFIX)/lib
 BUILD    ?= build
 # -O3 without -march=native: the binary runs on any machine of the architecture. The heavy loops are in oneDNN, which
-# picks the vector units at run time, and backend_cpu.c builds its own loops for several.
+# picks vector instructions at run time, and the cpu backend compiles its own loops for several instruction sets.
 CFLAGS   ?= -O3 -g
 PYTHON   ?= python3
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
@@ -31,14 +31,14 @@ WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prot
             -Wundef -Wvla -Wformat=2
 WERROR   ?=
 # -D_GNU_SOURCE: getopt_long, mkostemp, qsort_r.
-# -ffp-contract=off: costs fused multiply-add in our own loops, buys the same sums in every build; FLAGS_ below has the
-# exceptions. -fPIC: a percent or two of speed, so that the same objects serve the static and the shared library.
+# -ffp-contract=off: every build computes the same sums, at the price of fused multiply-add in our own loops; FLAGS_
+# below has the exceptions. -fPIC: costs a percent or two; the same objects serve the static and the shared library.
 BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenmp -ffp-contract=off \
             -fvisibility=hidden -fPIC $(WARN) $(WERROR)
 
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference judges by tolerance may fuse.
 FLAGS_profiler_backend_backend_cpu_loops := -ffp-contract=fast
-# Of tables of operations, whose parameters not every operation needs.
+# Files that implement tables of operations: not every operation needs all of its parameters.
 $(foreach f,$(wildcard profiler/metric/scorer_*.c) $(addprefix profiler/backend/,backend_ref.c backend_host.c \
     backend_cpu.c packed_steps.c packed_tiles.c) profiler/weights/dequant.c evaluator/policy.c evaluator/task.c, \
     $(eval FLAGS_$(subst /,_,$(f:.c=)) := -Wno-unused-parameter))
@@ -54,8 +54,8 @@ CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
 CHECK_LIBS   := $(shell pkg-config --libs check 2>/dev/null)
 LIBS         := $(PKG_LIBS) -ldnnl -lm
 
-# MPI shares a profile out among processes (mpirun -n N kvbudget profile ...). Found: built in, and touched only by
-# processes that a launcher started. Not found, or `make MPI=0`: tools/ranks_none.c instead of tools/ranks_mpi.c.
+# MPI divides a profile among processes (mpirun -n N kvbudget profile ...). If MPI is found it is built in, and used
+# only by processes that a launcher started. If not, or with MPI=0: tools/ranks_none.c instead of tools/ranks_mpi.c.
 MPI ?= $(if $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes),1,0)
 ifeq ($(MPI),1)
 FLAGS_tools_ranks_mpi := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
@@ -65,13 +65,13 @@ else
 NO_MPI_SRC := tools/ranks_mpi.c
 endif
 
-# -MMD -MP: headers are dependencies, found by the compiler.
+# -MMD -MP: the compiler writes down the headers as dependencies.
 COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The folders of code, and for each those that it may include, in the order in which a linker wants their archives.
-# An arrow between two modules is a file on disk, so solver and profiler never include each other (`make lint` checks
-# every line). Each module becomes an archive; the profiler's five folders are rooms of one.
+# The folders of code, and for each the folders that it may include, in the order in which a linker wants their
+# archives. Solver and profiler exchange files on disk and never include each other (`make lint` checks every include).
+# Each module becomes an archive; the profiler's five folders go into one.
 MODULES  := runtime formats solver study profiler evaluator
 TOOLS    := tools tools/cmd tools/report
 PROFILER := $(addprefix profiler/,weights text backend model metric)
@@ -88,12 +88,12 @@ USES_profiler         := $(PROFILER) formats runtime
 USES_evaluator        := profiler study solver formats runtime
 USES_tools            := evaluator profiler study solver formats runtime
 
-# objects FOLDERS; archives MODULE: its own, where it has one, and those of all that it uses.
+# objects FOLDERS. archives MODULE: its own archive, if it has one, and those of all modules that it uses.
 objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1))))))
 archive  = $(BUILD)/lib$(1)-module.a
 archives = $(foreach m,$(filter $(MODULES),$(1) $(USES_$(1))),$(call archive,$(m)))
 
-# program NAME, INPUTS [, FLAGS [, LIBRARIES]]: $(BUILD)/NAME from sources, objects and archives.
+# program NAME, INPUTS [, FLAGS [, LIBRARIES]]: builds $(BUILD)/NAME from sources, objects and archives.
 define program
 $(BUILD)/$(1): $(2) $(BUILD)/flags
 	@mkdir -p $$(@D)
@@ -119,24 +119,24 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer tokens logits)
 ##: make check-long   the larger runs: comparisons with the published Python code, long texts
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
-##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write what it is worth to docs/models.csv
-##: make bench-board  kvbudget beside every press of kvpress, on four models (hours; goes on where it was stopped)
-##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
+##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write the results to docs/models.csv
+##: make bench-board  compare kvbudget with every press of kvpress, on four models (hours; goes on where it was stopped)
+##: make bench        measure profile and solve on this machine, as CSV; PEER_PYTHON=... to compare with PyTorch
 ##: make check-aarch64  the runtime library on 64-bit ARM, cross-compiled and emulated (Debian)
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
-##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
-##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
+##: make wheel-library a wheel with only the library, all of it Apache-2.0, in $(BUILD)/wheel-library
+##: make check-wheel  test both wheels in a fresh environment, following python/README.md (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
-##: make check-engines  a table in OpenVINO's runtime, beside transformers (needs check-python's environment)
-##: make check-docs   run the command blocks of README and docs as they are written; LONG=1: also those of minutes
-##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
+##: make check-engines  compare a table in OpenVINO's runtime with transformers (needs check-python's environment)
+##: make check-docs   run the command blocks of README and docs as they are written; LONG=1: slow ones too
+##: make lint         check style, that headers are self-contained, exported symbols, includes, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)
 ##: make golden       regenerate tests/golden with the Python references in a virtual environment
-##: make deps         install the packages that are missing (root or sudo; else lists them)
-##: make showconfig   what was detected and which flags are used
-##: make install      to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
-##: make install-runtime  the library alone (needs cJSON only), for pkg-config and CMake
+##: make deps         install the packages that are missing (with root or sudo; otherwise lists them)
+##: make showconfig   show what was detected and which flags are used
+##: make install      install to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
+##: make install-runtime  install only the library (needs cJSON only), for pkg-config and CMake
 ##: make clean        remove the build folders (never downloads or results)
 ##:
 ##: Variables: CC CXX CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON; WERROR=-Werror; V=1 (show
@@ -156,8 +156,8 @@ help:
 include make/tests.mk make/cuda.mk make/python.mk make/install.mk
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Objects and archives. $(BUILD)/flags is written again when any flag changes, of one file too, so a build
-# folder never mixes two kinds of objects.
+# Objects and archives. $(BUILD)/flags is written again when any flag changes, also one of a single file, so that a
+# build folder never mixes two kinds of objects.
 ALL_FLAGS := $(strip $(COMPILE) $(CXX) $(LDFLAGS) $(LIBS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS) \
              $(foreach f,$(sort $(filter FLAGS_%,$(.VARIABLES))),$(f)=$($(f))))
 ifneq ($(strip $(file <$(BUILD)/flags)),$(ALL_FLAGS))
@@ -170,12 +170,12 @@ $(BUILD)/flags:
 	@printf '%s\n' "$$KVB_FLAGS" > $@
 
 ifeq ($(PKG_LIBS),)
-# A missing package would otherwise show up as a header that is not found.
+# Without this rule, a missing package would show up as a header that is not found.
 $(BUILD)/%.o: %.c
 	@echo "kvbudget: pkg-config does not find all of: $(PKGS)." \
 	    "Run 'make deps' first (or 'make check', 'make quickstart')." >&2; exit 1
 
-$(BUILD)/runtime/%.o: runtime/%.c $(BUILD)/flags # needs none of them but cJSON
+$(BUILD)/runtime/%.o: runtime/%.c $(BUILD)/flags # needs only cJSON
 	@mkdir -p $(@D)
 	$(SAY) CC $<
 	$(Q)$(COMPILE) $(CJSON_CFLAGS) $(FLAGS_$(subst /,_,runtime/$*)) -c $< -o $@
@@ -186,7 +186,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
 endif
 
-# The style of `kvbudget report`, as lines of C: the program holds it, and it stays a file of its kind.
+# The style sheet of `kvbudget report` as C strings, so that the program contains it and the source stays a .css file.
 $(PAGE_CSS).c: tools/report/page.css
 	@mkdir -p $(@D)
 	$(SAY) GEN $@
@@ -205,8 +205,8 @@ endef
 $(foreach m,$(MODULES),$(eval $(call module,$(m))))
 $(call archive,profiler): $(CUDA_OBJ)
 
-# The public library is runtime/ alone. -fvisibility=hidden leaves only what the header marks KVB_API in the shared one;
-# for the static one the objects are merged and hidden names made local, so that they cannot clash with a program's.
+# The public library is runtime/ alone. -fvisibility=hidden exports only what the header marks KVB_API from the shared
+# one; for the static one the objects are merged and hidden names made local, so that they cannot clash with others.
 $(BUILD)/libkvbudget.a: $(call objects,runtime)
 	$(SAY) AR $@
 	$(Q)$(CC) -r -nostdlib -o $(BUILD)/libkvbudget.o $^ && $(OBJCOPY) --localize-hidden $(BUILD)/libkvbudget.o

@@ -1,9 +1,9 @@
-# What concerns CUDA: the compiler, the cuda backend, its judges on a real and on the emulated device.
+# Everything about CUDA: the compiler, the cuda backend, and its tests on a real and on the emulated device.
 #
-# The cuda backend is built where nvcc of CUDA 12 or later is found: in CUDA_HOME, in PATH, or where
-# tools/scripts/get-cuda.sh has put it (`make check` asks for that). `make CUDA=0` builds without. CUDA's runtime is
+# The cuda backend is built if nvcc of CUDA 12 or later is found: in CUDA_HOME, in PATH, or where
+# tools/scripts/get-cuda.sh has put it (`make check` calls that). `make CUDA=0` builds without. CUDA's runtime is
 # linked statically and cuBLAS opened when it is used, so that the program runs on machines without either.
-# -fmad=false: sums fuse where the source says fmaf, and nowhere else.
+# -fmad=false: multiplications and additions are fused only where the source says fmaf.
 ifneq ($(CUDA),0)
 NVCC     ?= $(shell \
             for n in "$${CUDA_HOME:-/nonexistent}/bin/nvcc" nvcc "$$(tools/scripts/get-cuda.sh --path)/bin/nvcc"; do \
@@ -14,9 +14,9 @@ CUDART   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_LIB)))
 endif
 CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(shell command -v $(firstword $(CXX)) 2>/dev/null)),1,0)
 
-# Device programs: the judge of all backends, and a model beside the reference.
-# The sanitised build judges float32 and bf16x3, and of each emulator one precision: it is slow, and precisions share
-# their memory.
+# Test programs of backends: the judge of all backends, and a model compared with the reference.
+# The sanitised build judges the cpu backend's float32 and bf16x3, and each emulator at one precision: it is slow, and
+# all precisions handle memory with the same code.
 WITH_SANITISERS  := $(findstring -fsanitize,$(CFLAGS))
 JUDGED_CPU       := cpu_bf16x3 $(if $(WITH_SANITISERS),,cpu_bf16)
 JUDGED_EMULATED  := $(if $(WITH_SANITISERS),emulated_bf16x3,emulated emulated_bf16x3 emulated_bf16)
@@ -27,8 +27,8 @@ judge_names      = $(addprefix $(BUILD)/tests/test_profiler_backend_,$(1))
 ifeq ($(CUDA),1)
 $(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; \
     set CUDA_HOME, or run tools/scripts/get-cuda.sh))
-# Real code for the GPUs of this machine, or for sm_80 where there is none (each takes the compiler 10 seconds); any
-# newer GPU gets its code from the driver, out of the PTX.
+# Machine code for the GPUs of this machine, or for sm_80 if it has none (each takes the compiler 10 seconds); for newer
+# GPUs the driver compiles the PTX.
 CUDA_KNOWN := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
 ifeq ($(origin CUDA_ARCHS),undefined)
 CUDA_ARCHS := $(or $(filter $(CUDA_KNOWN),$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
@@ -56,8 +56,8 @@ $(BUILD)/profiler/backend/backend_cuda.o: profiler/backend/backend_cuda.cu $(BUI
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
 
-# The cuda backend, compiled as C++ for the emulated device of tests/cuda, beside the real one in the same program.
-# Where this machine has fused multiply-add, fmaf is an instruction, not a call: the same bits, a fifth of the time.
+# The cuda backend, compiled as C++ for the emulated device of tests/cuda; its names differ, so that a program can hold
+# the real one too. If this machine has fused multiply-add, fmaf is one instruction: same bits in a fifth of the time.
 FLAGS_EMULATED := $(if $(shell grep -sow -m 1 fma /proc/cpuinfo),-mfma) -x c++ -std=c++20 -Itests/cuda -I. \
     -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
     $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated)
@@ -66,8 +66,8 @@ $(EMULATED): profiler/backend/backend_cuda.cu $(BUILD)/flags
 	$(SAY) CXX $@
 	$(Q)$(CXX) $(FLAGS_EMULATED) $(WERROR) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
-# The judge of all backends: its operations are compiled once for those that differ in precision alone.
-# judge_for KIND, FLAGS: $(JUDGE_KIND), what a program of that kind is made of
+# The judge of all backends: its parts are compiled once for backends that differ only in precision.
+# judge_for KIND, FLAGS: sets JUDGE_KIND, the inputs of a program of that kind
 define judge_for
 JUDGE_$(1) := tests/unit/test_profiler_backend.c \
     $(patsubst tests/unit/%.c,$(BUILD)/tests/judge_$(1)/%.o,$(sort $(wildcard tests/unit/judge*.c)))
@@ -80,7 +80,7 @@ $(eval $(call judge_for,plain))
 $(eval $(call judge_for,emulated,-DEMULATED))
 $(eval $(call judge_for,tiles,-DEMULATED_TILES))
 
-# For the cpu backend's other precisions, for the emulated device and, where nvcc was found, for a real one.
+# Programs for the cpu backend's other precisions, for the emulated device and, if nvcc was found, for a real one.
 # judge NAME, BACKEND, OBJECTS
 judge = $(call add_program,tests/test_profiler_backend_$(1),$(JUDGE_$(if $(3),emulated,plain)) $(3) \
     $(call archives,profiler),$(CHECKED) -DJUDGE_OF=backend_$(2) $(if $(3),-DEMULATED), \
@@ -89,7 +89,7 @@ $(call add_program,tests/test_profiler_backend,$(JUDGE_plain) $(call archives,pr
 $(foreach t,$(JUDGED_CPU) $(if $(CUDA_TESTS),$(JUDGED_CUDA)),$(call judge,$(t),$(t)))
 $(foreach t,$(JUDGED_EMULATED),$(call judge,$(t),$(patsubst emulated%,cuda%_emulated,$(t)),$(EMULATED)))
 
-# Device memory, errors that stick, a model beside the reference.
+# Tests of device memory, of errors that persist, and of a model compared with the reference.
 CUDA_UNIT := tests/unit/test_profiler_cuda.c
 $(call add_program,tests/test_profiler_families_emulated,tests/unit/test_profiler_families.c $(EMULATED) \
     $(call archives,profiler),$(CHECKED) -DEMULATED,$(CHECK_LIBS) -lstdc++)
@@ -99,7 +99,7 @@ $(call add_program,tests/test_profiler_cuda_device,$(CUDA_UNIT) $(call archives,
 
 check-cuda-build: $(CUDA_TESTS) $(HELPERS)
 
-# On a machine with a GPU: operations and a model against the reference, compute-sanitizer.
+# On a machine with a GPU: compares operations and a model with the reference, and runs compute-sanitizer.
 check-cuda: deps cuda-compiler
 	@$(MAKE) $(PARALLEL) all check-cuda-build
 	@BUILD=$(BUILD) tools/scripts/check-cuda.sh
@@ -107,8 +107,8 @@ check-cuda: deps cuda-compiler
 cuda-compiler: deps
 	@$(if $(or $(filter 1,$(CUDA)),$(findstring command,$(origin CUDA))),:,tools/scripts/get-cuda.sh --optional)
 
-# The cpu backend on the tile unit (AMX), whose instructions tests/tiles has in C: on any machine with AVX-512 and
-# bfloat16, and beside it products alone.
+# The cpu backend on the tile unit (AMX), whose instructions tests/tiles emulates in C, so that it is tested on any
+# machine with AVX-512 and bfloat16. A second program tests only its products.
 JUDGED_TILES := $(if $(WITH_SANITISERS),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
 TILES        := $(BUILD)/tests/packed_tiles_emulated.o
 UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
@@ -122,5 +122,5 @@ $(foreach t,$(JUDGED_TILES),$(call tiles_program,test_profiler_backend_$(t),$(JU
     -DJUDGE_OF=backend_$(patsubst tiles%,cpu%,$(t))))
 $(call tiles_program,test_profiler_packed_tiles,tests/unit/test_profiler_packed.c)
 
-# Behind the last program that is added: prerequisites are read where they stand.
+# Must follow the last addition to UNIT_BIN: make expands prerequisites when it reads a rule.
 check-build: $(UNIT_BIN)

@@ -1,12 +1,12 @@
 # install, install-runtime (the library alone) and uninstall, below DESTDIR.
 
-# The runtime library alone needs cJSON and nothing else that `make deps` installs.
+# Of the packages that `make deps` installs, the runtime library needs only cJSON.
 CMAKEDIR   := $(LIBDIR)/cmake/kvbudget
 FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
               -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|' \
               -e "s|@INCLUDE@|$$(realpath -m --relative-to='$(CMAKEDIR)' '$(PREFIX)/include')|"
 
-# Folders stand unquoted in the recipes: what a shell would take apart is refused, before anything is removed.
+# Recipes do not quote these folders: names that a shell would split or interpret are refused before anything is done.
 .PHONY: folders
 folders: export KVB_FOLDERS = $(DESTDIR)$(PREFIX)$(LIBDIR)
 folders:
@@ -32,7 +32,7 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfig.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfig.cmake
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
-# Tables that `kvbudget tables --add` put beside ours stay.
+# Keeps tables that `kvbudget tables --add` has put beside ours.
 uninstall: folders
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget/,$(TEXTS))
 	rmdir $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget,/calib-data/plain /calib-data/eval /calib-data /tables /) \

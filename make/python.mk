@@ -4,14 +4,14 @@ WHEEL_BUILD := $(BUILD)-wheel
 
 .PHONY: wheel wheel-library check-wheel check-python check-engines
 
-# A wheel brings the libraries that its binaries need; MPI and CUDA belong to a machine. Debian's shared HDF5 reads
-# from S3 through curl, which wants LDAP, Kerberos and twenty more: the static one does without when the two objects of
-# that driver are left out, to which nothing else in it refers.
+# A wheel contains the libraries that its binaries need; MPI and CUDA depend on the machine and are left out. Debian's
+# shared HDF5 reads from S3 through curl, which needs LDAP, Kerberos and twenty more libraries. The static one does not,
+# once the two objects of that driver are removed; nothing else in it refers to them.
 HDF5_ARCHIVE := $(patsubst -L%,%/libhdf5.a,$(firstword $(shell pkg-config --libs-only-L hdf5 2>/dev/null)))
 WHEEL_HDF5   := $(WHEEL_BUILD)/libhdf5-local.a
 WHEEL_LIBS   := $(WHEEL_HDF5) -lsz -lz $(shell pkg-config --libs $(filter-out hdf5,$(PKGS)) 2>/dev/null)
 
-# The rows of all metrics, for wheels: the one of the library alone brings no program to ask.
+# All metrics as JSON, for wheels: the wheel with only the library has no program that could list them.
 METRICS_JSON := $(BUILD)/metrics.json
 $(METRICS_JSON): $(BUILD)/kvbudget
 	$(Q)$< help metrics --json > $@.part && mv $@.part $@
@@ -26,15 +26,15 @@ $(WHEEL_HDF5): $(HDF5_ARCHIVE)
 	@mkdir -p $(@D)
 	$(Q)cp $< $@ && $(AR) d $@ H5FDros3.o H5FDs3comms.o
 
-# Without the program, so without GSL: Apache-2.0. The one symbol that is newer than glibc 2.14 is log(), of which
-# glibc still has the older name.
+# Without the program and therefore without GSL: all of it is Apache-2.0. The only symbol newer than glibc 2.14 is
+# log(), and glibc still has its older version.
 wheel-library: deps-base $(METRICS_JSON)
 	@$(MAKE) $(PARALLEL) BUILD=$(WHEEL_BUILD)-library CPPFLAGS='$(CPPFLAGS) -include python/old_glibc.h' \
 	    $(WHEEL_BUILD)-library/libkvbudget.so
 	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh library $(WHEEL_BUILD)-library $(VERSION) $(BUILD)/wheel-library \
 	    $(METRICS_JSON)
 
-# Not part of CI: PyTorch is downloaded each time, unless KVBUDGET_VENV has it.
+# Not part of CI: downloads PyTorch each time, unless the environment KVBUDGET_VENV has it.
 check-wheel: wheel wheel-library
 	@PYTHON='$(PYTHON)' tools/scripts/check-wheel.sh $(BUILD)/wheel "$$(tools/scripts/get-model.sh)"
 

@@ -1,13 +1,14 @@
-# The programs of the tests, and the passes over them: check, san, check-long, fuzz, bench.
+# The test programs, and the targets that run them: check, san, check-long, fuzz, bench.
 
-# The sanitised build: half the speed or less, finds what the tests alone cannot. -O1 keeps its stack traces readable.
-# Without CUDA: sanitisers do not see into its code; the emulated device, built with them, does (tests/cuda).
+# The sanitised build: half the speed or less, but it finds errors that tests miss. -O1 keeps stack traces readable.
+# Without CUDA: sanitisers cannot check device code; the emulated device (tests/cuda) is built with them instead.
 SAN_BUILD  := $(BUILD)-san
 SAN_CFLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 SANITISED   = $(PARALLEL) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)' CUDA=0
 
 # Fuzzing needs clang and its libFuzzer; with gcc the same targets replay their corpus through tests/fuzz/driver.c.
-# clang without its runtimes (Debian: libclang-rt-14-dev, libomp-dev) compiles, but cannot link such a program: try it.
+# clang without its runtimes (Debian: libclang-rt-14-dev, libomp-dev) compiles such a program, but cannot link it, so
+# FUZZ_LINKS tries it.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14 2>/dev/null))
 FUZZ_SECONDS ?= 60
 FUZZ_MAIN    ?= tests/fuzz/driver.c
@@ -21,14 +22,13 @@ UNIT     := $(notdir $(basename $(sort $(wildcard tests/unit/test_*.c))))
 FUZZ     := $(notdir $(basename $(sort $(wildcard tests/fuzz/fuzz_*.c))))
 UNIT_BIN := $(addprefix $(BUILD)/tests/,$(UNIT))
 FUZZ_BIN := $(addprefix $(BUILD)/fuzz/,$(FUZZ))
-# Tests compile in half the time with -O1, and what they measure is the modules' code; a CFLAGS of the user's own stays.
+# Tests compile in half the time with -O1, and the code that they test keeps its flags. The user's CFLAGS are kept.
 CHECKED  := $(if $(filter file,$(origin CFLAGS)),-O1) -Itests/unit $(CHECK_CFLAGS)
 
-# A unit test, tests/unit/test_<module>_<what>.c, links only its module and what that may use, and test_tools_<what>.c
-# the objects of tools/ as well: all but main and the commands. make/cuda.mk has those of backends.
-# A fuzz target may use any module, and of tools/ what FUZZ_PARTS_x names; $(FUZZ_MAIN) is the replay driver or
-# libFuzzer's main.
-# UNIT_FLAGS_x: of one test; the memory test puts its own functions in the place of malloc and its like.
+# A unit test, tests/unit/test_<module>_<what>.c, links only its module and those that the module may use;
+# test_tools_<what>.c links the objects of tools/ as well, except main and the commands. make/cuda.mk has the tests of
+# backends. A fuzz target may use any module, and those objects of tools/ that FUZZ_PARTS_x names; $(FUZZ_MAIN) is the
+# replay driver or libFuzzer's main. UNIT_FLAGS_x: flags of one test; the memory test replaces malloc and its like.
 EMULATED_UNIT := test_profiler_cuda test_profiler_backend
 UNIT_FLAGS_test_runtime_memory := -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=free
 TOOL_PART  := $(filter-out $(BUILD)/tools/kvbudget.o $(patsubst %.c,$(BUILD)/%.o, \
@@ -44,7 +44,7 @@ $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_
 
 $(call add_program,tests/bench_solver,tests/peer/bench_solver.c $(call archives,solver))
 
-# One file call fails: what tests/faults/faults.py loads in front of the program.
+# Makes one file call fail; tests/faults/faults.py preloads it into the program.
 FAULT_SHIM := $(BUILD)/tests/fault_shim.so
 $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -55,12 +55,12 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 .PHONY: check check-inner check-build check-aarch64 runtime-tests check-docs check-long san fuzz fuzz-build fuzz-run \
     fuzz-replay bench bench-quality bench-board
 
-# `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
+# `check` calls make again after installing packages, because pkg-config runs while the Makefile is read.
 check: deps cuda-compiler
 	@$(MAKE) --no-print-directory check-inner
 
-# The commands of the pages, on a small model and short texts; LONG=1: on the whole ones, and those that take minutes.
-# PAGES: only these and README.md; KEEP: a folder that keeps the copies of the tree.
+# Runs the commands of the pages on a small model and short texts; LONG=1: on the full ones, and slow commands too.
+# PAGES: only these and README.md; KEEP: a folder in which to keep the copies of the tree.
 check-docs: deps-base
 	@$(MAKE) $(PARALLEL) all
 	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) \
@@ -73,7 +73,7 @@ check-aarch64:
 
 check-build: all $(UNIT_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 
-# Sanitised: what is about memory, and the tiny model; `make san` runs everything sanitised.
+# Sanitised: unit tests, the memory pass of the command line, and corpora; `make san` runs everything sanitised.
 check-inner:
 	@$(MAKE) $(PARALLEL) check-build
 	@$(MAKE) $(SANITISED) check-build fuzz-build
@@ -113,7 +113,7 @@ bench-quality: deps
 	@$(MAKE) $(PARALLEL) $(BUILD)/kvbudget
 	@BUILD=$(BUILD) tools/scripts/bench_quality.sh >$(BUILD)/models.csv && mv $(BUILD)/models.csv docs/models.csv
 
-# BOARD: words of tests/peer/board.py, such as --budget 30. What was measured before stays, so it can be stopped.
+# BOARD: arguments of tests/peer/board.py, such as --budget 30. Measurements are kept, so that it can be interrupted.
 bench-board: deps
 	@$(MAKE) $(PARALLEL) all
 	@BUILD=$(BUILD) PYTHON='$(PYTHON)' tests/peer/board.sh $(BOARD)

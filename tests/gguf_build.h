@@ -1,4 +1,4 @@
-// Puts a GGUF file together in memory, for the tests and for tiny_model.c. Not a general writer: it trusts its
+// Builds a GGUF file in memory, for the tests and for tiny_model.c. Not a general writer: it trusts its
 // caller, and it ends the program when memory runs out. Order of calls: gguf_build_begin, the metadata, the tensors'
 // entries, build_pad, then each tensor's data followed by build_pad.
 #pragma once
@@ -10,7 +10,7 @@
 typedef struct gguf_build {
     unsigned char *data;
     size_t size, room;
-    size_t data_offset; // next tensor's, counted from the data section
+    size_t data_offset; // of the next tensor, from the start of the data section
     uint32_t n_values, n_tensors;
 } gguf_build;
 
@@ -102,7 +102,7 @@ static inline void build_key_string(gguf_build *b, const char *key, const char *
     build_string(b, v);
 }
 
-// The elements follow by calls of build_u32, build_string, ...
+// The caller adds the elements with build_u32, build_string, ...
 static inline void build_key_array(gguf_build *b, const char *key, uint32_t element, uint64_t count)
 {
     build_key(b, key, 9);
@@ -110,7 +110,7 @@ static inline void build_key_array(gguf_build *b, const char *key, uint32_t elem
     build_u64(b, count);
 }
 
-// dims in ggml's order: the contiguous one first. `bytes` is the size of the data that will be added for it.
+// dims are in ggml's order: the contiguous one first. `bytes` is the size of the tensor's data, which is added later.
 static inline void build_tensor(gguf_build *b, const char *name, uint32_t n_dims, const uint64_t *dims, uint32_t type,
                                 size_t bytes)
 {
@@ -123,7 +123,7 @@ static inline void build_tensor(gguf_build *b, const char *name, uint32_t n_dims
     b->data_offset += (bytes + BUILD_ALIGNMENT - 1) / BUILD_ALIGNMENT * BUILD_ALIGNMENT;
 }
 
-// Ends the entries and every tensor's data: the next tensor starts at a multiple of the alignment.
+// Pads to the alignment. To be called after the entries and after every tensor's data.
 static inline void build_pad(gguf_build *b)
 {
     static const unsigned char zeros[BUILD_ALIGNMENT];

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
-#   unit=BUILD  every Check program BUILD/tests/test_*, under the command EMULATOR where that is set
+#   unit=BUILD  every Check program BUILD/tests/test_*, under the command EMULATOR if that is set
 #   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
-#   memory=BUILD  as cli=, without the tests whose point is numbers or texts: the plain pass judges these, and unit
-#               tests the memory of what computes them; a sanitised program takes three times as long
+#   memory=BUILD  as cli=, without tests about numbers or texts: the plain pass runs these, and unit tests check the
+#               memory of the code behind them; a sanitised program takes three times as long
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
-# All passes share one queue, what takes long first, so that no core waits at the end for a single program; those of
-# long= run one after the other, since they use all cores by themselves.
+# All passes share one queue, longest tests first, so that cores are not idle at the end; tests of long= run one after
+# the other, since each uses all cores.
 # ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status
-# is 1 when anything failed or nothing ran.
+# is 1 if anything failed or nothing ran.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-# Half as many again as there are cores: tests wait for disks and for each other.
+# One and a half times as many as there are cores: tests also wait for disks and for each other.
 cores=$(nproc 2>/dev/null || echo 2)
 JOBS=${JOBS:-$((cores + cores / 2))}
 ONLY=${ONLY:-}
-# Files are small and short-lived: not on a disk that waits for each fsync, where memory has room for them.
+# Files are small and short-lived: they go to memory if it has room, not to a disk that waits for each fsync.
 if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df -Pk /dev/shm | awk 'END { print $4 }')" -gt 4000000 ]; then
     TMPDIR=/dev/shm
 fi
@@ -26,15 +26,15 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-test.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-# Sanitisers: leaks count, and undefined behaviour says where it came from. Passive waiting: several programs share the
-# cores.
+# Sanitisers report leaks, and stack traces for undefined behaviour. OpenMP waits passively, since several programs
+# share the cores.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0:allocator_may_return_null=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export KVB_ROOT=$PWD LC_ALL=C
 
-# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped cpu" in $work/NUMBER.sum and prints one
-# line. The seconds of CPU, user and system, say what a test costs on a machine that has other work too.
+# run_test NUMBER KIND BUILD NAME COMMAND...: writes "passed failed skipped cpu" to $work/NUMBER.sum and prints one
+# line. CPU seconds (user and system) say what a test costs, also on a busy machine.
 run_test() {
     local number=$1 kind=$2 build=$3 shown=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 cpu
     local start=$SECONDS
@@ -43,7 +43,7 @@ run_test() {
     case $build in /*) ;; *) build=$PWD/$build ;; esac
     KVB_BUILD=$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null \
         || code=$?
-    times >"$work/$number.times" # of this shell and its children; in a pipe it would be another shell's
+    times >"$work/$number.times" # of this shell and its children; in a pipe it would be those of a subshell
     cpu=$(awk 'NR == 2 { split($1 $2, t, /m|s/); printf "%.1f", 60 * (t[1] + t[3]) + t[2] + t[4] }' \
         "$work/$number.times")
     case $kind in
@@ -57,7 +57,7 @@ run_test() {
     fuzz)
         if [ "$code" = 0 ]; then passed=1; else failed=1; fi
         ;;
-    *) # tests/cli/lib.sh: a line per check, and a closing line, without which the script broke off
+    *) # tests/cli/lib.sh: a line per check, and a closing line; if that is missing, the script ended early
         passed=$(grep -c '^ok - ' "$log")
         failed=$(grep -c '^not ok - ' "$log")
         skipped=$(grep -c '^skip - ' "$log")
@@ -80,7 +80,7 @@ run_test() {
     cat "$work/$number.out"
 }
 
-# Roughly the seconds that a test takes on two cores, so that what takes long comes first; a sanitised one takes about
+# Prints roughly how many seconds a test takes on two cores, so that long ones start first; a sanitised one takes about
 # three times as long.
 seconds_of() { # KIND BUILD NAME
     local seconds=2

@@ -31,7 +31,7 @@ static uint64_t splitmix64(uint64_t *state)
     return z ^ z >> 31;
 }
 
-// Nearly normal: the sum of twelve uniform numbers. No libm, whose last bits differ between machines.
+// Returns a nearly normal number, the sum of twelve uniform ones. No libm: its last bits differ between machines.
 static double random_normal(uint64_t *state)
 {
     double sum = -6;
@@ -39,7 +39,7 @@ static double random_normal(uint64_t *state)
     return sum;
 }
 
-// To the nearest IEEE half, ties to even. The weights are far from the largest half; denormals come out right as well.
+// Rounds to the nearest IEEE half, ties to even. Handles denormals, but no overflow: weights are far from the limit.
 static uint16_t to_half(float value)
 {
     float magnitude = value < 0 ? -value : value;
@@ -52,7 +52,7 @@ static uint16_t to_half(float value)
     double rest = steps - whole;
     whole += rest > 0.5 || (rest == 0.5 && whole % 2);
     uint32_t bits =
-        whole + (unit > -24 ? (uint32_t)(unit + 24) << 10 : 0); // a carry moves into the exponent as it should
+        whole + (unit > -24 ? (uint32_t)(unit + 24) << 10 : 0); // a carry increments the exponent, as it should
     return (uint16_t)(bits | (value < 0 ? 0x8000u : 0));
 }
 
@@ -213,7 +213,7 @@ int main(int argc, char **argv)
             build_tensor(&b, list[i].name, list[i].n_dims, list[i].dims, list[i].type, weight_bytes(&list[i]));
         build_pad(&b);
         for (size_t i = 0; i < n; i++) {
-            uint64_t random = s.seed * 1000003 + i; // each tensor its own numbers, whatever stands before it
+            uint64_t random = s.seed * 1000003 + i; // so that a tensor's values do not depend on those before it
             build_values(&b, &list[i], &random);
         }
     }

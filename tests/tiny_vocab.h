@@ -1,12 +1,12 @@
-// A byte-level BPE vocabulary of 300 tokens, small enough to reason about and odd enough to tell pre-tokenizers
-// apart: merged digits and runs of spaces, a token that no merge reaches, parts of a Chinese character, control and
+// A byte-level BPE vocabulary of 300 tokens, small enough to reason about, with the cases in which pre-tokenizers
+// differ: merged digits and runs of spaces, a token that no merge reaches, parts of a Chinese character, control and
 // user-defined tokens.
 #pragma once
 #include "gguf_build.h"
 
 enum { TINY_ENDOFTEXT, TINY_IM_START, TINY_IM_END, TINY_FIRST_BYTE, TINY_FIRST_MERGE = TINY_FIRST_BYTE + 256 };
 
-// In the byte alphabet: Ġ is a space, Ċ a line end, ä½ł the bytes of 你.
+// In the byte alphabet, Ġ is a space, Ċ a line end, and ä½ł are the bytes of 你.
 static const char *const tiny_merges[] = {
     "Ġ t", "h e",  "Ġt he", "i n",   "a n", "e r", "Ġ a",  "o n", "r e",  "an d", "Ġ and", "Ġ s",  "Ġ w",
     "a t", "i s",  "Ġ Ġ",   "ĠĠ ĠĠ", "Ċ Ċ", "1 2", "12 3", "Ġ 1", "t o",  "Ġ to", "o f",   "Ġ of", "in g",
@@ -21,7 +21,7 @@ static inline size_t tiny_put_char(char *out, unsigned c)
     return 2;
 }
 
-// GPT-2's byte alphabet as its authors define it, independently of the profiler's formula.
+// Writes a byte's character in GPT-2's byte alphabet, by its authors' definition instead of the profiler's formula.
 static inline void tiny_byte_token(int byte, char out[3])
 {
     int next = 256, chars[256];
@@ -32,7 +32,7 @@ static inline void tiny_byte_token(int byte, char out[3])
     out[tiny_put_char(out, (unsigned)chars[byte])] = 0;
 }
 
-// Metadata tokenizer.*. `pre` NULL leaves the pre-tokenizer out. Returns the number of tokens.
+// Adds the metadata tokenizer.*, without a pre-tokenizer if `pre` is NULL. Returns the number of tokens.
 static inline uint32_t tiny_vocab_build(gguf_build *b, const char *pre)
 {
     static const char *const front[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -47,7 +47,7 @@ static inline uint32_t tiny_vocab_build(gguf_build *b, const char *pre)
         tiny_byte_token(byte, text);
         build_string(b, text);
     }
-    for (int i = 0; i < TINY_MERGES; i++) { // both halves without the space between them
+    for (int i = 0; i < TINY_MERGES; i++) { // both halves, without the space between them
         const char *space = strchr(tiny_merges[i], ' ');
         char text[32];
         snprintf(text, sizeof text, "%.*s%s", (int)(space - tiny_merges[i]), tiny_merges[i], space + 1);

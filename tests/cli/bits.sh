@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tokens and formats per head under one budget of bytes: recorded, solved, certified, stored and measured.
+# Tokens and formats per head under one budget of bytes: profiled, solved, certified, stored in tables and evaluated.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_inputs

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# kvbudget calib: calibration data from plain texts and from other calibration data, which profile takes as it is; what
-# cannot be made is refused before anything is written.
+# kvbudget calib makes calibration data for profile from plain texts and from other calibration data; it refuses
+# impossible requests before it writes anything.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_inputs
 for i in $(seq 90); do echo "line $i of the story tells what stands on page $((i * 7 % 91))"; done >story.txt
 for i in $(seq 40); do echo "$i houses and $((i * 3)) gardens were counted in year $i"; done >other.txt
-# line_of NAME FILE N CHECK: what one line of the file holds.
+# line_of NAME FILE N CHECK: line N of the file passes the check.
 line_of() {
     sed -n "$3p" "$2" >one.json
     json "$1" one.json "$4"
@@ -21,7 +21,7 @@ empty 'quiet says nothing' err
 expect 0 'another seed' "${MAKE[@]}" -o b.jsonl -s 2
 differ 'another seed, other lines' a.jsonl b.jsonl
 "$KVB_BUILD/tests/tokens" tiny.gguf story.txt >ids
-# The ids of the text, of the context, and of the first continuation, one behind the other.
+# The context, and after it each continuation, have the ids of the text.
 "$PYTHON" - ids a.jsonl >verdict <<'END'
 import json, sys
 ids = [int(i) for i in open(sys.argv[1]).read().split()]
@@ -38,7 +38,7 @@ says 'the answers are what was made' 'begins with "line 2 of the story.* tells w
 expect 0 'as many contexts as fit' calib tiny.gguf story.txt -o many.jsonl -t 200 --contexts 0 --continue 1 -n 8
 line_of 'each has its name' many.jsonl 2 'j["sample_id"] == "story-2" and len(j["context_ids"]) == 200'
 
-# ---- other calibration data: its questions first, those without an answer sampled
+# ---- other calibration data: its questions come first; those without an answer have null
 expect 0 'questions behind those that are there' calib tiny.gguf calib.jsonl -o more.jsonl -q 2 -t 100 --continue 1 -n 5
 says 'counted' '2 contexts of 100 tokens, 6 questions, 4 of them with an answer' err
 line_of 'null where none is given' more.jsonl 1 'j["answer_ids"][:2] == [None, None] and len(j["answer_ids"][2]) == 5'

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Results so far (NAME.cells) with one bit flipped: the same command refuses the line by its number, or comes to the
-# same results; no damaged number is taken over.
+# One bit of the results so far (NAME.cells) is flipped: the same command names the damaged line and refuses it, or
+# comes to the same results; no damaged number is used.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_table
 tiny_texts 4 40
-# flip NAME LOG RESULT COMMAND...: 12 bits of the log that the command has left; all of a line: test_formats_pieces.
+# flip NAME LOG RESULT COMMAND...: flips 12 bits of the command's log in turn; test_formats_pieces flips all of a line.
 flip() {
     expect 0 "$1" "${@:4}"
     holds "$1: flipped bits" "$PYTHON" - "$KVB" "$2" "$3" "${@:4}" <<'END'

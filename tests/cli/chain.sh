@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole chain on the tiny model: every arrow between two folders is a file that other code can read.
+# The whole chain on the tiny model: every file between two steps can be read by other code.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 L=2 G=2
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff \

@@ -1,5 +1,5 @@
-"""Independent readers of kvbudget's files for the command-line tests: the standard library only, so that they run
-anywhere.
+"""Independent readers of kvbudget's files for the command-line tests. They use only the standard library, so that they
+run anywhere.
 
 Each subcommand prints what it found wrong and exits 1, or exits 0.
 """
@@ -16,7 +16,7 @@ import xml.dom.minidom
 
 
 def table(path):
-    """A safetensors container as (metadata, {name: (dtype, shape, list of numbers)})."""
+    """Returns a safetensors file as (metadata, {name: (dtype, shape, list of numbers)})."""
     data = open(path, "rb").read()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
@@ -32,7 +32,7 @@ def table(path):
 
 
 def npy(path):
-    """A version 1 .npy file as (descr, shape, list of numbers)."""
+    """Returns a version 1 .npy file as (descr, shape, list of numbers)."""
     data = open(path, "rb").read()
     assert data[:8] == b"\x93NUMPY\x01\x00", "not .npy version 1"
     (size,) = struct.unpack("<H", data[8:10])
@@ -47,7 +47,7 @@ def npy(path):
 
 
 def check_table(path, n_layers, n_heads, metric):
-    """Shapes, metadata, and the invariants of the method that need no second solver."""
+    """Shapes and metadata are right, and so are the invariants of the method that need no second solver."""
     metadata, t = table(path)
     L, G = int(n_layers), int(n_heads)
     assert metadata["format"] == "kvbudget-table" and metadata["metric"] == metric, metadata
@@ -73,8 +73,8 @@ def check_table(path, n_layers, n_heads, metric):
 
 
 def check_heads_differ(path):
-    """At 80 % some head keeps at least twice and some at most half of what uniform budgets give: else there was nothing
-    to gain."""
+    """At 80 % some head keeps more than twice and some less than half of what uniform budgets give; otherwise the tests
+    would judge next to nothing."""
     kept = [1 - r for r in table(path)[1]["prune_ratio"][2]]
     row = kept[79 * len(kept) // 99 : 80 * len(kept) // 99]
     assert max(row) > 0.4 and min(row) < 0.1, (min(row), max(row))
@@ -123,13 +123,13 @@ def check_charts(path, charts):
 
 
 def check_metadata(path, key, value):
-    """The table's metadata entry; None: there is none."""
+    """The table's metadata entry has this value; "None" if there is none."""
     assert str(table(path)[0].get(key)) == value, table(path)[0].get(key)
 
 
 def check_damage(source, target, tensor, row):
-    """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right, and with the
-    hash of what it then holds."""
+    """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right, and with a hash
+    that fits the changed content."""
     data = bytearray(open(source, "rb").read())
     (size,) = struct.unpack("<Q", data[:8])
     first = 8 + size + json.loads(data[8 : 8 + size])[tensor]["data_offsets"][0] + 8 * int(row)
@@ -144,7 +144,7 @@ def check_damage(source, target, tensor, row):
 
 
 def check_flips(program, source):
-    """Of 300 random wrong bits none changes exported ratios: the copy is refused, or its ratios are the same."""
+    """None of 300 random flipped bits changes exported ratios: the copy is refused, or its ratios are the same."""
     whole, rng = open(source, "rb").read(), random.Random(7)
     subprocess.run([program, "export", source, "-o", "whole.npy"], check=True)
     ratios = open("whole.npy", "rb").read()
@@ -159,7 +159,7 @@ def check_flips(program, source):
 
 
 def check_budgets_add_up(path, expected_total):
-    """`budgets --json`: every list of counts inside adds up to the total that is printed."""
+    """`budgets --json`: every list of counts in it adds up to the total that it reports."""
     j = json.load(open(path, encoding="utf-8"))
     keep = j["details"][0]["keep"]
     total = sum(sum(row) for row in keep)
@@ -169,7 +169,7 @@ def check_budgets_add_up(path, expected_total):
 
 
 def check_exports():
-    """What exports.sh has written holds the budgets of budgets.json, format by format."""
+    """The files that exports.sh has written hold the budgets of budgets.json, in every format."""
     found = json.load(open("budgets.json"))
     b, keep = found["settings"], found["details"][0]["keep"]
     T = b["n_tokens"]
@@ -195,7 +195,7 @@ def check_exports():
 
 
 def write_curves(path, loss, kept, shape, **metadata):
-    """What `import` takes: loss [contexts, layers, KV heads, budgets], kept [budgets]."""
+    """Writes a file for `import`: loss [contexts, layers, KV heads, budgets], kept [budgets]."""
     header, data = {"__metadata__": {k: str(v) for k, v in metadata.items()}}, b""
     for name, numbers, shape in ("loss", loss, [*shape, len(kept)]), ("kept", kept, [len(kept)]):
         more = struct.pack("<%dd" % len(numbers), *numbers)
@@ -206,13 +206,13 @@ def write_curves(path, loss, kept, shape, **metadata):
 
 
 def check_curves_by_hand():
-    """Two heads of 100 tokens: the first loses 10, 2, 0 when it keeps 0, 50, 100, the second 5, 1, 0."""
+    """Writes curves of two heads with 100 tokens: keeping 0, 50, 100, the first loses 10, 2, 0, the second 5, 1, 0."""
     write_curves("hand.safetensors", [10, 2, 0, 5, 1, 0], [0, 50, 100], [1, 1, 2], method="mine", n_tokens=100)
     write_curves("rises.safetensors", [10, 2, 0, 5, 6, 0], [0, 50, 100], [1, 1, 2], method="mine", n_tokens=100)
 
 
 def check_optimum_by_hand(path):
-    """A token is worth 0.16 to the first head's first 50, then 0.08 to the second's, then 0.04, then 0.02."""
+    """Each of the first head's first 50 tokens is worth 0.16, of the second's 0.08; then 0.04 and 0.02 each."""
     t = table(path)[1]
     for percent, first, second in (50, 50, 50), (75, 49, 1), (40, 70, 50), (20, 100, 60), (90, 19, 1):
         lost = (10 - 0.16 * first if first < 50 else 4 - 0.04 * first) + (5 - 0.08 * second if second < 50
@@ -225,7 +225,7 @@ def check_optimum_by_hand(path):
 
 
 def check_curves_of_record(context, metric, sink, window, out):
-    """A metric's loss at every count of tokens, from what `export --format lukv-steps` wrote of one context."""
+    """Writes a metric's loss at every count of kept tokens, from one context of `export --format lukv-steps`."""
     sink, window, loss, questions = int(sink), int(window), [], 0
     folder = "steps/context_%s/" % context
     (L, G, T), scores = npy(folder + metric + ".npy")[1:]
@@ -243,7 +243,7 @@ def check_curves_of_record(context, metric, sink, window, out):
 
 
 def check_shares_to_curves(tokens):
-    """Attention Matching's shares p as losses p log(T / tokens), whose least sum has tokens in proportion to p."""
+    """Writes Attention Matching's shares p as losses p log(T / n), whose sum is least if n is proportional to p."""
     shares, T = json.load(open("shares.json")), int(tokens)
     L, G = (int(x) + 1 for x in list(shares)[-1][1:].split("H"))
     loss = [p * math.log(T / n) for p in shares.values() for n in range(1, T + 1)]

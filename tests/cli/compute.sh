@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# profile --compute: every precision keeps its bits over threads and batches.
+# profile --compute: every precision gives the same bits for any number of threads and any batch.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_inputs
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet)
@@ -11,8 +11,8 @@ for compute in f32 bf16x3 bf16; do
             --compute $compute --threads $threads --batch 1
         same "$compute: the same bytes with $threads threads" $compute.h5 other.h5
     done
-    # What the environment says of nested teams, of limits and of teams as large as seems good changes none either: a
-    # part that one process makes and another goes on with is one record.
+    # OpenMP's variables for nested teams, limits and dynamic teams change no bits either, so that a record can be
+    # continued in another environment.
     for said in OMP_NUM_THREADS=1,2 OMP_NUM_THREADS=4,3,2 OMP_THREAD_LIMIT=1 OMP_DYNAMIC=true \
         'OMP_NUM_THREADS=2,4 OMP_THREAD_LIMIT=1' 'OMP_NUM_THREADS=2,2 OMP_MAX_ACTIVE_LEVELS=3'; do
         # shellcheck disable=SC2086 # several variables
@@ -22,7 +22,7 @@ for compute in f32 bf16x3 bf16; do
 done
 if cmp -s f32.h5 bf16.h5 || cmp -s f32.h5 bf16x3.h5; then not_ok 'precisions differ'; else ok 'precisions differ'; fi
 
-# Without the instructions the roundings are the same; slowly.
+# Without bfloat16 instructions it works too, slowly.
 DNNL_MAX_CPU_ISA=AVX2 expect 0 'a CPU without bfloat16' "${PROFILE[@]}" -o slow.h5 --compute bf16
 says 'it says so' 'no unit of this CPU multiplies bfloat16' err
 misused 'a precision that there is not' "backend cpu has no 'fp8'" "${PROFILE[@]}" -o x.h5 --compute fp8

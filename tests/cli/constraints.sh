@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Constraints of engines, chosen ratios and budgets in bytes: from the command line to the runtime's integers.
+# Constraints of engines, chosen ratios and budgets in bytes, from the command line to the runtime's token counts.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric snapkv:kvpress
 
-# budgets NAME EXPRESSION PLACE...: an expression about keep [layer][head] and T, at places TOKENS:RATIO. One start of
-# Python judges all answers, each the line after its name.
+# budgets NAME EXPRESSION PLACE...: an expression about keep [layer][head] and T holds at places TOKENS:RATIO. One
+# Python process checks all answers; each follows a line with its place.
 budgets() {
     local name=$1 expression=$2 bad place
     shift 2
@@ -34,7 +34,7 @@ while IFS='|' read -r options expression; do
         expect 0 "solve $options $how" solve run.h5 --metric keydiff $options $how -o t.safetensors --quiet
         expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
         says 'in all rows' ' ([0-9]+) of \1 rows hold'
-        # The runtime does not know how a table was solved: all lengths and ratios of one way, some of the others.
+        # The runtime does not know how a table was solved: one way is tried at all lengths and ratios, others at a few.
         places=(100:0.95 777:0.8 4096:0.5 131072:0.1)
         [ -n "$how" ] || places=({100,777,4096,131072}:{0.1,0.5,0.8,0.95})
         budgets "the runtime keeps to $options" "$expression" "${places[@]}"
@@ -51,9 +51,9 @@ done <<'LIST'
 --block 8 --ranks 2 --layer-cap 0.9 --floor 0.1|not any(k % 8 for k in flat) and sum(flat[::2]) == sum(flat[1::2])
 LIST
 
-# ---- wishes that cannot be had
-# A table for every per cent ends where floors do: at 70 % with a floor of 30 %, at 62 with one level that the highest
-# sets.
+# ---- constraints that cannot be met
+# A table for every per cent ends where the floors allow no more pruning: at 70 % with a floor of 30 %, at 62 % with
+# one level, which rises to the highest floor.
 for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' \
     '--floor 0.3@0.1 --floor 0.45@1.0 --levels 1|62' \
     '--floor 0.3@0.1 --floor 0.45@1.0|81' '--floor 0.3@0 --ranks 2 --scope layer|70' '--pin 0.0 --ranks 2|50' \

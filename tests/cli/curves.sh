@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Loss curves from outside: a known optimum, and curves of a record that give the record's own table.
+# Imported loss curves: a known optimum, and curves computed from a record, which give the record's own table.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 check 'a file of curves' curves_by_hand
 expect 0 'import' import hand.safetensors -o hand.h5 --model-heads 2 --head-dim 8 --attribute model_id=mine

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Wrong files: missing, empty, of another kind, cut short, damaged, not writable. The message names the file; nothing
-# half-written is left; no sanitiser has anything to say.
+# half-written is left; sanitisers report nothing.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_table --metric snapkv:kvpress
 expect 0 'export' export table.safetensors --format npy -o table.npy
@@ -8,7 +8,7 @@ expect 0 'export' export table.safetensors --format npy -o table.npy
 mkdir folder
 head -c 4096 /dev/zero >zeros
 
-# commands_for KIND: every command that reads such a file, one per line, with FILE in its place.
+# commands_for KIND: prints every command that reads such a file, one per line, with FILE for its name.
 commands_for() {
     case $1 in
     gguf) printf '%s\n' "profile FILE calib.jsonl -o x.h5 --quiet" "calib FILE calib.jsonl -o x.jsonl" ;;
@@ -31,7 +31,7 @@ for kind in gguf jsonl txt h5 safetensors json; do
     done < <(commands_for $kind)
 done
 
-# Files of another kind, as swapped operands are: the message says which was found.
+# Files of another kind, for instance swapped operands: the message says which kind was found.
 kind_of() {
     case $1 in
     *.gguf) echo 'a model' ;;
@@ -59,10 +59,10 @@ END
 fails 'profile into a folder that is not there' 'no/such' profile tiny.gguf calib.jsonl -o no/such/run.h5
 fails 'solve onto a device' '/dev/full' solve run.h5 --metric keydiff -o /dev/full
 
-# A full disk: the old file stays as it was. Needs its own small file system, or a limit on the size of files.
+# A full disk, imitated by a limit on the size of files: the old file is unchanged.
 cp table.safetensors old.safetensors
 (
-    ulimit -f 1 # blocks of 1024 bytes; the signal becomes an error where it is ignored
+    ulimit -f 1 # blocks of 1024 bytes; if the signal is ignored, write fails instead
     trap '' XFSZ
     "$KVB" solve run.h5 --metric keydiff -o old.safetensors >out 2>err
     echo $? >code
@@ -70,7 +70,7 @@ cp table.safetensors old.safetensors
 holds 'a file size limit is an error' [ "$(cat code)" = 1 ]
 same 'and the old table is untouched' table.safetensors old.safetensors
 
-# Names that would not stay what they are: two metrics in one file; quotes in a line of Python.
+# Names of metrics that need care in exports: two that give the same file name; quotes in a line of Python.
 expect 0 'export steps' export run.h5 --format lukv-steps -o steps
 sed 's/"snapkv:kvpress"/"a:b"/; s/"keydiff"/"a_b"/' steps/kvbudget.json >side.json
 cp side.json steps/kvbudget.json
@@ -96,7 +96,7 @@ json 'the line that loads it is Python' 'it"s a \ name.json' \
 fails 'a record of format version 1' 'record format 1, this program reads 2; profile again' \
     solve "$KVB_ROOT/tests/fuzz/corpus/record/old_version.h5" -m keydiff
 
-# Bytes that a terminal would obey, or that are no UTF-8, stay out of messages and JSON.
+# Control characters and invalid UTF-8 do not get into messages and JSON.
 odd=$(printf 'x\033[2J\377.h5')
 fails 'a name with an escape sequence' 'x.\[2J..h5' inspect "$odd"
 lacks 'no escape sequence is printed' "$(printf '\033')" err
@@ -106,13 +106,13 @@ json 'it is JSON' out '"[2J" in j["path"]'
 long=$(printf 'a%.0s' $(seq 200))/$(printf 'b%.0s' $(seq 200))/$(printf 'c%.0s' $(seq 200)).h5
 fails 'a path of 600 bytes' '^kvbudget inspect: aaa.* \.\.\. .*ccc\.h5: .*No such file' inspect "$long"
 
-# A build without MPI, or with it: a shard is one whatever a launcher has set for it.
+# With --shard a process works alone, whatever a launcher's variables say, in builds with and without MPI.
 CODE=0
 PMI_RANK=1 PMI_SIZE=4 "$KVB" profile tiny.gguf calib.jsonl -o shard.h5 --new-tokens 6 --ignore-eos --quiet --shard 1/2 \
     >out 2>err </dev/null || CODE=$?
 ended 0 'a shard under srun'
 
-# Started by the loader, as tools that wrap programs do: /proc/self/exe is the loader then.
+# Started through the loader, as some wrappers do: /proc/self/exe is then the loader.
 loader=$(ldd "$KVB" | awk '/ld-linux/ { print $1 }')
 if [ -n "$loader" ] && ! grep -q __asan_init "$KVB"; then
     CODE=0
@@ -122,16 +122,16 @@ if [ -n "$loader" ] && ! grep -q __asan_init "$KVB"; then
     exists 'with its output' by_loader.h5
 fi
 
-# damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, never
-# worse.
+# damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, and
+# nothing may crash.
 damage() {
     local file=$1 kind=$2 line copy bad=0 runs=0
     rm -f cut.* flip.*
     "$PYTHON" - "$file" "$kind" <<'PYTHON_END'
 import sys
 data, kind = open(sys.argv[1], "rb").read(), sys.argv[2]
-size, n = len(data), 5  # readers' unit tests try every bit: here it is what commands make of a refusal
-for i in range(n):  # half of the places near the front, where the headers are
+size, n = len(data), 5  # readers' unit tests try every bit; this tests what commands do when a reader refuses
+for i in range(n):  # half of the places are near the start, where the headers are
     cut = size * i // n if i % 2 else i * i * 7 % size
     open("cut.%d.%s" % (i, kind), "wb").write(data[:cut])
     at = (size - 1) * i // n if i % 2 else i * 37 % min(size, 400)
@@ -163,7 +163,7 @@ damage calib.jsonl jsonl
 damage run.h5 h5
 damage table.safetensors safetensors
 
-# Numbers that cannot be: the option and its bounds are named, not another option.
+# Impossible numbers: the message names the right option and its bounds.
 misused 'a context that is too long' "--tokens: expected a whole number from 1 to 4294967295, found '4294967296'" \
     solve run.h5 --metric keydiff --bytes 1MB --tokens 4294967296
 expect 0 'no number of questions is all of them' solve run.h5 --metric keydiff -q 0 --quiet

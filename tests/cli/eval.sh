@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvbudget eval on the tiny model: what is printed and written, going on after a stop, and what is refused.
+# kvbudget eval on the tiny model: what it prints and writes, how it resumes after a stop, and what it refuses.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric snapkv:kvpress:window=16
 "$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
@@ -35,7 +35,7 @@ check 'the picture has a chart of KL and one of agreement for each metric' chart
 cp worth.json first.json
 json 'all rows and what they are compared with' worth.json 'len(j["rows"]) == 24 and "kl_to_ada" in j["rows"][0]'
 
-# ---- a table that is made to lose: one layer keeps everything, the other gives it all
+# ---- a table that is made to lose: one layer keeps everything, so that the other loses all of it
 for k in 2 3 4; do sed "s/says/tells $k/" text1.txt >"text$k.txt"; done
 expect 0 'solve with a layer pinned' solve run.h5 --metric keydiff --pin 1 --ratios 0.1,0.3 -o loses.safetensors
 expect 0 'eval of it' "${EVAL[@]}" loses.safetensors text?.txt -r 0.1,0.3 -a uniform -q
@@ -44,7 +44,7 @@ says 'and what to do' 'Profile texts of this kind and length and solve again, or
 expect 0 'eval of it on two texts' "${EVAL[@]}" loses.safetensors text0.txt text1.txt -r 0.1 -a uniform -q
 says 'two texts do not tell' 'on these texts, or too few were judged to tell\.'
 
-# ---- a table in nats: the KL that it predicts beside the one that is measured
+# ---- a table in nats: the predicted KL beside the measured one
 expect 0 'profile with curves' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --new-tokens 8 --ignore-eos \
     --metric keydiff
 expect 0 'solve in nats' solve nats.h5 --metric keydiff --loss output -o nats.safetensors --quiet
@@ -60,7 +60,7 @@ assert len(cells) == 2 and [float(c[1]) for c in cells] == [float(f"{x:.3g}") fo
 assert all(float(c[0]) > 0 for c in cells)
 PYTHON_END
 
-# ---- going on
+# ---- resuming
 cp worth.cells all
 head -n 20 all >worth.cells
 printf '{"key": "cut sho' >>worth.cells
@@ -73,7 +73,7 @@ import json
 a, b = (json.load(open(n))["rows"] for n in ("first.json", "worth.json"))
 assert len(a) == len(b) and all(abs(x["kl"] - y["kl"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
     for x, y in zip(a, b))
-assert [r["cache_allocated"] for r in a] == [r["cache_allocated"] for r in b] # counted, not as malloc rounds it
+assert [r["cache_allocated"] for r in a] == [r["cache_allocated"] for r in b] # computed, without malloc's rounding
 PYTHON_END
 # A table whose name has an equals sign, and one with a label.
 cp keydiff.safetensors lambda=0.1.safetensors
@@ -184,7 +184,7 @@ misused 'a ratio twice' 'given twice' eval tiny.gguf text0.txt -r 0.5,0.5
 misused 'no text' 'no text is given' eval tiny.gguf keydiff.safetensors
 misused 'an unknown backend' "there is no 'gpu9'" eval tiny.gguf text0.txt --backend gpu9
 fails 'two tables of one name' 'give tables names' "${EVAL[@]}" keydiff.safetensors keydiff.safetensors text0.txt
-# ---- refitted caches: cells of their own, so that a log serves both
+# ---- refitted caches have cells of their own, so that one log holds both
 expect 0 'eval without --refit' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0,0.8 -a uniform -o bare -q
 cp bare.cells refitted.cells
 expect 0 'eval --refit goes on from a log of bare caches' "${EVAL[@]}" keydiff.safetensors text0.txt -r 0,0.8 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every format of `kvbudget export` for other programs, read back without any code of ours and held against `budgets`.
+# Every format of `kvbudget export` for other programs, read back without our code and compared with `budgets`.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric snapkv:window=8
 expect 0 'a table' solve run.h5 -m keydiff -o t.safetensors --quiet

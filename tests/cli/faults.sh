@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# File calls that fail: points drawn from all that long_faults.sh tries, and several processes that want one record.
+# File calls that fail, at a sample of the points that long_faults.sh tries; and several processes writing one record.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 SHIM=$KVB_BUILD/tests/fault_shim.so
 if grep -q __asan_init "$KVB"; then
@@ -11,7 +11,7 @@ fi
 "$PYTHON" "$KVB_ROOT/tests/faults/faults.py" --build "$KVB_BUILD" --points "${FAULT_POINTS:-1}" | tee faults.out
 [ "${PIPESTATUS[0]}" = 0 ] || not_ok 'no output is lost and no fault is silent'
 
-# ---- Several processes and one record: the lock must be that of the file under the name, however late it is taken
+# ---- Several processes and one record: a lock must be on the file that has the name now, however late it is taken
 tiny_inputs
 PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 4 --ignore-eos -q 1 --quiet --threads 1)
 for seed in 1 2 3; do expect 0 "seed $seed alone" "${PROFILE[@]}" -o "alone$seed.h5" --seed $seed; done
@@ -30,7 +30,7 @@ for round in 1 2 3 4 5 6; do
 done
 holds "three processes and one output, $finished rounds: $mixed mixtures" [ "$((finished >= 4))$mixed" = 10 ]
 
-# ---- What cannot be written is said before the work, and nothing is left behind
+# ---- Outputs that cannot be written are reported before the work, and nothing is left behind
 printf 'line %s of a text that is not long\n' $(seq 60) >text.txt
 expect 0 'a table' solve alone1.h5 --metric keydiff -o t.safetensors --quiet
 mkdir -p a.h5 worth.json s.safetensors
@@ -55,7 +55,7 @@ same 'the read-only table is as it was' t.safetensors kept.safetensors
 left=$(find . -name '*.parts' -o -name '*.partial' -o -name '*.cells' -o -name nowhere -o -name short.h5)
 if [ -z "$left" ]; then ok 'nothing is left behind'; else not_ok "left behind: $left"; fi
 
-# ---- An addition that was stopped does not block another one for good
+# ---- An addition that was stopped does not block other additions for good
 expect 0 'a record to add to' profile tiny.gguf calib.jsonl -o base.h5 --quiet --new-tokens 3 --ignore-eos -m keydiff
 cp base.h5 whole.h5
 FAULT_DIR=$PWD FAULT_AT=40 FAULT_MODE=kill LD_PRELOAD=$SHIM "$KVB" profile tiny.gguf --add -o base.h5 -m knorm --quiet \
@@ -77,7 +77,7 @@ holds 'reading back fails' [ "$CODE" = 1 ]
 says 'and the message says that the record is there' 'merged.h5 is written, but reading it back failed' err
 exists 'as it is' merged.h5
 
-# ---- A line of one of several files
+# ---- A bad line in one of several files
 echo '{"sample_id": "other", "context_ids": [3, 4, 5], "question_ids": [[99999]]}' >other.jsonl
 fails 'the message names the file' 'other.jsonl: line 1, sample other: question 1' profile tiny.gguf calib.jsonl \
     other.jsonl -o x.h5 -m keydiff --quiet

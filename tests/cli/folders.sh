@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A Hugging Face folder as a hub cache holds it: where it is from, its chat template, its control tokens, its answers as
-# text, and a tokenizer that knows more tokens than the embedding has rows.
+# A Hugging Face folder as in a hub cache: its origin, chat template, control tokens, answers as text, and a tokenizer
+# with more tokens than the embedding has rows.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 COMMIT=0123456789abcdef0123456789abcdef01234567
 MODEL=models--org--name/snapshots/$COMMIT
 mkdir -p "$MODEL"
 cp "$KVB_ROOT"/tests/golden/families/llama/{config.json,model.safetensors} "$MODEL"
-# Letters, blank and line end; control tokens from 56 on; "<late>" has no row among the 61.
+# Letters, space and line end; control tokens from 56 on; "<late>" lies beyond the 61 rows of the embedding.
 "$PYTHON" - "$MODEL" <<'PYTHON_END'
 import json, sys
 letters = "abcdefghijklmnopqrstuvwxyzABCTWN0123456789.?:<>|_/"
@@ -40,7 +40,7 @@ for name, form in forms.items():
 PYTHON_END
 PROFILE=(profile "$MODEL" calib.jsonl -m keydiff -m knorm --new-tokens 9 --ignore-eos --quiet)
 
-# ---- where the weights are from
+# ---- origin of the weights
 expect 0 'profile a folder' "${PROFILE[@]}" -o plain.h5
 expect 0 'inspect its record' inspect plain.h5 --json
 cp out plain.json
@@ -59,7 +59,7 @@ says 'and the hash of the file' "$SHA" report.html
 # ---- chat and control tokens
 expect 0 'profile --chat' "${PROFILE[@]}" --chat -o chat.h5
 expect 0 'profile --chat --special' "${PROFILE[@]}" --chat --special -o special.h5
-# asked NAME TEXT: what the second question became in the record.
+# asked NAME TEXT: the record's second question, decoded, is TEXT.
 asked() {
     expect 0 "the arrays of $1.h5" export "$1.h5" --format lukv-steps -o "$1.steps"
     holds "the second question of $1.h5" "$KVB_BUILD/tests/tokens" "$MODEL" "$1.steps"/context_*/suffix_ids_1.npy \
@@ -75,7 +75,7 @@ expect 0 'inspect' inspect special.h5 --json
 json 'the record names the kind of template' chat.json \
     'j["attributes"]["chat"] == "chatml" and "special" not in j["attributes"]'
 json 'and that control tokens were found' out 'j["attributes"]["special"] == "yes"'
-# suffix FILE: how many tokens the first question has.
+# suffix FILE: prints how many tokens the first question has.
 suffix() {
     "$PYTHON" -c '
 import json, sys
@@ -96,7 +96,7 @@ holds 'a text becomes ids' "$KVB_BUILD/tests/tokens" "$MODEL" words.txt --bos no
 holds 'and the ids text' "$KVB_BUILD/tests/tokens" "$MODEL" ids.npy --decode
 same 'the same text' held words.txt
 
-# ---- who uses a table treats texts as it was calibrated
+# ---- eval treats texts as the table's calibration did
 expect 0 'solve' solve chat.h5 -m keydiff -o chat.safetensors
 expect 0 'solve' solve plain.h5 -m knorm -o knorm.safetensors
 EVAL=(one.txt two.txt -t 120 -n 4 -r 0.5 --quiet --json)
@@ -106,7 +106,7 @@ for name in plain chat; do
 done
 expect 0 'eval --chat' eval "$MODEL" plain.safetensors "${EVAL[@]}" --chat
 cp out eval.asked
-# texts FILE: names and hashes of the texts' ids.
+# texts FILE: prints the inputs that are texts: names and hashes of their ids.
 texts() {
     "$PYTHON" -c '
 import json, sys

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What get-model.sh does with caches of any name, with what stands in its way, and with packages that are not right.
+# get-model.sh with caches of any name, with obstacles in the cache, and with wrong packages.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-case $KVB_BUILD in *-san) end ;; esac # nothing of it is built
+case $KVB_BUILD in *-san) end ;; esac # it uses nothing that is built
 KVB=$KVB_ROOT/tools/scripts/get-model.sh
 export KVBUDGET_CACHE=$T/cache
 file=$("$KVB" --path)
@@ -21,7 +21,7 @@ expect 1 'a folder under the name of the model' "$T/wheels/wrong.whl"
 says 'is named' 'is a folder' err
 holds 'and nothing is put into it' [ -z "$(ls "$file")" ]
 
-# The compiler's script: a folder in its way, and what killed runs left.
+# The compiler's script: a folder in its way, and remains of killed runs.
 KVB=$KVB_ROOT/tools/scripts/get-cuda.sh
 printf '#!/bin/sh\ncase $* in *--version) ;; *) exit 1 ;; esac\n' >no-download
 chmod +x no-download
@@ -33,7 +33,7 @@ PYTHON=$T/no-download expect 1 'a download that fails'
 empty 'nothing is left of it' <(find cache -name 'get-cuda.??????')
 KVB=$KVB_ROOT/tools/scripts/get-model.sh
 
-# A name that sha256sum would write with escapes. The right file is there only where it was fetched before.
+# A name that sha256sum would print with escapes. Only tested if the right file was fetched before.
 real=$(unset KVBUDGET_CACHE && "$KVB" --path)
 if [ -s "$real" ]; then
     export KVBUDGET_CACHE=$T/'back\slash'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Records that grow have the bytes of one profile over everything: records of one model that are merged, and what is
-# added to a finished record.
+# Records that grow, by merging records of one model or by adding to a finished record, have the bytes of one profile
+# over everything.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_inputs
 head -n 1 calib.jsonl >long.jsonl
@@ -63,7 +63,7 @@ expect 0 'the same at once' profile tiny.gguf long.jsonl short.jsonl -o want.h5 
     --include-first --new-tokens 5 --max-tokens 120 --bos no --backend ref
 same 'its settings: the bytes of one profile' want.h5 greedy.h5
 
-# What is said of it.
+# What it prints.
 cp long.h5 run.h5
 expect 0 'plan of an addition' profile tiny.gguf --add short.jsonl -o run.h5 --plan
 says 'the plan has the new text alone' '^work       1 context, 150 tokens'
@@ -71,7 +71,7 @@ same 'a plan changes nothing' long.h5 run.h5
 expect 0 'not quiet' profile tiny.gguf --add short.jsonl -o run.h5
 says 'it tells what was done' 'run.h5: 2 contexts now; prefilled 1, 150 tokens; added 2 questions' err
 
-# What does not belong to the record.
+# Additions that do not fit the record.
 cp long.h5 run.h5
 fails 'another seed' 'run.h5 and this command cannot be joined: seed is "1" in the first, "5"' "${ADD[@]}" short.jsonl \
     --seed 5 -o run.h5
@@ -95,7 +95,7 @@ misused 'nothing to add to' 'which record should be added to' profile tiny.gguf 
 misused '--add --shard' 'exclude each other' "${ADD[@]}" short.jsonl -o run.h5 --shard 1/2
 same 'the record stays as it was' long.h5 run.h5
 
-# Scores that this program would not give: the record is of another machine, and nothing is mixed.
+# Scores that this program would not compute, as in a record from another machine: they are not mixed with its own.
 expect 0 'a record with its attributes' export long.h5 --format lukv-steps -o foreign
 "$PYTHON" - foreign/context_long/keydiff.npy <<'PYTHON_END'
 import sys
@@ -111,7 +111,7 @@ for more in short.jsonl '-m knorm'; do
     rm -rf foreign.h5.parts
 done
 
-# Stopped at any moment, the old record is whole and the same command ends with the same bytes.
+# Stopped at any moment: the old record is intact, and the same command ends with the same bytes.
 cp long.h5 run.h5
 LONG=("${ADD[@]}" short.jsonl -m knorm -o run.h5 --batch 1 --threads 1)
 lives=0 whole=1

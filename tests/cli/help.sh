@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The frame of the program: help, version, unknown words.
+# Around the commands: help, version, unknown commands and options.
 # shellcheck disable=SC2016
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 COMMANDS=$("$KVB" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
@@ -28,9 +28,9 @@ for c in $COMMANDS; do
     same "$c --help is help $c" first out
     misused "$c with an unknown option" "unrecognized option '--no-such-option'" "$c" --no-such-option
     misused "$c with an unknown letter" "invalid option -- '!'" "$c" '-!'
-    [ "$c" = tables ] || misused "$c without anything" '.' "$c" # which lists them
+    [ "$c" = tables ] || misused "$c without anything" '.' "$c" # tables alone lists them
 done
-# eval calls --output what task calls --results: NAME.json and its like.
+# -o may differ: eval --output and task --results are the same thing (NAME.json and others).
 holds 'a letter means the same in eval and task' awk '
     FNR == NR { of[$1] = $2; next }
     $1 in of && of[$1] != $2 && !(of[$1] == "output" && $2 == "results") { bad = 1 }
@@ -56,8 +56,8 @@ misused 'nonsense' "unknown command 'xyzzy'" xyzzy
 misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
 misused 'help for two commands' 'expected one command' help solve budgets
 
-# Idle threads spin less, unless the user said how threads shall wait.
-spins() { # [VARIABLE=VALUE]...: what libgomp says at the last start, in an environment of nothing else
+# Idle threads spin less, unless the user has set how threads wait.
+spins() { # [VARIABLE=VALUE]...: prints libgomp's spin count at the last start, with only these variables set
     env -i OMP_DISPLAY_ENV=verbose "$@" "$KVB" --version 2>&1 </dev/null |
         sed -n "s/.*GOMP_SPINCOUNT = '\([0-9]*\)'.*/\1/p" | tail -n 1
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make install` below a DESTDIR: what a user of the library gets, and that it works with nothing but pkg-config.
+# `make install` below a DESTDIR: which files are installed, and that programs are built with only pkg-config.
 # shellcheck disable=SC2016
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Installing from the sanitised build would rebuild it without its flags.
@@ -21,11 +21,11 @@ KVB=$prefix/bin/kvbudget expect 0 'the installed program' --version
 KVB=$prefix/bin/kvbudget expect 0 'finds its ready tables' tables
 says 'where they were put' "share/kvbudget/tables/smollm2-135m-instruct.safetensors"
 
-# The .pc file has the final prefix; pkg-config adds where it lies now.
+# The .pc file has the final prefix; pkg-config puts the folder in front where it is now.
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$T/root
 same 'pkg-config and program agree on the version' <(pkg-config --modversion kvbudget) \
     <("$KVB" --version | sed -n 's/^kvbudget //p')
-# A tree that is moved: libraries are told relative to the prefix, as headers are.
+# A tree that is moved: the libraries' folder is relative to the prefix, like that of the headers.
 says 'pkg-config follows the prefix' '^-L/else/lib ?$' \
     <(PKG_CONFIG_SYSROOT_DIR='' pkg-config --define-variable=prefix=/else --libs-only-L kvbudget)
 cat >user.c <<'C'
@@ -59,7 +59,7 @@ tiny_inputs
     holds 'one with the static library is' $CC $flags user.c -o static "$prefix/lib/libkvbudget.a" \
         $(pkg-config --libs libcjson) -lm
     holds 'and runs' ./static t.safetensors && mv held static.out
-    # A copied folder: no flags of ours, no library of ours.
+    # With a copy of runtime/: no flags and no library of ours.
     cp -r "$KVB_ROOT/runtime" copied
     holds 'one with the folder copied into it is' $CC -std=c99 -Icopied $(pkg-config --cflags libcjson) user.c \
         copied/*.c -o copied/user $(pkg-config --libs libcjson) -lm
@@ -78,7 +78,7 @@ holds 'whose steps read few rows' awk '{ print; rows[NR] = $2 }
 example 02_grow 1000 512 && cp example.out grows.out
 holds 'example 04_refit' "$KVB_BUILD/examples/04_refit" 256 64 && mv held refit.out
 holds 'example 02_grow with a target' "$KVB_BUILD/examples/02_grow" t.safetensors 200 1000 512 && mv held stays.out
-# $NF: rows after each cut. A share of all tokens grows with the text; a target size does not.
+# $NF: rows after each cut. With a ratio they grow with the text; with a target size they do not.
 holds 'with a ratio the cache grows' awk '{ print; if ($NF <= last) exit 1; last = $NF }' grows.out
 holds 'with a target it stays as large as it is' awk '{ print } NR == 1 { first = $NF }
     $NF < 0.99 * first || $NF > 1.01 * first { bad = 1 } END { exit bad || NR != 5 }' stays.out
@@ -88,7 +88,7 @@ holds 'make uninstall' make_it uninstall
 empty 'leaves nothing but a table that was added' <(find "$T/root" ! -type d ! -name own.safetensors)
 says 'which stays' mine "$prefix/share/kvbudget/tables/own.safetensors"
 absent 'nor folders' "$prefix/share/kvbudget/calib-data"
-# A blank in PREFIX must not make two folders of one; nor in DESTDIR.
+# A blank in PREFIX or DESTDIR must not split one folder into two.
 mkdir -p notes
 echo kept >notes/kvbudget
 for where in "PREFIX=$T/with blank" "DESTDIR=$T/with blank" "PREFIX=$T/a;b" "LIBDIR=$T/with	tab"; do
@@ -98,8 +98,7 @@ for where in "PREFIX=$T/with blank" "DESTDIR=$T/with blank" "PREFIX=$T/a;b" "LIB
     done
 done
 exists 'nothing was removed' notes/kvbudget
-# Nothing is missing, however many words the compiler's command has; a stub keeps the test off the network if it looks
-# so.
+# A compiler command of several words does not count as missing; if it did, the stub keeps the test off the network.
 mkdir stub
 printf '#!/bin/sh\nexit 1\n' >stub/apt-get
 chmod +x stub/apt-get

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# `make install-runtime` on a machine that has cJSON alone: a program finds the library by pkg-config and by CMake.
+# `make install-runtime` on a machine that has only cJSON: programs find the library with pkg-config and CMake.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 case $KVB_BUILD in *-san) end ;; esac # it would be built without the sanitisers
 CC=${CC:-gcc}
 
-# A machine without HDF5, GSL and the others: pkg-config sees nothing but cJSON.
+# Imitates a machine without HDF5, GSL and the others: pkg-config finds only cJSON.
 mkdir pc
 cp "$(pkg-config --variable=pcfiledir libcjson)/libcjson.pc" pc/
 prefix=$T/root/opt/kvb
@@ -13,7 +13,7 @@ holds 'make install-runtime' env PKG_CONFIG_LIBDIR="$T/pc" make --no-print-direc
 holds 'seven files' [ "$(find "$prefix" ! -type d | wc -l)" = 7 ]
 absent 'of the library alone' "$prefix/bin"
 
-# The program: example 1 as a user has it, over a table of the generated model.
+# The program: example 1, copied as a user would, with a table of the generated model.
 tiny_inputs
 "$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 --metric keydiff --quiet \
     && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
@@ -31,7 +31,7 @@ if ! command -v cmake >/dev/null; then
     skip 'a program by CMake: cmake is not installed'
     end
 fi
-mv "$T/root" "$T/moved" # an unpacked archive lies anywhere
+mv "$T/root" "$T/moved" # an archive may be unpacked anywhere
 cat >CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
 project(app C)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Models larger than memory: weights that are read from the file give the same records, and a plan needs no weights.
+# Models larger than memory: reading weights from the file gives the same records, and a plan needs no weights.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 printf '{"sample_id":"ids","context_ids":[%s],"question_ids":[[21,22],[23]]}\n' "$(seq -s, 5 20)" >ids.jsonl

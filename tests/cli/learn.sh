@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rankings learned from a record: fitted, solved for, profiled by, evaluated by, shown and drawn, on the tiny model.
+# Rankings learned from a record, on the tiny model: learn, then solve, profile, eval, inspect and report with them.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric knorm --metric snapkv:kvpress:window=8
 
@@ -26,7 +26,7 @@ says 'the file says so' 'layer_mean: false'
 kvb inspect rank.safetensors
 says 'the layer has a say by default' "layer's "
 
-# ---- fitted to how far outputs move, solved for on LU-KV's importance
+# ---- fitted to how far outputs move, then used on a record with LU-KV's importance
 expect 0 'profile with the other oracle' profile tiny.gguf calib.jsonl -o output.h5 --oracle output --quiet \
     --new-tokens 8 --ignore-eos --metric keydiff --metric knorm --metric snapkv:kvpress:window=8
 kvb inspect output.h5
@@ -51,7 +51,7 @@ expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors
 n=$(find . -name 'learned_*.safetensors' | wc -l)
 if [ "$n" = 2 ] && [ -e keydiff.safetensors ]; then ok 'three tables'; else not_ok "three tables ($n)"; fi
 
-# ---- profile, eval, task
+# ---- profile, eval, task with a ranking
 expect 0 'profile by it' profile tiny.gguf calib.jsonl -o scores.h5 --quiet --new-tokens 8 --ignore-eos \
     --metric learned=rank.safetensors
 head -c 400 "$KVB_ROOT/README.md" >text.txt

@@ -33,7 +33,7 @@ kvb() {
     "$KVB" "$@" >out 2>err </dev/null || CODE=$?
 }
 
-# Shows what the last kvb printed, below a check that failed.
+# Shows what the last kvb printed, after a check that failed.
 show() {
     echo "    exit status $CODE"
     head -n 20 out | sed 's/^/    out: /'
@@ -48,7 +48,7 @@ expect() {
     kvb "$@"
     ended "$code" "$name"
 }
-# ended CODE NAME: the same of what ran last.
+# ended CODE NAME: the same check for the command that ran last.
 ended() {
     if [ "$CODE" = "$1" ] && ! grep -q -e 'Sanitizer' -e 'runtime error:' err; then ok "$2"; else
         not_ok "$2 (expected exit status $1)"
@@ -60,7 +60,7 @@ ended() {
 # fails NAME PATTERN ARGUMENT...: exit status 1, one line on stderr that matches, nothing on stdout, no temporary file
 # left.
 fails() { refused 1 "$@"; }
-# misused NAME PATTERN ARGUMENT...: exit status 2 and a hint where the help is.
+# misused NAME PATTERN ARGUMENT...: exit status 2 and a hint how to get help.
 misused() { refused 2 "$@"; }
 refused() {
     local code=$1 name=$2 pattern=$3
@@ -92,7 +92,7 @@ lacks() { if grep -Eq -- "$2" "$3"; then not_ok "$1 ($(grep -E -m 1 -- "$2" "$3"
 
 # same NAME FILE FILE: equal bytes.
 same() { if cmp -s "$2" "$3"; then ok "$1"; else not_ok "$1 ($(cmp "$2" "$3" 2>&1 | head -n 1))"; fi; }
-# same_results NAME FILE FILE: equal JSON results, however they were asked for.
+# same_results NAME FILE FILE: equal JSON results, apart from the arguments.
 same_results() {
     holds "$1" "$PYTHON" -c '
 import json, sys
@@ -111,14 +111,14 @@ def rows(**cells): return [r for r in j["rows"] if all(r.get(k) == v for k, v in
 sys.exit(0 if eval("(" + sys.argv[2] + ")") else " ".join(sys.argv[1:]))' "$2" "${3:-True}"
 }
 
-# check NAME CHECK ARGUMENT...: a check of check.py, which reads the files without any code of ours.
+# check NAME CHECK ARGUMENT...: runs a check of check.py, which reads files independently of kvbudget.
 check() {
     holds "$1" "$PYTHON" "$KVB_ROOT/tests/cli/check.py" "${@:2}"
 }
 
-# killed_after MILLISECONDS COMMAND...: kills it when it has taken so long, and waits until it is gone. Without
-# --foreground `timeout -s KILL` kills itself as well and is over while the command still dies, and still holds its
-# locks (beside a busy machine for up to a tenth of a second): the next command then finds a record in use.
+# killed_after MILLISECONDS COMMAND...: kills the command after that time, and waits until it is gone. Without
+# --foreground, `timeout -s KILL` kills itself as well and ends while the command is still dying and holds its locks (on
+# a busy machine for up to a tenth of a second): the next command would find the record in use.
 # --preserve-status: a command that ends by itself just then has its own status, not 124.
 killed_after() {
     local milliseconds=$1
@@ -127,14 +127,14 @@ killed_after() {
         "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$@"
 }
 
-# interrupt SIGNAL WHEN COMMAND...: runs it and sends the signal as soon as the shell's words WHEN succeed; how it ended
-# goes to CODE. There is no time by which that must be, and the command has less priority than who watches it: beside
-# other work it would else be over before it is looked at.
+# interrupt SIGNAL WHEN COMMAND...: runs the command and sends the signal as soon as the shell command WHEN succeeds;
+# its exit status goes to CODE. There is no time limit, and the command has a lower priority than this loop: on a busy
+# machine it could otherwise end before WHEN is tried again.
 interrupt() {
     local signal=$1 when=$2 pid
     shift 2
     CODE=0
-    rm -f out err # what an earlier command said is nothing to wait for
+    rm -f out err # WHEN must not match the output of an earlier command
     nice -n 5 "$@" >out 2>err </dev/null &
     pid=$!
     until eval "$when" >/dev/null 2>&1; do
@@ -145,10 +145,10 @@ interrupt() {
     wait $pid || CODE=$?
 }
 
-# tiny_model FILE: the generated two-layer model.
+# tiny_model FILE: writes the generated two-layer model.
 tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }
 
-# tiny_texts COUNT LINES: text0.txt, text1.txt, ... of that many lines each.
+# tiny_texts COUNT LINES: writes text0.txt, text1.txt, ... of that many lines each.
 tiny_texts() {
     "$PYTHON" -c '
 import sys
@@ -157,20 +157,20 @@ for k in range(int(sys.argv[1])):
         file=open(f"text{k}.txt", "w"))' "$1" "$2"
 }
 
-# tiny_record OPTION...: run.h5, a profile of both under the metric keydiff.
+# tiny_record OPTION...: makes the inputs of tiny_inputs and run.h5, their profile with the metric keydiff.
 tiny_record() {
     tiny_inputs
     expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
         "${@:1}"
 }
 
-# tiny_table OPTION...: such a record, and the table of keydiff that is solved from it.
+# tiny_table OPTION...: makes such a record, and solves the table of keydiff from it.
 tiny_table() {
     tiny_record "$@"
     expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
 }
 
-# sample_lines NAME COUNT: calibration data of so many texts of 40 lines, NAME0, NAME1, ...
+# sample_lines NAME COUNT: prints calibration data with COUNT texts of 40 lines, called NAME0, NAME1, ...
 sample_lines() {
     "$PYTHON" -c '
 import json, sys
@@ -179,7 +179,7 @@ for k in range(int(sys.argv[2])):
     print(json.dumps({"sample_id": f"{sys.argv[1]}{k}", "context": text, "questions": ["?"]}))' "$@"
 }
 
-# default_model WHAT: the default model's file goes to MODEL; where it cannot be had, WHAT is skipped and the test ends.
+# default_model WHAT: sets MODEL to the default model's file; if it cannot be fetched, skips WHAT and ends the test.
 default_model() {
     if MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") && [ -s "$MODEL" ]; then
         case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
@@ -190,7 +190,7 @@ default_model() {
     fi
 }
 
-# holds NAME COMMAND...: the command succeeds; what it says is in held, and is shown when it does not.
+# holds NAME COMMAND...: the command succeeds; its output goes to the file held, and is shown if it fails.
 holds() {
     local name=$1
     shift
@@ -202,21 +202,21 @@ holds() {
 }
 # absent NAME FILE: there is no such file or folder.
 absent() { if [ ! -e "$2" ]; then ok "$1"; else not_ok "$1 ($2 is there)"; fi; }
-# empty NAME FILE: nothing is in it; a pipe may be given.
+# empty NAME FILE: the file, or pipe, has no content.
 empty() {
     local found
     found=$(head -c 200 "$2" && echo .)
     if [ "$found" = . ]; then ok "$1"; else not_ok "$1 (${found%.})"; fi
 }
-# differ NAME FILE FILE: other bytes.
+# differ NAME FILE FILE: both can be read, and their bytes differ.
 differ() {
     local code=0
     cmp -s "$2" "$3" || code=$?
     if [ $code = 1 ]; then ok "$1"; else not_ok "$1"; fi
 }
 
-# id_lines FILE FIRST COUNT: for each line of standard input, a Python expression, its JSON; ids(n) are n token ids that
-# look random, from FIRST on, of COUNT different ones.
+# id_lines FILE FIRST COUNT: evaluates each line of standard input as a Python expression and writes its JSON to FILE;
+# ids(n) returns n pseudorandom token ids from FIRST to FIRST + COUNT - 1.
 id_lines() {
     "$PYTHON" -c '
 import json, sys
@@ -232,7 +232,7 @@ for line in sys.stdin:
     print(json.dumps(eval(line)))' "$2" "$3" >"$1"
 }
 
-# tiny_calib FILE: two contexts of token ids that any model has, one with answers.
+# tiny_calib FILE: writes two contexts of token ids that any model has, one with answers.
 tiny_calib() {
     id_lines "$1" 3 40 <<'LINES_END'
 {"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}

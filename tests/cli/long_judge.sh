@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every operation of every backend on all groups, head sizes and lengths, and every byte of a record damaged, where
-# `make check` takes samples.
+# Every operation of every backend on all groups, head sizes and lengths, and damage to every byte of a record;
+# `make check` takes samples of both.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$KVB_ROOT" || exit 1
 for judge in "$KVB_BUILD"/tests/test_profiler_backend*; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# kvbudget against the code of others: the tokenizer, logits, scores and oracle of transformers and PyTorch, the
-# published solver, and kvpress. Needs Python packages of a gigabyte; PEER_PYTHON names a Python that has them
-# (tests/peer/requirements.txt), else a virtual environment is made in the build folder.
+# Compares kvbudget with other code: tokenizer, logits, scores and oracle of transformers and PyTorch, the published
+# solver, and kvpress. Needs a gigabyte of Python packages; PEER_PYTHON names a Python that has them
+# (tests/peer/requirements.txt), otherwise a virtual environment is made in the build folder.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 default_model 'nothing was compared'
 if [ -z "${PEER_PYTHON:-}" ]; then
@@ -17,7 +17,7 @@ if [ -z "${PEER_PYTHON:-}" ]; then
     fi
 fi
 
-# peer NAME SCRIPT ARGUMENT...: a comparison of tests/peer; its last lines are shown.
+# peer NAME SCRIPT ARGUMENT...: runs a comparison of tests/peer and shows its last lines.
 peer() {
     local name=$1 script=$2
     shift 2

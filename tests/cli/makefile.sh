@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Makefile: every target that help names exists, and a flag that changes, of one file too, makes objects anew.
+# The Makefile: every target that help names exists, and objects are rebuilt if flags change, also those of one file.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-case $KVB_BUILD in *-san) end ;; esac # nothing of it depends on how the program was built
+case $KVB_BUILD in *-san) end ;; esac # does not depend on how the program was built
 plain_make() { env -u MAKEFLAGS make --no-print-directory -C "$KVB_ROOT" BUILD="$T/b" CUDA=0 MPI=0 V=1 "$@"; }
 
 plain_make help >help.out 2>/dev/null
@@ -14,7 +14,7 @@ absent 'make -n writes nothing' "$T/b"
 plain_make showconfig >config.out 2>/dev/null
 for word in CC CFLAGS BUILD hdf5 MPI CUDA; do says "showconfig shows $word" "^$word " config.out; done
 
-# recompiles FILE ARGUMENT...: make with these arguments would compile FILE.
+# recompiles FILE ARGUMENT...: succeeds if make with these arguments would compile FILE.
 recompiles() {
     plain_make -n -k "$T/b/${1%.c}.o" "${@:2}" 2>/dev/null | grep -q -- "-c $1 "
 }

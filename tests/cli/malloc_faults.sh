@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every command with one allocation that fails, at sampled points (WALK=--all: at every one): it succeeds or says why.
-# Success means the same output; else it says that memory ran out, calls nothing damaged, leaves nothing half-written,
-# and loses nothing.
+# Every command with one allocation that fails, at sampled points (WALK=--all: at every one). If it succeeds, it has the
+# same output; otherwise it says that memory ran out, calls nothing damaged, leaves nothing half-written, and loses
+# nothing.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 if ldd "$KVB" | grep -q -e libasan -e libtsan; then
     skip 'failing allocations: the sanitiser has a malloc of its own'
@@ -17,7 +17,7 @@ tiny_inputs
 head -c 3000 "$KVB_ROOT/LICENSE" >text.txt
 PROFILE=(profile tiny.gguf calib.jsonl -n 4 --ignore-eos -q 1 --quiet --threads 1 -m keydiff -m snapkv)
 expect 0 'a record' "${PROFILE[@]}" -o run.h5
-# The parts of a run that was killed when all were there, before the record was assembled.
+# The parts of a run that was killed after all parts were written, before the record was assembled.
 kill_at() { FAULT_DIR=$PWD LD_PRELOAD=$KVB_BUILD/tests/fault_shim.so "$@" "$KVB" "${PROFILE[@]}" -o killed.h5; }
 kill_at env FAULT_LOG=calls >/dev/null 2>&1
 rm -rf killed.h5*
@@ -34,7 +34,7 @@ rm worth.svg worth.csv
 sample_lines t 6 >texts.jsonl
 expect 0 'steps' export run.h5 --format lukv-steps -o steps.in
 cd .. || exit 1
-# Runs are short, and the files small: not on a disk that waits for each fsync.
+# Runs are short and files small: a disk would wait for each fsync, memory does not.
 [ -w /dev/shm ] && TMPDIR=$(mktemp -d /dev/shm/kvbudget-faults.XXXXXX) && export TMPDIR
 # shellcheck disable=SC2086
 "$PYTHON" "$KVB_ROOT/tests/faults/malloc_walk.py" "$KVB" fail_malloc.so inputs ${WALK:---scale 0.5} >walk.out 2>&1

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# How much memory a profile takes and may take, and contexts beyond the trained length. The tiny model has 4096
-# positions.
+# How much memory a profile takes, limits on it, and contexts beyond the trained length. The tiny model was made for
+# 4096 positions.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
-# long_calib TOKENS QUESTIONS: one context of token ids.
+# long_calib TOKENS QUESTIONS: prints calibration data with one context of token ids.
 long_calib() {
     awk -v n="$1" -v q="$2" 'BEGIN {
         printf "{\"sample_id\":\"long\",\"context_ids\":["
@@ -23,7 +23,7 @@ says 'the peak and what was planned are told' 'peak memory [0-9.]+ GiB \(planned
 kvb "${PROFILE[@]}" --plan
 says 'the plan tells its memory' '^memory +[0-9.]+ GiB at its peak' out
 says 'all questions at a time' '^batch +300 questions' out
-# The program itself takes more under the sanitisers: ask for a little more than it has with one question at a time.
+# The program itself takes more under sanitisers: allow a little more than it takes with one question at a time.
 kvb "${PROFILE[@]}" --plan --batch 1
 peak=$(awk '/^memory/ { print int($2 * 1024) }' out)
 kvb "${PROFILE[@]}" --plan --memory "$((peak + 8))MiB"
@@ -51,7 +51,7 @@ says 'is a warning too' 'warning: --layers 1' err
 kvb inspect layer.h5
 says 'and shows in the record' 'n_layers: 1' out
 
-# Many short contexts: what describes the record takes more than its arrays.
+# Many short contexts: the record's description takes more than its arrays.
 awk 'BEGIN {
     line = "{\"sample_id\":\"c%d\",\"context_ids\":[3,4,5,6,7,8,9,10],\"question_ids\":[[%d]]}\n"
     for (i = 0; i < 200; i++) printf line, i, 3 + i % 40
@@ -70,13 +70,13 @@ else
 fi
 
 fails 'more layers than there are' 'has 2 layers, 3 were asked for' "${PROFILE[@]}" -o x.h5 --layers 3 --force
-# OpenMP's library believes any number of threads, until its stack overflows.
+# OpenMP's library accepts any number of threads, until its stack overflows.
 OMP_NUM_THREADS=100000 kvb inspect missing.safetensors
 says 'a hundred thousand threads: said and bounded' 'OMP_NUM_THREADS: 100000 threads; 1024 are taken' err
 ended 1 'and the command goes on'
 
-# The math library ends the program where it finds no address space: too little of it is refused before the work.
-# A sanitised program takes terabytes of it for itself.
+# The math library ends the program if address space runs out: too small a limit is refused before the work.
+# Not tested with sanitisers, which reserve terabytes of it.
 if ! grep -q __asan_init "$KVB"; then
     head -c 2000 "$KVB_ROOT/LICENSE" >text.txt
     wrong='' refused=0 went=0

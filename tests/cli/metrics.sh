@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every eviction metric on the tiny model: all in one profiling pass, then a table each; what cannot be profiled is
-# refused.
+# Every eviction metric on the tiny model: all in one profile, then a table for each; metrics that cannot be profiled
+# are refused.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 METRICS=(snapkv:kvpress:window=16 snapkv:lukv:window=16 snapkv:adakv:window=16 snapkv:factory snapkv:keydiff:window=16
     keydiff keydiff:anchor=raw keydiff:anchor=median keydiff:similarity=dot keydiff:similarity=euclid ea:kvpress ea:lukv
@@ -26,11 +26,11 @@ for m in "${METRICS[@]}"; do
     expect 0 "solve $m" solve run.h5 --metric "$m" -o table.safetensors
     check "the table of $m keeps the invariants" table table.safetensors 2 2 "$m"
 done
-# ---- the side-car of an export names the kvpress scorer, with the parameters that were calibrated
+# ---- the JSON file beside an export names the kvpress scorer with the calibrated parameters
 press() {
     expect 0 "solve $1" solve run.h5 --metric "$1" -o press.safetensors
     expect 0 "export $1" export press.safetensors --format npy -o press.npy
-    # What heads at their floor make of it is no warning about the scorer.
+    # A warning about heads at their floor ("from ratio ...") is not one about the scorer.
     json "names $2" press.json "j[\"kvpress\"][\"press\"] == \"$2\" and \
         (not j[\"kvpress\"].get(\"warning\", \"from ratio\").startswith(\"from ratio\")) == $3"
 }
@@ -48,7 +48,7 @@ press ea:lukv \
 press ea:kvpress \
     'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' False
 
-# ---- what cannot be profiled can be evaluated: with the table of the form that can be, or without one
+# ---- metrics that cannot be profiled can be evaluated, with the table of a form that can be profiled, or without one
 expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
 expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff \
     --metric h2o:half --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 \

@@ -1,5 +1,5 @@
-"""Tries every option with a value of every command with every file that the command reads: outputs.py KVBUDGET, in a
-folder with tiny.gguf, calib.jsonl, run.h5, table.safetensors, table.npy and texts. Exit status: what failed."""
+"""Gives every option of every command that takes a value every file that the command reads: outputs.py KVBUDGET, in a
+folder with tiny.gguf, calib.jsonl, run.h5, table.safetensors, table.npy and texts. Exits 1 if one fails."""
 import os
 import re
 import subprocess
@@ -7,7 +7,7 @@ import sys
 
 KVB = sys.argv[1]
 SIZE = "--tokens 100 --next 6 --quiet"
-# A command line of every command that ends with success; OUT is a new file.
+# For every command, arguments with which it succeeds; OUT is a new file.
 LINES = {
     "calib": "tiny.gguf calib.jsonl -o OUT",
     "profile": "tiny.gguf calib.jsonl -o OUT --new-tokens 2 --ignore-eos --metric keydiff --quiet --force",
@@ -27,7 +27,7 @@ LINES = {
     "inspect": "run.h5",
     "task": "tiny.gguf -k niah_single_1 -t 700 -c 1 -q --answer",
 }
-NAMES = ("eval --output", "task --results", "tune --output")  # of which names of files are made: tried by outputs.sh
+NAMES = ("eval --output", "task --results", "tune --output")  # prefixes of file names, tried by outputs.sh
 STRANGE = "\x1b[31m\u202e\x9b"
 failed = 0
 
@@ -50,7 +50,7 @@ def remove_new():
 
 
 def content(names):
-    """The bytes of files, and of all that stands in folders."""
+    """Returns {name: bytes} of files, and of all files in folders."""
     within = [os.path.join(at, file) for name in names for at, _, files in os.walk(name) for file in files]
     return {name: open(name, "rb").read() for name in [*filter(os.path.isfile, names), *within]}
 
@@ -91,7 +91,7 @@ def walk(command, options):
 
 
 def say_names(command):
-    """Names and texts that a terminal would obey are shown as escapes, whatever prints them."""
+    """Control characters in names and texts are printed as escapes, in all messages."""
     words = [command]
     for word in LINES[command].replace("OUT", "new.svg").replace("--quiet", "").split():
         if os.path.exists(word) and not os.path.exists(STRANGE + word):
@@ -106,7 +106,7 @@ def say_names(command):
 
 
 def refuse_wide_counts(command, text):
-    """2**32 + 1 is not 1, nor is the sum of two numbers that just fit."""
+    """A count of 2**32 + 1 is refused, not taken as 1; so is a sink or window whose sum with the other is too large."""
     words = [command, *LINES[command].replace("OUT", "new.svg").split()]
     for option in sorted(set(re.findall(r"--([a-z-]+) [NKT]\b", text)) - {"seed", "temperature"}):
         code, err = run([*words, f"--{option}={2**32 - 1 if option in ('sink', 'window') else 2**32 + 1}"])

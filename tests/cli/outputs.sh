@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# No output takes the place of an input, of another output, or of a file that is something else: every option of every
-# command that takes a value is tried with every file that the command reads.
+# No output overwrites an input, another output, or a file of another kind: every option of every command that takes a
+# value is tried with every file that the command reads.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_table
 expect 0 'export an array' export table.safetensors -o table.npy
@@ -9,7 +9,7 @@ expect 0 'export' export run.h5 --format lukv-steps -o steps
 tiny_texts 4 40
 "$PYTHON" "$KVB_ROOT/tests/cli/outputs.py" "$KVB" || FAILED=$((FAILED + $?))
 
-# What only some commands can do.
+# Cases that only some commands have.
 mkdir model && echo '{}' >model/config.json && ln -s run.h5 keydiff.safetensors && ln run.h5 hard.h5
 fails 'a file inside the model folder' 'is inside model, which is read' profile model -o model/config.json calib.jsonl \
     --force

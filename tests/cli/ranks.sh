@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One record, whoever makes it: the same bytes from one process, from any number of ranks, from shards that are
-# merged, and from runs in which a rank was killed. Ranks need MPI: without it those checks are skipped.
+# A record has the same bytes from one process, from any number of ranks, from shards that are merged, and from runs in
+# which a rank was killed. Ranks need MPI: without it those checks are skipped.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_inputs
 "$KVB_BUILD/tests/tiny_model" --seed 2 other.gguf >/dev/null
@@ -32,7 +32,7 @@ fails 'shards of two seeds' 'not of one run: seed is "1" in the first, "2"' merg
 expect 0 'overlapping shards of two cuts' merge merged2.h5 s1.h5 s2.h5 s3.h5 one.h5 s2.h5
 same 'overlapping shards: the same bytes' one.h5 merged2.h5
 "$PYTHON" - s2.h5 bad.h5 <<'PYTHON_END'
-# The last kilobytes of a shard hold its arrays: another number, with the checksum left as it was.
+# The last kilobytes of a shard hold its arrays: this changes a number, but not the checksum.
 import sys
 data = bytearray(open(sys.argv[1], "rb").read())
 data[len(data) * 3 // 4] ^= 1
@@ -56,8 +56,8 @@ fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,tcp PMIX_MCA_gds=hash \
     OMPI_MCA_plm_rsh_agent=true
 export OMP_NUM_THREADS=1
-# launch N COMMAND...: mpirun; its exit status goes to CODE. Each rank's process is written to pid.RANK. mpirun may be
-# over while ranks that it has killed still die, and hold their locks: the next command must not meet them.
+# launch N COMMAND...: runs mpirun; its exit status goes to CODE, each rank's process id to pid.RANK. mpirun may end
+# before ranks that it has killed are gone and have released their locks, so this waits for them.
 launch() {
     local n=$1
     shift
@@ -89,7 +89,7 @@ for n in 1 3; do # a text and two metrics are added by several ranks
 done
 absent 'ranks leave no parts' r4.h5.parts
 
-# An error of one rank: all end, the message comes from it, what the others did stays.
+# An error of one rank: all end, the message comes from that rank, the work of the others is kept.
 # shellcheck disable=SC2016
 launch 3 sh -c 'm=tiny.gguf; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then m=other.gguf; fi
     exec "$0" profile $m calib.jsonl --new-tokens 24 --ignore-eos -o e.h5' "$KVB"
@@ -107,7 +107,7 @@ launch 2 "$KVB" "${PROFILE[@]}" -o e.h5 --resume
 ended 0 'resumed by two ranks'
 same 'resumed by two ranks: the same bytes' one.h5 e.h5
 
-# A rank that is killed takes the run with it, but no finished question; another number of ranks goes on.
+# A rank that is killed ends the run, but no finished question is lost; another number of ranks resumes it.
 LONG=(profile tiny.gguf calib.jsonl --new-tokens 600 --ignore-eos --quiet --batch 1)
 expect 0 'a longer run in one process' "${LONG[@]}" -o long.h5
 for ranks in '3 1' '2 4'; do

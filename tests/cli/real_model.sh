@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The chain on the default model and on our own narrative, cut short: real tokens, real heads, real effects.
+# The chain on the default model and on our own narrative, shortened: real tokens, real heads, real effects.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 default_model 'NOTHING WAS TESTED WITH A REAL MODEL'
 CALIB=$KVB_ROOT/calib-data/narrative-en.jsonl
@@ -24,7 +24,7 @@ PROFILE=(profile "$MODEL" "$CALIB" --max-tokens 700 --questions 4 --new-tokens 1
 expect 0 'profile --plan' "${PROFILE[@]}" --plan
 expect 0 'profile' "${PROFILE[@]}" -o run.h5
 
-# ---- solve and everything after it
+# ---- solve and the steps after it
 for m in snapkv:kvpress keydiff ea:kvpress; do
     t=${m%%:*}
     expect 0 "solve $m" solve run.h5 --metric "$m" -o "$t.safetensors"

@@ -25,10 +25,10 @@ holds 'BOS as the file says: none' "$TOKENS" "$MODEL" text --special
 says 'no BOS' '^504 1112 216 2$' held
 holds 'BOS by force' "$TOKENS" "$MODEL" text --special --bos yes
 says 'BOS' '^1 504 1112 216 2$' held
-# Written down, because records and tables hold it.
+# The hash must never change, because records and tables contain it.
 holds 'the hash' "$TOKENS" "$MODEL" text --hash
 says 'is as it was' '^43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6$' held
-# Code has spaces before digits, where the two readings of SmolLM2's tokenizer part.
+# Code has spaces before digits, where the two interpretations of SmolLM2's tokenizer differ.
 expect 0 'a plan with the model as trained' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan
 says 'tokens as trained' ' 3142 tokens'
 expect 0 'a plan with another pre-tokenizer' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan --pre gpt-2

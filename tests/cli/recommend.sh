@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# kvbudget recommend on the tiny model: the promise, what it saves, refusals with the number of texts.
+# kvbudget recommend on the tiny model: the promised ratio, what it saves, and how many texts a refusal asks for.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_table
 sample_lines many 60 >many.jsonl
 sample_lines few 5 >few.jsonl
 RECOMMEND=(recommend tiny.gguf table.safetensors --tokens 120 --next 8)
 
-# The tiny model is random: what it loses is tiny too, so the limit is found first.
+# The tiny model is random, and its losses are tiny, so the limit is derived from a measurement.
 expect 0 'measure' "${RECOMMEND[@]}" many.jsonl --json --quiet --max-kl 1e6
 cp out all.json
 json 'ratios are promised up to the end where nothing is above the limit' all.json \

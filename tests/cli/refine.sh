@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# kvbudget refine on the tiny model: less damage than the table, the same bytes again, stops, and tables with limits.
+# kvbudget refine on the tiny model: less damage than the table, reproducible bytes, stops, and tables with constraints.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_table
 expect 0 'solve with pages, levels and a floor' solve run.h5 --metric keydiff --block 8 --levels 1 --floor 0.05 \
     -o paged.safetensors --quiet
 tiny_texts 7 50
 REFINE=(refine tiny.gguf --tokens 150 --next 12 --evaluations 40 -r '50%,80%')
-# refine NAME OUT ARGUMENT...: on the seven texts.
+# refine NAME OUT ARGUMENT...: refines the table on the seven texts.
 refine() {
     local name=$1 to=$2
     shift 2
@@ -25,7 +25,7 @@ json 'and something is gained' one.json \
 json 'what is left has an interval where texts are enough, and every text its KL' one.json \
     'all(r["kl_left"] is None or abs(r["kl_left"] * r["kl_before"] - r["kl"]) < 1e-9 for r in j["rows"]) and
     len(j["details"]) == 6 and all(len(d["kl"]) == len(d["kl_before"]) in (2, 3) for d in j["details"])'
-# told_by_eval NAME [--refit]: eval finds the damage on the test texts that refine told of NAME.safetensors.
+# told_by_eval NAME [--refit]: eval measures the same damage on the test texts as refine reported for NAME.safetensors.
 told_by_eval() {
     expect 0 "eval of $1" eval tiny.gguf table.safetensors "$1.safetensors" text1.txt text3.txt text5.txt -a none \
         --tokens 150 --next 12 -r 0.5,0.8 --quiet --json "${@:2}"
@@ -64,7 +64,7 @@ says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
 mkdir long && (cd long && tiny_texts 60 200)
-# refine_stopped OUT: with texts for a while, a signal comes when heads have been cut on a few of them.
+# refine_stopped OUT: refines on long texts; a signal comes when heads have been cut on a few of them.
 refine_stopped() {
     interrupt TERM "grep 'text [2-9] of' err" "$KVB" refine tiny.gguf --tokens 1000 --next 60 -r '50%,80%' --threads 1 \
         table.safetensors long/text*.txt --evaluations 100000 -o "$1"
@@ -74,7 +74,7 @@ ended 143 'a signal ends it'
 says 'and says what is left' 'nothing is written, and the same command continues' err
 absent 'no table' four.safetensors
 exists 'but what was measured' four.safetensors.cells
-# A finished table stays as it is, however late a search for another is stopped.
+# A finished table is kept unchanged, however late a search for another is stopped.
 refine 'a finished search' six.safetensors
 cp six.safetensors kept.safetensors
 refine_stopped six.safetensors

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvbudget report: one page that stands alone, with everything in it that was given, and safe against hostile texts.
+# kvbudget report: one self-contained page with all of its inputs, and safe against hostile texts.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric snapkv:kvpress:window=16
 for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.safetensors --quiet; done
@@ -11,8 +11,7 @@ expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single_1 -t 900 -c 2 
 expect 0 'solve --holdout --json' solve run.h5 -m keydiff --holdout --json --quiet
 mv out holdout.json
 
-# page NAME FILE: a program that shares nothing with ours finds every element closed, no address of a network, and a
-# picture in every chart.
+# page NAME FILE: independent code finds every element closed, no network address, and a picture in every chart.
 page() {
     holds "$1" "$PYTHON" - "$2" <<'PYTHON_END'
 import html.parser, re, sys
@@ -118,8 +117,8 @@ PYTHON_END
 expect 0 'a report of a single value' report keydiff.safetensors --results single.json -o single.html --quiet
 page 'is a page with a chart of it' single.html
 lacks 'no coordinate is NaN' '[nN][aA][nN]' <(grep -o '<svg.*' single.html)
-# What may not be broken over lines makes a page wider than a screen of 320 pixels: only tables and programs, which
-# scroll, and numbers with their units.
+# Text without line breaks makes a page wider than a screen of 320 pixels. Only tables and programs, which scroll, and
+# numbers with their units may forbid breaks.
 holds 'long words may be broken, but in what scrolls' "$PYTHON" - <<'PYTHON_END'
 import re
 css = re.search(r"<style>(.*?)</style>", open("single.html").read(), re.S)[1]
@@ -131,7 +130,7 @@ for selector, rules in re.findall(r"([^{}]+)\{([^{}]*)\}", screen):
     assert not re.search(r"(?<!-)(?<!max-)(?<!min-)width: *(3[3-9]\d|[4-9]\d\d)px", rules), selector
 assert "overflow-x: auto" in re.search(r"\.wide \{([^}]*)", screen)[1]
 text = open("single.html").read()
-for table in re.finditer(r"<table", text): # every one stands in something that scrolls
+for table in re.finditer(r"<table", text): # every one is inside an element that scrolls
     assert '<div class="wide">' in text[max(0, table.start() - 40) : table.start()], text[table.start() - 60 :][:90]
 PYTHON_END
 

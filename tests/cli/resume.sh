@@ -8,7 +8,7 @@ start=$(date +%s%N)
 expect 0 'undisturbed' "${PROFILE[@]}" -o whole.h5
 took=$((($(date +%s%N) - start) / 1000000))
 
-# Steps of a tenth of the whole time, each life a little longer than the last, so that kills fall everywhere.
+# Each attempt may run a little longer than the last, in tenths of the whole time, so that kills fall everywhere.
 lives=0
 for tenth in 1 2 3 4 5 6 7 8 9 10 11 12 14 16 20 30 50 100 400 0; do # 0: for as long as it takes
     milliseconds=$((took * tenth / 10))

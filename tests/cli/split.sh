@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A GGUF file in parts: any of them stands for the model, budgets are those of the whole file, and the record has the
-# hash of every part.
+# A GGUF file in parts: any part may be given as the model, budgets equal those of the whole file, and the record has
+# the hash of every part.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cp "$KVB_ROOT"/tests/golden/split/*.gguf .
 "$KVB_BUILD/tests/tiny_model" --type q8_0 tiny.gguf >/dev/null

@@ -8,7 +8,7 @@ expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 6 --igno
 expect 0 'solve' solve run.h5 --metric keydiff -o whole.safetensors --quiet
 
 # ---- Closed streams ----
-# closed CODE NAME COMMAND WHOLE FILE: a command with the redirections in it, run by a shell; FILE must then have the
+# closed CODE NAME COMMAND WHOLE FILE: a shell runs the command, which includes redirections; FILE must then have the
 # bytes of WHOLE.
 closed() {
     CODE=0
@@ -29,12 +29,12 @@ says 'and why that failed' 'standard output: ' err
 
 # ---- Signals ----
 LONG=(profile tiny.gguf calib.jsonl --new-tokens 600 --ignore-eos --quiet --batch 1)
-# after_one SIGNAL COMMAND...: sends it once the first question is done.
+# after_one SIGNAL COMMAND...: runs the command and sends the signal once the first question is done.
 after_one() {
     rm -rf k.h5 k.h5.parts
     interrupt "$1" 'ls k.h5.parts/question-*' "${@:2}"
 }
-# A shell lets what it starts with & ignore SIGINT; env sets it back.
+# A shell makes background commands ignore SIGINT; env resets that.
 after_one INT env --default-signal=INT "$KVB" "${LONG[@]}" -o k.h5
 ended 130 'Ctrl-C ends as a signal does'
 says 'and says that it stops' 'stopping' err
@@ -47,7 +47,7 @@ ended 129 'and a terminal that is closed'
 after_one INT env --ignore-signal=INT "$KVB" "${LONG[@]}" -o k.h5
 ended 0 'a signal that was ignored stays so'
 
-# ---- Outputs that find no room ----
+# ---- No room for outputs ----
 CODE=0
 (ulimit -f 1 && exec "$KVB" export whole.safetensors --format npy -o big.npy) >out 2>err || CODE=$?
 ended 1 'a file that may not grow is an error'

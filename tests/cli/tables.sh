@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvbudget tables: the shipped ones, the one of a model by hash or by shape and name, adding one, refusals.
+# kvbudget tables: lists shipped tables, finds a model's by hash or by shape and name, adds one, refuses wrong ones.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 expect 0 'the tables of the tree are listed' tables
 cp out listed
@@ -44,7 +44,7 @@ expect 0 'the very weights' tables tiny.gguf
 says 'are known by their hash' "^$PWD/ready/tiny-1m.safetensors\$"
 rm ready/broken.safetensors
 
-# config.json alone: shape and name.
+# With only config.json a table is found by shape and name.
 "$PYTHON" - <<'PY'
 import json, os
 for name, layers in (("Tiny-1M", 2), ("Tiny-1M-chat", 2), ("Tiny-9M", 3)):

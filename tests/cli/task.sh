@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvbudget task on the tiny model: the same seed gives the same bytes, and the rest of the chain takes them.
+# kvbudget task on the tiny model: the same seed gives the same bytes, and the rest of the chain accepts them.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 tiny_model tiny.gguf

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kvbudget tune on the tiny model: one command makes table and report; the same bytes for other threads and after stops.
+# kvbudget tune on the tiny model makes table and report: the same bytes for any number of threads and after stops.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 mkdir -p data/plain data/eval
@@ -49,7 +49,7 @@ expect 0 'the table says so' inspect two.safetensors --json
 says 'by its references' 'refit[^0-9a-z]*[1-9]' out
 cp one.safetensors two.safetensors
 
-# A stop in the middle: the best so far is left, and the same command goes on to the same table.
+# A stop in the middle leaves the best table so far, and the same command continues to the same table.
 stop_at() { interrupt TERM "grep -E '$1' err" "$KVB" "${TUNE[@]}" -o three; }
 stop_at 'tune 1 of'
 ended 143 'stopped at once'
@@ -65,7 +65,7 @@ same 'which does not cost the table that is there' three.safetensors two.safeten
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl
-# What fits into a time depends on the machine: next to none, and so much that all texts fit, until they are read.
+# What fits into a time depends on the machine: hence 1 s, and a time for all texts, stopped while they are read.
 expect 0 'with a time' "${TUNE[@]}" -o timed --time 1s
 says 'it has a step more' 'tune 10 of 10: the report' err
 interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h

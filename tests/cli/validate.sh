@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The exact solution and the check of certificates, on the tiny model.
+# validate: the exact solution and the check of certificates, on the tiny model.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric snapkv:kvpress
 
@@ -51,10 +51,10 @@ import json, struct, sys
 data = open(sys.argv[1], "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
 header = json.loads(data[8:8 + n])
-del header["__metadata__"]["content_sha256"]  # it is changed on purpose
+del header["__metadata__"]["content_sha256"]  # because the header is changed on purpose
 w = json.loads(header["__metadata__"]["text_weights"])
 assert len(w) == 99 and all(len(row) == 2 and abs(sum(row) - 1) < 1e-9 for row in w), w[0]
-# Other weights are refused when they are none, and prove less when they are.
+# Invalid weights are refused; other valid weights prove less.
 for name, row in (("none.safetensors", "[2,-1]"), ("other.safetensors", "[1,0]")):
     header["__metadata__"]["text_weights"] = "[" + ",".join([row] * 99) + "]"
     text = json.dumps(header).encode()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Models some of whose layers have a window (Gemma 3, gpt-oss): a ranking is learned for the other layers, solved for,
-# profiled by, evaluated by and looked up, and every export has it so; the layers with a window keep everything.
+# Models with windows in some layers (Gemma 3, gpt-oss): learn, solve, profile, eval and all exports treat only the
+# other layers; layers with a window keep everything.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 "$PYTHON" - <<'PYTHON_END'
 import json, random
