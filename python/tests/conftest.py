@@ -19,8 +19,8 @@ def write_table(
     parameters: dict[str, Any] | None = None, sink: int = 2, window: int = 1, seed: int = 0, spread: float = 1,
     formats: Sequence[int] = (), **more: str,
 ) -> Path:  # fmt: skip
-    """A table of random prune ratios whose mean is the row's ratio, in the format of formats/README.md; with spread=0
-    all heads are alike. With ``formats`` one of them is drawn for every head's keys, and for its values: version 2."""
+    """Writes a table of random prune ratios, with a mean of the row's ratio, in the format of formats/README.md; with
+    spread=0 all heads are equal. ``formats``: one is drawn for each head's keys and for its values (version 2)."""
     rng = np.random.default_rng(seed)
     rho = np.arange(1, ROWS + 1) / 100
     spread = spread * np.minimum(rho, 1 - rho)[:, None, None] * rng.uniform(-1, 1, (1, n_layers, n_kv_heads))

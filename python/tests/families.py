@@ -1,4 +1,4 @@
-"""Tiny random models of many families: what transformers calls differently must not matter."""
+"""Tiny random models of many families, which have different names for the same things in transformers."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def build(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    """A random model, or None where this transformers does not know the family."""
+    """Returns a random model, or None if this transformers does not know the family."""
     name, entries, attention = FAMILIES[family]
     name = name.removesuffix("Text")
     config_class = getattr(transformers, f"{FAMILIES[family][0]}Config", None)
@@ -63,7 +63,7 @@ def build(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
 
 
 def tokenizer() -> Any:
-    """Words w2 .. w95 are tokens 2 .. 95."""
+    """Returns a tokenizer in which the words w2 .. w95 are tokens 2 .. 95."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 96)}

@@ -1,4 +1,4 @@
-"""A cache that cuts itself: the tokens of compress, rows that never pass budget and buffer, and what it refuses."""
+"""A cache that cuts itself: it gives the tokens of compress, never exceeds budget and buffer, and refuses misuse."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("metric, way", [*(("snapkv", w) for w in WAYS), ("keydiff", "greedy"), ("knorm", "chunks")])
 def test_gives_the_tokens_of_compress(model: Any, make_table: Any, rules: str, metric: str, way: str) -> None:
-    """Three turns, where transformers takes them; of both the same rows are left. With a ratio alone a cache is cut after every chunk."""
+    """Tokens and kept rows are equal, over three turns where generate() allows them."""
     if way == "chunks" and rules == "ratio":
         pytest.skip("a cache does not see where a prompt ends")
     table, found = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), []  # noqa: F811
@@ -68,7 +68,7 @@ def test_gives_the_tokens_of_compress(model: Any, make_table: Any, rules: str, m
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, make_table: Any) -> None:
-    """Softcaps, sinks, sliding windows, queries of all sorts: the tokens of compress, or a refusal as there."""
+    """Softcaps, sinks, sliding windows, all kinds of queries: the tokens of compress, or its refusal."""
     if build(family) is None or "conv" in str(FAMILIES[family][1]):
         pytest.skip(f"{family} is not there, or brings a cache of its own")
     found, ids = [], prompt()
@@ -94,8 +94,8 @@ def test_families(family: str, make_table: Any) -> None:
 
 @pytest.mark.parametrize("rules", [dict(interval=64), dict(interval=16, buffer=80)], ids=str)
 def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, int]) -> None:
-    """A thousand tokens one by one: no head passes its budget and the buffer, not even while attention looks; sinks and
-    the newest tokens are in every head, and the mean over heads is the target."""
+    """A thousand tokens one by one: no head exceeds its budget and the buffer, not even during attention; sinks and the
+    newest tokens are in every head, and the mean over heads is the target."""
     model, target = build("llama", max_position_embeddings=2048), 40  # noqa: F811
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
     cache = kvbudget.Cache(table, target_size=target, config=model.config, **rules)
@@ -126,14 +126,14 @@ def test_rows_stay_within_budget_and_buffer(make_table: Any, rules: dict[str, in
                         at = layer.segment(s)[2].tolist()
                         assert set(newest) | set(sinks) <= set(at) and at == sorted(set(at))
             rows = [row for layer in cache.layers for row in layer.lengths]
-            assert sum(rows) <= 8 * (target + buffer) + 4  # layers round
+            assert sum(rows) <= 8 * (target + buffer) + 4  # because layers are rounded
     assert max(most) == buffer
     assert cache.report().tokens == (last,) and cache.report().bytes_now == kvbudget.cache_bytes(cache)
     assert cache.report().requested_ratio == pytest.approx(1 - target / (last - buffer + interval))
 
 
 def test_the_evaluator_cuts_alike(tmp_path: Path) -> None:
-    """`kvbudget eval` loses by a policy with an interval what this cache loses; the table is for prompts and says so."""
+    """`kvbudget eval` and this cache have the same KL; the table was made for prompts, hence the warning."""
     model, ids = build("llama"), prompt(2, 50).view(1, 100)
     lines(tmp_path)  # calib.jsonl
     model.save_pretrained(tmp_path / "model")
@@ -155,7 +155,7 @@ def test_the_evaluator_cuts_alike(tmp_path: Path) -> None:
 
 
 def test_the_target_holds_at_every_length(make_table: Any) -> None:
-    """Also beyond the table's last row, and where its last rows are saturated."""
+    """The target holds beyond the table's last row too, and where its last rows are saturated."""
     table = kvbudget.Table(make_table(4, 4, 2, 16))
     rule = kvbudget.compress(build("llama"), table, target_size=40).rule
     for n in (41, 60, 100, 999, 3999, 4001, 100_000):
@@ -166,8 +166,8 @@ def test_the_target_holds_at_every_length(make_table: Any) -> None:
 
 @pytest.mark.parametrize("chunk", [64, 150, 512, 650, 2048])  # the last chunk is long enough to be cut
 def test_chunks_that_are_cut_are_one_cut(make_table: Any, chunk: int) -> None:
-    """Where scores do not depend on what was cut before (key norms of the first layer) and budgets do not on the length
-    (a table of like heads), cutting after each chunk leaves the rows of one cut: at 2,048 tokens and 100 further on."""
+    """If scores do not depend on earlier cuts (key norms of the first layer) nor budgets on the length (equal heads),
+    cutting after each chunk leaves the rows of one cut, after 2,048 tokens and 100 more."""
     model = build("llama", vocab_size=2304, max_position_embeddings=4096)  # noqa: F811
     table = kvbudget.Table(make_table(4, 4, 2, 16, metric="knorm", spread=0))  # noqa: F811
     ids, kept = (torch.randperm(2300, generator=torch.Generator().manual_seed(1)) + 2)[None], []
@@ -188,7 +188,7 @@ def test_chunks_that_are_cut_are_one_cut(make_table: Any, chunk: int) -> None:
 @pytest.mark.parametrize("rules", ["ratio", "buffer"])
 @pytest.mark.parametrize("seed", range(3))
 def test_ten_turns_have_the_logits_of_a_full_cache_with_hidden_tokens(make_table: Any, rules: str, seed: int) -> None:
-    """Turns of 1 to 60 tokens, each followed by an answer, in an independent cache where evicted tokens are hidden:
+    """Turns of 1 to 60 tokens, each followed by an answer, compared with a full cache that hides evicted tokens:
     positions are right, and each turn that is long enough is cut when it has been read."""
     model = build("llama", max_position_embeddings=1024)  # noqa: F811
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
@@ -214,7 +214,7 @@ def test_ten_turns_have_the_logits_of_a_full_cache_with_hidden_tokens(make_table
 
 
 def test_sequences_that_leave_take_what_was_seen_of_them(model: Any, make_table: Any) -> None:  # noqa: F811
-    """Beams and batches over a cache that is not cut yet: its last queries go with their sequences."""
+    """Beams and batches over a cache that is not cut yet: the last queries are reordered with their sequences."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
     cache = kvbudget.Cache(table, target_size=50, interval=50, config=model.config)
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_threads_with_caches_of_their_own(model: Any, make_table: Any) -> None: 
 
 
 def test_copies_go_their_own_way(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
-    """A copy of a cut cache is a prefix for another question; a spent report outlives nothing that it needs."""
+    """A copy of a cut cache is a prefix for another question: it behaves like a cache that was never copied."""
     cache, alone = (kvbudget.Cache(table, config=model.config, **RULES["target"]) for _ in range(2))
     with torch.no_grad():
         for c in (cache, alone):
@@ -264,7 +264,7 @@ def test_copies_go_their_own_way(model: Any, table: kvbudget.Table) -> None:  # 
 
 
 def test_pipelines_and_chats(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
-    """transformers' own pipeline, with a text and with messages."""
+    """transformers' own pipeline, with a text and with messages, gives the same with Cache and with compress."""
     words, found = tokenizer(), []
     words.chat_template = "{% for m in messages %}w7 {{ m['content'] }} {% endfor %}"
     text = " ".join(f"w{i}" for i in prompt(1, 35)[0].tolist())
@@ -283,7 +283,7 @@ def test_pipelines_and_chats(model: Any, table: kvbudget.Table) -> None:  # noqa
 
 
 def test_the_readme(make_table: Any) -> None:
-    """The page's example, as it stands there."""
+    """The example of python/README.md runs as it is written there."""
     page = (Path(__file__).parents[1] / "README.md").read_text()
     example = next(block for block in page.split("```python\n")[1:] if "kvbudget.Cache(" in block).split("```")[0]
     ids = prompt(15, 80).view(1, 1200)
@@ -295,7 +295,7 @@ def test_the_readme(make_table: Any) -> None:
 
 
 def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> None:  # noqa: F811
-    """By name, and with what to do instead."""
+    """Errors name what is refused, and what to do instead."""
 
     def refused(words: str, act: Any = lambda _: 0, of: Any = table, config: Any = model.config, **rules: Any) -> None:
         with pytest.raises(kvbudget.KVBudgetError, match=words), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Who calls a model inside of a block, and how: turns, threads, copies, modes, and arguments of generate()."""
+"""Calls of a model inside a block: turns, threads, copies, modes, and arguments of generate()."""
 
 import copy
 import threading
@@ -30,7 +30,7 @@ def places(cache: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_turn_is_cut(model: Any, make_table: Any, metric: str) -> None:
-    """After each prompt the cache is the table's share of all tokens."""
+    """After each prompt the cache has the table's share of all tokens."""
     table, cache, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), DynamicCache(), prompt()
     with kvbudget.compress(model, table, 0.6) as run:
         for turn in range(3):
@@ -45,7 +45,7 @@ def test_every_turn_is_cut(model: Any, make_table: Any, metric: str) -> None:
 
 
 def test_turns_give_the_logits_of_a_full_cache_with_hidden_tokens(model: Any, make_table: Any) -> None:
-    """Three turns, step by step: a full cache of which the tokens are hidden that each cut evicted."""
+    """Three turns, step by step, compared with a full cache that hides the tokens that each cut evicted."""
     table, reference, ids, held = kvbudget.Table(make_table(4, 4, 2, 16)), copy.deepcopy(model), prompt(), 0
     reference.config._attn_implementation = "hiding_sdpa"
     cut, full = DynamicCache(), DynamicCache()
@@ -76,14 +76,14 @@ def test_turns_that_cannot_be_cut_again_say_so(model: Any, make_table: Any) -> N
 
 
 def test_later_cuts_spare_the_newest_tokens(model: Any, make_table: Any) -> None:
-    """A head with a tiny budget would give them away first; and a prompt that was too short is cut once it has grown."""
+    """Even heads with tiny budgets keep them; and a prompt that was too short to be cut is cut once it has grown."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     for start in (T, 6):
         cache = DynamicCache()
         with warnings.catch_warnings(), kvbudget.compress(model, table, 0.9, interval=8) as run:
             warnings.simplefilter("ignore")
             say(model, prompt(1, start), 2 * 8 + 1, past_key_values=cache)
-        last = start + 16 if start == T else 16  # a prompt that is shorter than the interval counts for it
+        last = start + 16 if start == T else 16  # a short prompt counts towards the first interval
         assert run.report().tokens == (last,)
         assert all(set(range(last - 8, last)) <= set(kept) for kept in places(cache))
     assert min(map(len, places(cache))) < 22
@@ -105,7 +105,7 @@ def test_a_padded_batch_is_cut_again_by_its_own_lengths(model: Any, table: kvbud
 
 
 def test_threads_share_a_block(model: Any, make_table: Any) -> None:
-    """Two prefills at the same layer at the same time: each cache is cut by its own queries."""
+    """Two prefills are in the same layer at the same time: each cache is cut by its own queries."""
     table, meet = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), threading.Barrier(2, timeout=60)
     prompts = [prompt(seed=1), prompt(seed=2)]
     alone = []
@@ -135,7 +135,7 @@ def in_parallel(work: Callable[[int], None]) -> None:
 
 
 def test_blocks_are_not_nested(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
-    """A second block on one model, or the same block twice at once, is refused by name; one after another both work."""
+    """A second block on one model, or the same block twice at once, is refused; one after another works."""
     run = kvbudget.compress(model, table, 0.7)
     for _ in range(2):
         with run:
@@ -147,7 +147,7 @@ def test_blocks_are_not_nested(model: Any, table: kvbudget.Table) -> None:  # no
 
 
 def test_what_a_thread_began_is_cut_to_the_end(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
-    """The block is left while another thread is in layer 2: its cache is whole, and then the model is as it was."""
+    """The block ends while another thread is in layer 2: its cache is cut in all layers, then the model is restored."""
     inside, left, caches = threading.Event(), threading.Event(), []
 
     def wait(*_: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_copied_model_is_a_plain_one(model: Any, table: kvbudget.Table) -> Non
 
 @pytest.mark.parametrize("mode", ["grad", "inference"])
 def test_modes(model: Any, table: kvbudget.Table, mode: str) -> None:  # noqa: F811
-    """Without no_grad, and prefilled in inference mode but decoded outside: the logits are the same, without gradient."""
+    """With gradients on, or a prefill in inference mode and decoding outside: the same logits, without gradient."""
     out = []
     for prefilled in (torch.no_grad(), torch.enable_grad() if mode == "grad" else torch.inference_mode()):
         cache = DynamicCache()
@@ -195,7 +195,7 @@ def test_modes(model: Any, table: kvbudget.Table, mode: str) -> None:  # noqa: F
 
 
 def test_a_model_that_changes_its_type(table: kvbudget.Table) -> None:  # noqa: F811
-    """float32, then float64, as a full cache takes it."""
+    """A cache filled in float32 is continued in float64, as a full cache can be."""
     model = build("llama")
     with kvbudget.compress(model, table, 0.7):
         cache = prefill(model, prompt())
@@ -209,7 +209,7 @@ def test_a_model_that_changes_its_type(table: kvbudget.Table) -> None:  # noqa: 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_compiled_model(table: kvbudget.Table, own: bool) -> None:  # noqa: F811
-    """The tokens of the model as it is, and no new graph for every length."""
+    """A compiled model gives the same tokens, and is not compiled again for every length."""
     found, counted = [], torch._dynamo.testing.CompileCounter()
     for compiled in (False, True):
         model = build("llama")  # noqa: F811
@@ -231,7 +231,7 @@ def test_slack_does_not_grow_with_the_interval(model: Any, table: kvbudget.Table
 
 
 def test_warnings_do_not_pile_up(make_table: Any) -> None:
-    """Of a hybrid model that is cut again and again, each is said once."""
+    """A hybrid model that is cut again and again has each warning once."""
     hybrid, cache = build("gemma3"), None
     with kvbudget.compress(hybrid, str(make_table(4, 4, 2, 16)), 0.6, interval=4) as run:
         cache = DynamicCache(config=hybrid.config)
@@ -242,7 +242,7 @@ def test_warnings_do_not_pile_up(make_table: Any) -> None:
 
 
 def test_flash_attention(model: Any, table: kvbudget.Table) -> None:  # noqa: F811
-    """torch's sdpa takes its place, or eager attention where the family has sinks or a softcap."""
+    """It is replaced by torch's sdpa, or by eager attention if the family has sinks or a softcap."""
     for family, stands_in in (("llama", "kvbudget"), ("gemma2", "kvbudget_eager")):
         flash = build(family)
         flash.config._attn_implementation_internal = "flash_attention_2"
@@ -259,7 +259,7 @@ def test_flash_attention(model: Any, table: kvbudget.Table) -> None:  # noqa: F8
     ids=lambda more: next(iter(more)),
 )  # fmt: skip
 def test_generate_arguments_that_are_refused(model: Any, table: kvbudget.Table, more: dict[str, Any]) -> None:  # noqa: F811
-    """By name and at once."""
+    """The error names the argument."""
     words = f"generate.. inside of compress: {next(iter(more))}"
     with pytest.raises(kvbudget.KVBudgetError, match=words), kvbudget.compress(model, table, 0.7):
         say(model, prompt(), **more)

@@ -1,4 +1,4 @@
-"""Chat templates: texts stand in them as `kvbudget profile --chat` puts them, id by id; what has no frame is refused."""
+"""Chat templates give the same ids as `kvbudget profile --chat`; templates without a fixed frame are refused."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ KINDS = {"chatml": CHATML, "gemma": GEMMA, "mistral": MISTRAL, "chatml, dated": 
 
 
 def byte_tokenizer(template: str | None) -> Any:
-    """Byte-level BPE without a merge, and control tokens: 256 ids and a few more."""
+    """Returns byte-level BPE without merges, and with control tokens: 256 ids and a few more."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -81,7 +81,7 @@ def test_as_the_profiler(kind: str, bos: str, tmp_path: Path) -> None:
 
 
 def test_a_whole_message_is_transformers_own() -> None:
-    """Front, text and back are what apply_chat_template writes of the text."""
+    """Front, text and back together are what apply_chat_template writes for the text."""
     for template in (CHATML, GEMMA, MISTRAL):
         tokenizer = byte_tokenizer(template)
         frame = Frame.of(tokenizer)
@@ -106,13 +106,13 @@ def test_a_whole_message_is_transformers_own() -> None:
     ],
 )
 def test_templates_that_are_refused(template: str | None, why: str, tmp_path: Path) -> None:
-    """A template that does not put every message whole into the same frame is refused with the reason."""
+    """A template that does not put every message, unchanged, into the same frame is refused with the reason."""
     with pytest.raises(kvbudget.KVBudgetError, match=why):
         Frame.of(byte_tokenizer(template))
 
 
 def test_texts_that_are_refused(tmp_path: Path) -> None:
-    """Token ids cannot be wrapped; a control token in a text would become the template's; no tokenizer has no template."""
+    """Refused: token ids, which cannot be framed; control tokens in a text; and no tokenizer, thus no template."""
     model, tokenizer = build("llama", vocab_size=264), byte_tokenizer(CHATML)
 
     def refused(words: str, of: Any = tokenizer, **line: Any) -> None:

@@ -1,4 +1,4 @@
-"""Whole generations over cut caches, second cuts, chunks, kernels, and everything that must be refused."""
+"""Whole generations over cut caches, second cuts, chunks, reports, and everything that must be refused."""
 
 import copy
 import warnings
@@ -45,7 +45,7 @@ def table(make_table: Any) -> kvbudget.Table:
 
 
 def prompt(batch: int = 1, n: int = T, seed: int = 1) -> torch.Tensor:
-    """Random tokens, no two alike in a sequence."""
+    """Returns random tokens, all different within a sequence."""
     draw = torch.Generator().manual_seed(seed)
     return torch.stack([torch.randperm(94, generator=draw)[:n] + 2 for _ in range(batch)])
 
@@ -70,7 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_generate(model: Any, table: kvbudget.Table, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a full cache whose evicted tokens are hidden."""
+    """generate() gives the same as with a full cache that hides the evicted tokens."""
     ids, crops = prompt(), []
     crop = RaggedLayer.crop
     monkeypatch.setattr(RaggedLayer, "crop", lambda layer, n: (crops.append(n), crop(layer, n))[1])
@@ -96,9 +96,9 @@ def test_generate(model: Any, table: kvbudget.Table, way: str, monkeypatch: pyte
 @pytest.mark.parametrize("metric", ["keydiff", "snapkv"])
 @pytest.mark.parametrize("guesses", ["lookup", "assistant"])
 def test_guesses_in_the_first_pass(model: Any, make_table: Any, metric: str, guesses: str) -> None:
-    """What a lookup or an assistant guesses is no part of the prompt: two turns give the ids that they give without.
+    """Guesses of a lookup or an assistant are not part of the prompt: two turns give the same ids as without guesses.
 
-    transformers 5.23 hands a filled cache all the text again where there are guesses, so there it is one turn."""
+    With guesses, transformers 5.23 passes all the text again to a filled cache, so there it is one turn."""
     turns = 2 if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23) else 1
     table, ids, more = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt(), prompt(1, 9, seed=2)
     ids[:, 20:] = ids[:, :20]
@@ -141,7 +141,7 @@ def test_a_padded_batch_gives_what_its_rows_give_alone(model: Any, table: kvbudg
 
 
 def test_a_second_turn(model: Any, table: kvbudget.Table) -> None:
-    """A cut cache goes on in a second call, and a copy of it is a prefix that can be used again."""
+    """A cut cache is continued in a second call, and a copy of it is a prefix that can be used again."""
     ids, cache = prompt(), DynamicCache(config=model.config)
     how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
     with kvbudget.compress(model, table, 0.7):
@@ -162,7 +162,7 @@ def test_a_second_turn(model: Any, table: kvbudget.Table) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
-    """bf16 and fp16 caches stay so, and logits are those of a hidden full cache within the type's rounding."""
+    """bf16 and fp16 caches keep their type, and logits differ from a full cache with hidden tokens by rounding only."""
     model, ids = build("llama", dtype), prompt()
     with kvbudget.compress(model, table, 0.7):
         cut = prefill(model, ids)
@@ -178,7 +178,7 @@ def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("chunk", [64, 200, 512, 1024, 2048])
 def test_chunks_of_a_long_prefill(make_table: Any, chunk: int) -> None:
-    """The last queries reach over the chunks' ends: the rows of a prefill in one pass."""
+    """The last queries span several chunks: the same rows are kept as after a prefill in one pass."""
     model = build("llama", max_position_embeddings=4096)  # noqa: F811
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))  # noqa: F811
     ids, kept = prompt(44, 50).view(1, 2200), []
@@ -195,7 +195,7 @@ def test_chunks_of_a_long_prefill(make_table: Any, chunk: int) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_chunks(model: Any, make_table: Any, metric: str) -> None:
-    """A prefill in chunks is cut where a prefill in one pass is."""
+    """A prefill in chunks keeps the same tokens as a prefill in one pass."""
     table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
     with kvbudget.compress(model, table, 0.7):
         whole = prefill(model, ids)
@@ -214,7 +214,7 @@ def test_chunks(model: Any, make_table: Any, metric: str) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric: str) -> None:
-    """With a target size the cache does not grow; protected tokens stay, and rows are the tokens that they claim."""
+    """With a target size the cache does not grow; protected tokens are kept, and rows belong to their positions."""
     table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
     info, cache = table.info, DynamicCache(config=model.config)
     with kvbudget.compress(model, table, target_size=16, interval=10) as run:
@@ -257,7 +257,7 @@ def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
     table, cache = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
-        run.cut(cache)  # what it has seen is still the last there is
+        run.cut(cache)  # the queries that it has seen are still the last ones
         model(prompt(1, 1), past_key_values=cache)
         with pytest.raises(kvbudget.KVBudgetError, match='only when="call"'):
             run.cut(cache)
@@ -286,7 +286,7 @@ def test_the_report(model: Any, table: kvbudget.Table) -> None:
 @pytest.mark.parametrize("ratio", [0.5, 0.8, 0.95])
 @pytest.mark.parametrize("n", [100, 400])
 def test_bytes_are_those_promised_and_the_slack(make_table: Any, n: int, ratio: float, dtype: torch.dtype) -> None:
-    """Heads of 64 numbers, as most models have: within 5 % of the kept tokens and the free rows, at any length."""
+    """With heads of 64 numbers, as in most models, bytes are within 5 % of kept tokens and free rows, at any length."""
     model = build("llama", dtype, head_dim=64)
     table, ids = kvbudget.Table(make_table(4, 4, 2, 64)), torch.randint(2, 96, (2, n))
     with kvbudget.compress(model, table, ratio) as run:
@@ -305,7 +305,7 @@ def test_ratio_0_does_nothing(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_nothing_but_protected_tokens(model: Any, make_table: Any) -> None:
-    """T below sinks + window: all stays, and that is said."""
+    """T below sinks + window: everything is kept, with a warning."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     with pytest.warns(UserWarning, match="nothing was evicted"), kvbudget.compress(model, table, 0.8) as run:
         out = model.generate(
@@ -360,13 +360,13 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
 
 def offloaded() -> DynamicCache:
     cache = DynamicCache()
-    cache.offloading = True  # DynamicCache(offloading=True) wants a GPU
+    cache.offloading = True  # DynamicCache(offloading=True) needs a GPU
     cache.update = lambda k, v, i, *_, **__: DynamicCache.update(without(cache), k, v, i)  # type: ignore[method-assign]
     return cache
 
 
 def without(cache: DynamicCache) -> DynamicCache:
-    """The same cache, as it is while it does not offload."""
+    """Returns a copy of the cache that does not offload."""
     plain = copy.copy(cache)
     plain.__dict__.update(offloading=False)
     plain.__dict__.pop("update", None)
@@ -399,7 +399,7 @@ def test_models_that_cannot_be_cut(make_table: Any) -> None:
 
 
 def test_a_config_that_an_old_transformers_misreads(model: Any, table: kvbudget.Table) -> None:
-    """Before version 5 theta of a new config.json is not seen, and keys would be turned by other angles."""
+    """Before version 5 transformers ignores theta of a new config.json, and keys would be rotated by other angles."""
     old = int(transformers.__version__.split(".")[0]) < 5
     odd = copy.deepcopy(model)
     odd.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
@@ -411,7 +411,7 @@ def test_a_config_that_an_old_transformers_misreads(model: Any, table: kvbudget.
 
 
 def test_an_exception_leaves_no_hooks(model: Any, table: kvbudget.Table) -> None:
-    """A model is as it was when the block is left by an exception."""
+    """A model is restored when an exception ends the block."""
     with pytest.raises(RuntimeError, match="mine"), kvbudget.compress(model, table, 0.7):
         raise RuntimeError("mine")
     assert not {"forward", "generate"} & {name for part in model.modules() for name in part.__dict__}

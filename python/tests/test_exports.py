@@ -1,4 +1,4 @@
-"""Files of `kvbudget export` in the hands of those they are for: kvpress, mlx-lm; else held against their schema."""
+"""Files of `kvbudget export` in the programs that they are for (kvpress, mlx-lm, torch), or checked by their schema."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def export(path: Path, kind: str, name: str, ratio: float = 0.7, tokens: int = T
 
 
 def patched(name: str, folder: Path) -> Any:
-    """A press's module of the installed kvpress with the patch that we offer to it."""
+    """Returns a press's module of the installed kvpress with our proposed patch."""
     if not WITH_KVPRESS:
         pytest.skip("kvpress is for transformers below 5.3")
     kvpress = pytest.importorskip("kvpress")
@@ -55,7 +55,7 @@ def patched(name: str, folder: Path) -> Any:
 
 
 def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, tmp_path: Path) -> None:
-    """The heads that the patched press lets stream are those of the table's lowest shares."""
+    """The patched press lets those heads stream that keep least in the table."""
     module = patched("duo_attention_press", tmp_path)
     folder = export(path, "duo", "duo")
     config = json.loads((folder / "config.json").read_text())
@@ -94,7 +94,7 @@ def test_lukv_of_kvpress_reads_the_exported_curves(path: Path, tmp_path: Path) -
 
 
 def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None:
-    """Every layer's cache has just the exported length."""
+    """Every layer's cache has exactly the exported length."""
     if not WITH_KVPRESS:
         pytest.skip("kvpress is for transformers below 5.3")
     kvpress = pytest.importorskip("kvpress")
@@ -109,20 +109,20 @@ def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None
 
 
 def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
-    """mlx-lm's caches, made from the list, hold as many tokens while it decodes."""
+    """mlx-lm's caches, made from the list, hold the sinks and the newest tokens, as many as the list says."""
     mx = pytest.importorskip("mlx.core")
     rotating = pytest.importorskip("mlx_lm.models.cache").RotatingKVCache
     layers = json.loads(export(path, "per-layer", "layers.json").read_text())
     for n in layers["tokens"]:
         cache = rotating(max_size=n, keep=layers["sink"])
-        for step in range(T):  # a value tells its token
+        for step in range(T):  # a value is the number of its token
             held, _ = cache.update_and_fetch(*[mx.full((1, 2, 1, 4), step)] * 2)
         sinks, latest = list(range(layers["sink"])), list(range(T - n + layers["sink"], T))
         assert sorted(np.array(held)[0, 0, :, 0].tolist()) == sinks + latest
 
 
 def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
-    """A paged cache as vLLM lays it out, [pages, page, d] and a block table per sequence, against the rows."""
+    """A paged cache as vLLM lays it out, [pages, page, d] and a block table per sequence, gives the rows back."""
     folder, page, rng = export(path, "varlen", "arrays", 0.7, T, "--block", "4"), 4, np.random.default_rng(0)
     lengths, cu, indptr, blocks = (
         np.load(folder / f"{name}.npy") for name in ("lengths", "cu_seqlens", "page_indptr", "block_table")
@@ -145,7 +145,7 @@ def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
 
 
 def test_paged_attention_of_torch_reads_the_block_table(path: Path) -> None:
-    """torch's own paged cache, given the exported tables, attends to each head's rows and to nothing else."""
+    """torch's own paged cache, given the exported tables, attends to each head's rows only."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     paged = pytest.importorskip("torch.nn.attention.experimental._paged_attention").PagedAttention
@@ -161,7 +161,7 @@ def test_paged_attention_of_torch_reads_the_block_table(path: Path) -> None:
             cache.physical_to_logical[head, own[own >= 0]] = torch.arange(int((own >= 0).sum()))
         query = torch.randn(len(n), 1, 1, 16, generator=draw)
         rows = [torch.randn(2, int(count), 16, generator=draw) for count in n]
-        stored = torch.full((2, 1, 1, pages * page, 16), 1e3)  # what nobody wrote must not be read
+        stored = torch.full((2, 1, 1, pages * page, 16), 1e3)  # rows that were never written must not be read
         for head, (k, v) in enumerate(rows):
             places = torch.arange(len(k))[None]
             cache.assign(torch.tensor([head]), places, k[None, None], v[None, None], *stored)

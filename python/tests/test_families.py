@@ -1,4 +1,4 @@
-"""A cut cache gives what a full cache gives whose evicted tokens are hidden, in every family."""
+"""In every family a cut cache gives the same as a full cache that hides the evicted tokens."""
 
 import sys
 from typing import Any
@@ -19,7 +19,7 @@ T, NEW = 40, 6
 
 
 def hiding(base: str) -> Any:
-    """The family's own attention with a mask per head: what a module's `hidden` [B, Hkv, T] names is not seen."""
+    """Returns the family's own attention with a mask per head: a module's `hidden` [B, Hkv, T] tokens are not seen."""
 
     def forward(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **kwargs: Any) -> Any:
         hidden = module.__dict__.get("hidden")
@@ -48,7 +48,7 @@ for base in ("sdpa", "eager"):
 
 @torch.no_grad()
 def decode(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits after a question of NEW - 3 tokens at once, and of 3 tokens one by one."""
+    """Returns the logits of a question: NEW - 3 tokens at once, then 3 tokens one by one."""
     out, cuts = [], [0, *range(NEW - 3, NEW + 1)]
     for a, b in zip(cuts, cuts[1:]):
         places = torch.arange(T + a, T + b)[None].expand(ids.shape[0], -1)
@@ -75,7 +75,7 @@ def hide_what_was_cut(model: Any, cache: Any, padding: list[int]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 def test_equals_a_full_cache_with_hidden_tokens(family: str, padded: bool, make_table: Any) -> None:
-    """Decoding over a cut cache gives the logits of a full one whose evicted tokens are hidden."""
+    """Decoding over a cut cache gives the logits of a full one that hides the evicted tokens."""
     model = build(family)
     if model is None:
         pytest.skip(f"transformers {transformers.__version__} does not have {family}")

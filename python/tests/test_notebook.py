@@ -1,4 +1,4 @@
-"""The notebook in examples/ as it stands, cell by cell, on a small random model."""
+"""Runs the notebooks in examples/ as they are, cell by cell, on a small random model."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.skipif(not PROGRAM, reason="no program kvbudget")
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda p: p.stem)
 def test_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Every code cell runs, in order, and none is committed with what it printed."""
+    """Every code cell runs, in order, and none is committed with its output."""
     tokenizer = byte_tokenizer(None)
     build("llama", vocab_size=len(tokenizer), max_position_embeddings=2048).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -26,7 +26,7 @@ def identity(record: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("shards", [False, True])
 def test_as_the_profiler(shards: bool, tmp_path: Path) -> None:
-    """Of a snapshot of the hub's cache, whole or in shards: all five as the profiler; the table checks the files."""
+    """For a snapshot of the hub's cache, whole or in shards, entries equal the profiler's; the table checks files."""
     folder = tmp_path / "models--org--tiny-1" / "snapshots" / COMMIT
     build("llama").save_pretrained(folder, max_shard_size="200KB" if shards else "1GB")
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -48,7 +48,7 @@ def test_as_the_profiler(shards: bool, tmp_path: Path) -> None:
 
 
 def test_where_little_is_known(tmp_path: Path) -> None:
-    """A model without a folder has its shape alone; one of `hf download` its commit; a lost shard, no files."""
+    """Without a folder there is only the shape; after `hf download` also the commit; with a missing shard, no files."""
     assert set(origin.describe(build("llama"))) == {"model_shape"}
     build("llama").save_pretrained(tmp_path / "here")
     note = tmp_path / "here" / ".cache" / "huggingface" / "download" / "config.json.metadata"

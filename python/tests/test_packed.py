@@ -1,4 +1,4 @@
-"""Caches of tables that say how heads are stored: the library's bytes and numbers, and logits over these."""
+"""Caches of tables with formats: bytes and numbers equal the library's, and logits follow from these numbers."""
 
 import copy
 import ctypes as c
@@ -32,7 +32,7 @@ def size_of(form: str, keys: bool, n: int, d: int) -> int:
 
 
 def by_library(rows: torch.Tensor, form: str, keys: bool) -> tuple[np.ndarray, torch.Tensor]:
-    """Bytes of kvb_pack(), and the numbers of kvb_unpack()."""
+    """Returns the bytes of kvb_pack() and the numbers of kvb_unpack()."""
     given, (n, d) = np.ascontiguousarray(rows.float().numpy()), rows.shape
     stored, back = np.zeros(size_of(form, keys, n, d), np.uint8), np.empty((n, d), np.float32)
     how = FORMATS.index(form), 0 if keys else 1
@@ -89,7 +89,7 @@ def cut(model: Any, table: Any, ids: torch.Tensor, ratio: float = 0.6, **how: An
 
 
 def logits(model: Any, cache: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of the next tokens: some together, then one by one."""
+    """Returns logits of the next tokens: five together, the others one by one."""
     with torch.no_grad():
         out = [model(ids[:, :5], past_key_values=cache).logits]
         out += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(5, ids.shape[1])]
@@ -101,7 +101,7 @@ def segments(cache: Any) -> list[tuple[torch.Tensor, ...]]:
 
 
 def stored_as(table: kvbudget.Table, rows: list[Any], ratio: float) -> list[Any]:
-    """Segments' rows as the library gives them back, in the table's formats."""
+    """Returns the segments' rows after the library has packed and unpacked them in the table's formats."""
     forms = table.formats(ratio).reshape(-1, 2).tolist()
     return [tuple(by_library(x, f, i == 0)[1] for i, (x, f) in enumerate(zip(r, form))) for r, form in zip(rows, forms)]
 
@@ -111,7 +111,7 @@ def stored_as(table: kvbudget.Table, rows: list[Any], ratio: float) -> list[Any]
 def test_logits_are_those_of_unpacked_rows(
     table: kvbudget.Table, refit: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cut cache whose rows are the library's round trip, of refitted rows if so wished."""
+    """Logits equal those over plain rows that the library has packed and unpacked, with and without refit."""
     model, more = build("llama", dtype), text(1, 12, 9)
     ours, run = cut(model, table, text(), 0.7, refit=refit)
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_logits_are_those_of_unpacked_rows(
 
 
 def test_logits_are_those_of_a_full_cache(model: Any, table: kvbudget.Table) -> None:
-    """A full cache where what stayed is the library's round trip and what went is hidden."""
+    """Kept rows of the full cache are packed and unpacked by the library, and evicted ones hidden."""
     ids, more = text(1, PROMPT), text(1, 12, 9)
     ours, _ = cut(model, table, ids)
     full = DynamicCache(config=model.config)
@@ -154,7 +154,7 @@ def test_logits_are_those_of_a_full_cache(model: Any, table: kvbudget.Table) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("ratio", [0.3, 0.6, 0.8, 0.9, 0.95])
 def test_bytes_are_those_of_the_table(make_table: Any, ratio: float, dtype: torch.dtype) -> None:
-    """What kvb_packed_bytes() says of the counts and formats of the table's row, and what the tensors take."""
+    """The tensors take what kvb_packed_bytes() says for the counts and formats of the table's row."""
     model, n = build("llama", dtype, head_dim=64), 300
     table = kvbudget.Table(make_table(4, 4, 2, 64, formats=range(4)))
     cache, run = cut(model, table, text(2, n), ratio)
@@ -172,7 +172,7 @@ def test_bytes_are_those_of_the_table(make_table: Any, ratio: float, dtype: torc
 
 
 def test_turns_pack_what_is_new(model: Any, table: kvbudget.Table) -> None:
-    """The next cut unpacks, chooses and packs again: what it keeps of old rows are the numbers that were there."""
+    """The next cut unpacks, selects and packs again: old rows that it keeps are packed from their unpacked numbers."""
     cache, _ = cut(model, table, text())
     with torch.no_grad(), kvbudget.compress(model, table, 0.6, when="call") as run:
         for part in text(1, 40, 5).split(1, 1):
@@ -189,7 +189,7 @@ def test_turns_pack_what_is_new(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_answers_with_an_interval(model: Any, table: kvbudget.Table) -> None:
-    """Never more plain rows than an interval, and greedy ids as in a block without one while nothing was cut again."""
+    """Plain rows never exceed the interval, and ids equal those without an interval until the second cut."""
     how = dict(do_sample=False, pad_token_id=0, attention_mask=torch.ones(1, 150, dtype=torch.long))
     for new in (16, 40):
         ids, caches = [], [DynamicCache(config=model.config) for _ in range(2)]
@@ -201,7 +201,7 @@ def test_answers_with_an_interval(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_sequences_come_go_and_are_copied(model: Any, table: kvbudget.Table) -> None:
-    """Beams share what is packed, copies do not; a crop into what was cut packs the rest again."""
+    """Beams share packed rows, copies do not; a crop into the cut part packs the rest again."""
     cache, run = cut(model, table, text(2))
     layer, own = cache.layers[1], segments(cache)[4:8]
     prefix, bytes_now = copy.deepcopy(cache), layer.size.bytes_now
@@ -231,7 +231,7 @@ def test_padded_batches_are_as_alone(model: Any, table: kvbudget.Table) -> None:
         alone, _ = cut(model, table, ids[b : b + 1, start:])
         for ours, theirs in zip([x for i, x in enumerate(segments(both)) if i % 4 // 2 == b], segments(alone)):
             assert (ours[2] - start).equal(theirs[2])
-            # A number next to the middle between two codes may fall to either side.
+            # A number close to the middle between two codes may be rounded to either.
             assert float(((ours[0] - theirs[0]).abs() > 1e-4).float().mean()) < 0.02
 
 

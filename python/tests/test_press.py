@@ -49,7 +49,7 @@ def lukv(table: kvbudget.Table, scorer: Any, ratio: float) -> Any:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("ratio", [0.3, 0.8])
 def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: float) -> None:
-    """What is kept is, position by position, what LUKVPress does not mask."""
+    """The kept positions are exactly those that LUKVPress does not mask."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
     with lukv(table, PRESSES[metric](), ratio)(model):
         prefill(model, prompt(2))
@@ -70,7 +70,7 @@ def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: fl
 
 @pytest.mark.parametrize("metric", ["keydiff", "knorm", "ea"])
 def test_scores_are_kvpress_to_the_bit(model: Any, make_table: Any, metric: str, monkeypatch: Any) -> None:
-    """Where a text repeats its tokens, heads are full of scores that only rounding tells apart: it must be the same."""
+    """If a text repeats its tokens, many scores differ only by rounding, which must therefore be the same."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
     ids = torch.randint(2, 90, (1, 250), generator=torch.Generator().manual_seed(4))
     seen: list[Any] = []
@@ -85,7 +85,7 @@ def test_scores_are_kvpress_to_the_bit(model: Any, make_table: Any, metric: str,
 
 
 def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
-    """Three questions over one cut context: the answers of LUKVPress, by both modes."""
+    """Three questions over one cut context: both modes give the answers of LUKVPress."""
     table = kvbudget.Table(make_table(4, 4, 2, 16))
     pipe = transformers.pipeline("kv-press-text-generation", model=model, tokenizer=tokenizer())
     model.generation_config.eos_token_id = 0
@@ -120,7 +120,7 @@ def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
 
 
 def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> None:
-    """Another scorer, or the same with another window, is not what the table is for; both are named."""
+    """Another scorer, or the same with another window, is refused; the error names both."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     for wrong in (
         kvpress.KeyDiffPress(), kvpress.SnapKVPress(), kvpress.SnapKVPress(window_size=8), kvpress.TOVAPress()
@@ -133,7 +133,7 @@ def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> N
 
 
 def test_names_of_presses() -> None:
-    """Presses that the program has too bear its names; others say their class and parameters."""
+    """Presses that the program has too get its names; others are named by class and parameters."""
     assert scorers.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"

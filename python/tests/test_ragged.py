@@ -1,4 +1,4 @@
-"""A cut layer by itself: kernels that attend over it, and sequences that come and go."""
+"""A cut layer by itself: kernels that attend over it, and sequences that are reordered, copied and cropped."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +23,7 @@ def table(make_table: Any) -> kvbudget.Table:
 
 
 def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None) -> Any:
-    """What torch documents of varlen_attn, in plain loops, with the arguments that torch 2.10 has."""
+    """varlen_attn as torch documents it, in plain loops, with the arguments of torch 2.10."""
     assert q.shape[1] == k.shape[1] == v.shape[1] == 1 and len(cu_q) == len(cu_k)
     assert cu_q[-1] == len(q) and cu_k[-1] == len(k) == len(v)
     out = torch.full((q.shape[0], 1, v.shape[2]), float("nan"))
@@ -37,7 +37,7 @@ def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, m
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_kernels(model: Any, table: kvbudget.Table, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout of varlen, since its kernels run on CUDA only."""
+    """varlen's arguments are right, tested with a reference, since its kernels run only on CUDA."""
     monkeypatch.setattr(attention, "varlen_attn", reference_varlen)
     ids, more, mask = prompt(2), prompt(2, 5, seed=6), torch.ones(2, T + 5, dtype=torch.long)
     mask[1, :7] = 0
@@ -61,7 +61,7 @@ def test_kernels(model: Any, table: kvbudget.Table, padded: bool, monkeypatch: p
 
 
 def test_torch_takes_our_varlen_call(model: Any, table: kvbudget.Table) -> None:
-    """varlen_attn itself, on tensors without data: it takes our arguments and gives the shape that is expected."""
+    """varlen_attn itself, on tensors without data, accepts our arguments and returns the expected shape."""
     if attention.varlen_attn is None:
         pytest.skip("torch before 2.10")
     with kvbudget.compress(model, table, 0.7):
@@ -73,7 +73,7 @@ def test_torch_takes_our_varlen_call(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_rows_come_and_go(model: Any, table: kvbudget.Table) -> None:
-    """What beam search does to a cache, on one layer."""
+    """The operations of beam search and cropping, on one layer."""
     with kvbudget.compress(model, table, 0.7):
         layer = prefill(model, prompt(3)).layers[1]
 

@@ -1,4 +1,4 @@
-"""compress(model, "auto", ...): the ready table of a model's weights, and what is refused."""
+"""compress(model, "auto", ...) finds the ready table for a model's weights, or refuses."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def table_of(model: Any, path: Path, **more: str) -> Path:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A small random model loaded from a folder of its name, whose table is among others."""
+    """Returns a small random model, loaded from a folder with its name; the folder of tables has one for it."""
     build("llama").save_pretrained(tmp_path / "Base-1M")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "Base-1M").eval()
     folder = tmp_path / "tables"
@@ -63,7 +63,7 @@ def test_another_shape(base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_gguf(base: Any, tmp_path: Path) -> None:
-    """Of a file in the model's folder: by its hash, if the model has the name that the table has."""
+    """A GGUF file in the model's folder is recognised by its hash, if the model has the table's name."""
     source = tmp_path / "files"
     source.mkdir()
     (source / "a.gguf").write_bytes(b"another one")
@@ -79,7 +79,7 @@ def test_gguf(base: Any, tmp_path: Path) -> None:
 
 
 def test_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the tree, by the shapes and names at Hugging Face."""
+    """The tables of the tree are found by the models' shapes and names at Hugging Face."""
     monkeypatch.delenv("KVBUDGET_TABLES", raising=False)
     for name, *shape in (
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 30, 9, 3, 64),

@@ -1,4 +1,4 @@
-"""The recorder: arrays against formulas in plain loops, interruptions, and records that the program solves."""
+"""The recorder: arrays compared with formulas in plain loops, interruptions, and records that the program solves."""
 
 import contextlib
 import hashlib
@@ -46,7 +46,7 @@ def lines(tmp_path: Path, answers: bool = True, n: int = 2) -> Path:
 
 @torch.no_grad()
 def oracle(model: Any, context: list[int], suffix: list[int], answer: list[int]) -> np.ndarray:
-    """By the model's own attention matrices, in one pass over everything."""
+    """Returns the oracle's importance, from the model's own attention matrices in one pass over everything."""
     config, T = model.config, len(context)
     for layer in attention_layers(model):
         layer.config._attn_implementation = "eager"
@@ -68,7 +68,7 @@ def oracle(model: Any, context: list[int], suffix: list[int], answer: list[int])
 
 
 def budgets(record: Path, metric: str) -> np.ndarray:
-    """Tokens that each head keeps of 40, for all 99 ratios."""
+    """Returns how many of 40 tokens each head keeps, for all 99 ratios."""
     out = record.with_suffix(".safetensors")
     subprocess.run([PROGRAM, "solve", record, "-m", metric, "-o", out, "--quiet"], check=True)
     table = kvbudget.Table(out)
@@ -78,7 +78,7 @@ def budgets(record: Path, metric: str) -> np.ndarray:
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_as_the_profiler_records(family: str, tmp_path: Path) -> None:
-    """Oracle and scores are within 1e-4 of `kvbudget profile`'s, and ranked by the same scores the budgets the same."""
+    """Oracle and scores are within 1e-4 of `kvbudget profile`'s, and with the same scores the budgets are the same."""
     model, calib, ours, theirs = build(family), lines(tmp_path), tmp_path / "c.h5", tmp_path / "python.h5"
     model.save_pretrained(tmp_path / "model")
     chosen = [word for metric in METRICS for word in ("-m", metric)]
@@ -90,7 +90,7 @@ def test_as_the_profiler_records(family: str, tmp_path: Path) -> None:
             for array in [f"scores/{metric}" for metric in METRICS] + [f"questions/{i}/oracle" for i in range(2)]:
                 wanted = x[array][:]
                 assert (np.abs(y[array][:] - wanted) <= 1e-4 * np.abs(wanted).max(-1, keepdims=True)).all(), array
-            for metric in METRICS:  # rounding orders scores that are nearly equal, in either program otherwise
+            for metric in METRICS:  # rounding may order nearly equal scores differently in the two programs
                 scores, place = x["scores"][metric][:], y["scores"][metric]
                 place[...] = scores
                 place.attrs.modify("sha256", np.bytes_(hashlib.sha256(scores.tobytes()).hexdigest()))
@@ -128,7 +128,7 @@ def test_against_plain_formulas(family: str, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
-    """Stopped after every step in turn, it ends with the very bytes of one that was not stopped."""
+    """A recording that is stopped after every step ends with the same bytes as one that was not stopped."""
     model, calib = build("llama"), lines(tmp_path, answers=False)
     how: dict[str, Any] = dict(metrics=["keydiff"], new_tokens=5)
     whole = kvbudget.record(model, None, calib, output=tmp_path / "whole.h5", **how).read_bytes()
@@ -165,7 +165,7 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
 
 
 def test_sampling_is_seeded(tmp_path: Path) -> None:
-    """Philox4x32-10's published answer, and draws that do not depend on what else is recorded."""
+    """Philox4x32-10 gives its published answers, and draws do not depend on what else is recorded."""
     assert sampling.philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert sampling.philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
     model, found = build("llama"), []
@@ -192,7 +192,7 @@ def test_greedy_is_generate(tmp_path: Path) -> None:
 
 
 def test_some_answers_are_given(tmp_path: Path) -> None:
-    """A given answer is followed; one that is null, or a single token, which is no query, is drawn as where none is."""
+    """A given answer is used; if it is null, or a single token, which gives no query, an answer is sampled instead."""
     model, drawn = build("llama"), []
     line = {"sample_id": "c0", "context_ids": list(range(1, 41)), "question_ids": [[3, 4], [5, 6, 7]]}
     for answers in (None, [[8, 9, 10], None], [[8], None]):
@@ -206,7 +206,7 @@ def test_some_answers_are_given(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    """Wrong metrics, options, lines and models, and a recording that is in the way: an error that says what to do."""
+    """Wrong metrics, options, lines and models, and existing files: an error says what to do."""
     model, calib = build("llama"), lines(tmp_path)
 
     def refused(words: str, of: Any = model, lines_of: Any = calib, metrics: Any = ("knorm",), **how: Any) -> None:
@@ -239,7 +239,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         refused(words, lines_of=bad)
     bad.write_bytes(b"\n\xe9")
     refused("bad.jsonl: byte 1 is no UTF-8", lines_of=bad)
-    for name, steps in (("calib.jsonl", False), ("own.h5", True)):  # what is no record, or no recording, stays
+    for name, steps in (("calib.jsonl", False), ("own.h5", True)):  # files of other kinds are not overwritten
         own = tmp_path / f"{name}.steps" / "notes" if steps else tmp_path / name
         own.parent.mkdir(exist_ok=True)
         own.write_text(calib.read_text())
@@ -255,7 +255,7 @@ def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
 
 
 def test_texts_and_windows(tmp_path: Path) -> None:
-    """Texts go through the tokenizer; a layer with a window is named, not recorded, and whole in the table."""
+    """Texts are tokenized; layers with a window are listed, not recorded, and keep everything in the table."""
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
     calib = tmp_path / "text.jsonl"
     line = {"context": words, "questions": ["w3\u2028w4"], "answers": ["w5 w6 w7"], "answer_prefix": " w8"}
@@ -282,7 +282,7 @@ def test_texts_and_windows(tmp_path: Path) -> None:
 
 
 def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
-    """Where no layer's cache grows there is nothing to record."""
+    """If no layer's cache grows, there is nothing to record."""
     model = build("mistral")
     model.config.sliding_window = 8
     for layer in attention_layers(model):
@@ -292,8 +292,8 @@ def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_families_do_to_scales_norms_and_rotations() -> None:
-    """Granite and Gemma scale logits their own way, Gemma and OLMo 2 norm what attention gives, SmolLM3 and hybrid
-    models have layers without rotation."""
+    """Granite and Gemma scale logits in their own way, Gemma and OLMo 2 normalise the output of attention, SmolLM3 and
+    hybrid models have layers without rotation."""
     granite, gemma = build("granite", attention_multiplier=0.5), build("gemma2", query_pre_attn_scalar=64)
     assert attention_layers(granite)[0].query_scale == pytest.approx(0.5 * 4)
     assert attention_layers(gemma)[0].query_scale == pytest.approx(64**-0.5 * 4)

@@ -1,4 +1,4 @@
-"""Refitted caches: nearer to the full cache on queries that were left out, and otherwise as they were."""
+"""Refitted caches are closer to the full cache on queries that were left out, and otherwise unchanged."""
 
 import ctypes as c
 import threading
@@ -42,7 +42,7 @@ def segments(cache: Any) -> list[tuple[torch.Tensor, ...]]:
 
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> list[refit.Head]:
-    """All heads that are looked at."""
+    """Returns a list to which every head that is fitted gets appended."""
     found: list[refit.Head] = []
     fit = refit.Head.fit
     monkeypatch.setattr(refit.Head, "fit", lambda head, kept: (found.append(head), fit(head, kept))[1])
@@ -51,7 +51,7 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> list[refit.Head]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, make_table: Any, heads: list[refit.Head]) -> None:
-    """The left-out error falls, and the cache has the same positions, type and bytes."""
+    """The error on left-out queries falls, and the cache has the same positions, type and bytes."""
     model = build(family)
     if model is None:
         pytest.skip(f"this transformers does not have {family}")
@@ -71,7 +71,7 @@ def test_families(family: str, make_table: Any, heads: list[refit.Head]) -> None
 
 @pytest.mark.parametrize("family", ["llama", "phi", "cohere", "glm", "gpt-neox"])
 def test_references_stand_where_they_say(family: str, make_table: Any) -> None:
-    """Turned back, a query is the one before rotation; turned again to its own position, itself."""
+    """A reference query is the query before rotation; rotated to its own position, it is the original query again."""
     model = build(family)
     layer, seen = attention_layers(model)[1], []
     watch = refit.gather
@@ -117,7 +117,7 @@ def kl(model: Any, cache: Any, ids: torch.Tensor, full: torch.Tensor) -> float:
 
 
 def test_next_tokens_are_nearer(model: Any, table: kvbudget.Table) -> None:
-    """KL to the full cache of tokens that come after the context, over four texts."""
+    """Over four texts, KL to the full cache falls for tokens that come after the context."""
     sums = [0.0, 0.0]
     for seed in range(4):
         ids, more = text(seed=seed), text(1, 16, seed + 50)
@@ -130,7 +130,7 @@ def test_next_tokens_are_nearer(model: Any, table: kvbudget.Table) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(table: kvbudget.Table, dtype: torch.dtype, heads: list[refit.Head]) -> None:
-    """Rows keep their type, and what is judged is what they hold."""
+    """Rows keep their type, and errors are measured with the rounded rows."""
     half = build("llama", dtype)
     cache, report = cut(half, table, text(), refit=True)
     assert report.heads_refitted > 0
@@ -139,7 +139,7 @@ def test_half_precision(table: kvbudget.Table, dtype: torch.dtype, heads: list[r
 
 
 def test_bare_heads_are_bit_equal(model: Any, table: kvbudget.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads that keep more than half, and those that nothing helps or whose numbers are not finite."""
+    """Heads are unchanged if they keep more than half, if no fit helps, or if their numbers are not finite."""
     ids = text()
     for ratio, lambdas in ((0.1, refit.LAMBDAS), (0.8, ())):
         if not lambdas:
@@ -164,7 +164,7 @@ def test_bare_heads_are_bit_equal(model: Any, table: kvbudget.Table, monkeypatch
 
 
 def test_batches_chunks_turns_and_threads(model: Any, table: kvbudget.Table) -> None:
-    """A padded batch, chunks and threads give the rows that a sequence gives alone; later cuts say what they do."""
+    """A padded batch, chunks and threads give the rows of a sequence alone; later cuts warn that they do not refit."""
     ids, mask = text(2), torch.ones(2, N, dtype=torch.long)
     mask[1, :60] = 0
     alone = [segments(cut(model, table, x, refit=True)[0]) for x in (ids[:1], ids[1:, 60:])]
@@ -219,7 +219,7 @@ class CResult(c.Structure):
 
 @pytest.mark.parametrize("shape", [(90, 20, 64, 16), (300, 60, 40, 32), (64, 1, 32, 8), (50, 9, 9, 8)])
 def test_equals_the_library(shape: tuple[int, ...]) -> None:
-    """kvb_refit() of random heads: the same errors, and the same rows where both choose alike."""
+    """kvb_refit() of random heads: the same errors, or larger ones; the same rows if both choose alike."""
     (tokens, kept, queries, d), lib = shape, library()
     if not hasattr(lib, "kvb_refit"):
         pytest.skip("this library does not refit")

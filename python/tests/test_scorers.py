@@ -1,4 +1,4 @@
-"""Scorers against their formulas in plain loops, and a table's own learned ranking from the record to the cache."""
+"""Scorers compared with their formulas in plain loops, and a table's learned ranking from the record to the cache."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FEATURES += ["ea:kvpress", "tova:scope=group"]
 
 
 def scores_of(name: str, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor) -> np.ndarray:
-    """[G, T] of a metric for one layer of a Llama with these arrays."""
+    """Returns a metric's scores [G, T] for one layer of a Llama with these arrays."""
     metric, layer = scorers.parse(name), attention_layers(build("llama"))[0]
     seen, n = metrics.Seen(), keys.shape[1]
     metric.observe(seen, layer, metrics.Step(query, torch.zeros(n, 64)))
@@ -42,7 +42,7 @@ def arrays() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("fusion", ["sum", "max"])
 def test_morphkv_is_its_formula(arrays: Any, fusion: str) -> None:
-    """Attention of the last W queries, summed over the group, then over the queries or their maximum."""
+    """Attention of the last W queries, summed over the group, then the sum or the maximum over queries."""
     keys, values, query = arrays
     found, w = scores_of(f"morphkv:window=5:fusion={fusion}", keys, values, query), np.zeros((4, 5, 29))
     for h in range(4):
@@ -58,7 +58,7 @@ def test_morphkv_is_its_formula(arrays: Any, fusion: str) -> None:
 
 @pytest.mark.parametrize("scope", ["layer", "group"])
 def test_tova_is_its_formula(arrays: Any, scope: str) -> None:
-    """Attention of the last query, the mean over all heads or over the group's."""
+    """Attention of the last query, averaged over all heads or over the group."""
     keys, values, query = arrays
     logits = np.stack([(keys[h // 2] @ query[h, 28]).numpy().astype(np.float64) / 4 for h in range(4)])
     w = np.exp(logits - logits.max(1, keepdims=True))
@@ -70,13 +70,13 @@ def test_tova_is_its_formula(arrays: Any, scope: str) -> None:
 
 
 def test_tova_of_a_layer_is_refused_a_second_time() -> None:
-    """A mean over the layer wants all its heads, which hold different tokens once they are cut."""
+    """A mean over the layer needs all of its heads, but these hold different tokens once they are cut."""
     assert "take tova:scope=group" in scorers.parse("tova").once and not scorers.parse("tova:scope=group").once
 
 
 @pytest.mark.parametrize("how", ["kvpress", "paper", "kvpress:mode=local:cross=1", "kvpress:mode=l2norm:lambda=2"])
 def test_lagkv_is_its_formula(arrays: Any, how: str) -> None:
-    """Partitions of 6 tokens behind 3 sinks: four whole ones, of which the last and what is behind it are kept."""
+    """Partitions of 6 tokens after 3 sinks: four whole ones; the last of them and the tokens after it are kept."""
     keys, values, query = arrays
     metric = scorers.parse(f"lagkv:{how}:sink=3:lag=6")
     p, found = metric.parameters, scores_of(f"lagkv:{how}:sink=3:lag=6", keys, values, query)
@@ -97,7 +97,7 @@ def test_lagkv_is_its_formula(arrays: Any, how: str) -> None:
 
 
 def test_lagkv_gives_equal_tokens_ranks_by_position(arrays: Any) -> None:
-    """Of equals the later one is worse, and a channel without a range counts for nothing."""
+    """Of equal tokens the later one ranks lower, and a channel without a range counts for nothing."""
     keys, values, query = (torch.ones_like(x) for x in arrays)
     found = scores_of("lagkv:kvpress:sink=3:lag=6", keys, values, query)
     assert np.allclose(found[0, 3:9], np.arange(5, -1, -1) / 6)
@@ -105,7 +105,7 @@ def test_lagkv_gives_equal_tokens_ranks_by_position(arrays: Any) -> None:
 
 @torch.no_grad()
 def watched(family: str) -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
-    """A model of a family in eager attention, with its attention matrices, and of each layer queries and input."""
+    """Returns a model in eager attention, its output with attention matrices, and queries and input of each layer."""
     model, queries, inputs = build(family), {}, {}
     if model is None:
         pytest.skip(f"transformers {transformers.__version__} does not have {family}")
@@ -131,7 +131,7 @@ def watched(family: str) -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_votes_are_the_models_own_attention(family: str) -> None:
-    """SnapKV without pooling: the mean attention of the last queries, whatever the family does to its logits."""
+    """SnapKV without pooling is the mean attention of the last queries, however the family computes logits."""
     model, out, queries, _ = watched(family)
     metric = scorers.parse("snapkv:kvpress:window=4:kernel=1")
     layers = attention_layers(model)
@@ -153,7 +153,7 @@ def test_votes_are_the_models_own_attention(family: str) -> None:
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("gpt2", "gpt-neox")])
 def test_queries_before_rotation(family: str) -> None:
-    """Nothing is turned at position 0, only scaled by yarn: there what expected attention takes for queries attends."""
+    """At position 0 nothing is rotated (yarn scales): expected attention's queries equal those that attend there."""
     model, _, queries, inputs = watched(family)
     if not queries:
         pytest.skip(f"{family} has attention code of its own")
@@ -177,18 +177,18 @@ def test_queries_that_are_not_known_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
-    """A table for a ranking of single heads."""
+    """Returns a table for a ranking that scores each head alone."""
     return learn(tmp_path_factory, "--own")
 
 
 @pytest.fixture(scope="module")
 def learned_layers(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
-    """A table for a ranking that looks at a layer's heads together, as is the default."""
+    """Returns a table for a ranking that uses all heads of a layer together, the default."""
     return learn(tmp_path_factory)
 
 
 def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.Table:
-    """A table for a ranking that `kvbudget learn` has fitted to a recording of a random Llama."""
+    """Returns a table for a ranking that `kvbudget learn` has fitted to a record of a random Llama."""
     pytest.importorskip("h5py")
     if not PROGRAM:
         pytest.skip("no program kvbudget")
@@ -211,7 +211,7 @@ def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.T
 
 
 def by_formula(table: kvbudget.Table, layer: int, head: int, features: np.ndarray) -> np.ndarray:
-    """kvbudget.h's sum for one head, from features [F, T]."""
+    """Returns one head's scores by the formula in kvbudget.h, from features [F, T]."""
     r, n = table.ranking, features.shape[1]
     assert r is not None
     w, out = r.weights[layer, head], np.zeros(n)
@@ -225,7 +225,7 @@ def by_formula(table: kvbudget.Table, layer: int, head: int, features: np.ndarra
 
 
 def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -> None:
-    """Names, weights and kvb_rank's numbers reach Python; what it refuses is told."""
+    """Names, weights and kvb_rank's numbers reach Python; so do its errors."""
     r = learned.ranking
     assert r is not None and r.name == learned.info.metric and set(r.metrics) == set(FEATURES)
     assert r.weights.shape == (4, 2, 2 * len(FEATURES) + 2) and not r.weights.flags.writeable
@@ -244,7 +244,7 @@ def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -
 
 
 def record(folder: Path, metrics_: list[Any], ids: list[int]) -> Any:
-    """What the recorder says of a context: scores by metric, [L, G, T] each."""
+    """Returns the recorder's scores of a context by metric, [L, G, T] each."""
     h5py = pytest.importorskip("h5py")
     line = {"context_ids": ids, "question_ids": [[5, 6]], "answer_ids": [[7, 8, 9]]}
     (folder / "one.jsonl").write_text(json.dumps(line))
@@ -254,7 +254,7 @@ def record(folder: Path, metrics_: list[Any], ids: list[int]) -> Any:
 
 
 def test_compress_ranks_by_it(learned: kvbudget.Table, tmp_path: Path) -> None:
-    """Each head keeps what the formula and kvb_select say of its features, which the recorder has seen one by one."""
+    """Each head keeps what kvb_select selects by the formula from features that the recorder has written."""
     ids, info, r = prompt(1, 50), learned.info, learned.ranking
     found = record(tmp_path, FEATURES, ids[0].tolist())
     with kvbudget.compress(build("llama"), learned, 0.5) as run:
@@ -272,7 +272,7 @@ def test_compress_ranks_by_it(learned: kvbudget.Table, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("mode", ["compact", "mask"])
 def test_budget_press_ranks_by_it(learned: kvbudget.Table, mode: Any) -> None:
-    """In kvpress's hands a learned table keeps the tokens that it keeps in compress."""
+    """With a learned table BudgetPress keeps the same tokens as compress."""
     pytest.importorskip("kvpress")
     model, ids = build("llama"), prompt(1, 50)
     with kvbudget.compress(build("llama"), learned, 0.5) as run:
@@ -291,7 +291,7 @@ def test_budget_press_ranks_by_it(learned: kvbudget.Table, mode: Any) -> None:
 
 
 def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
-    """Chunks are cut as one pass is; a second cut of a cache that lost nothing is the first cut."""
+    """Chunks are cut like one pass; a second cut of a cache that has lost nothing equals the first cut."""
     model, ids = build("llama"), prompt(1, 50)
     with kvbudget.compress(model, learned, 0.5):
         whole = prefill(model, ids)
@@ -315,7 +315,7 @@ def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
 
 
 def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Path) -> None:
-    """What is kept is what kvb_rank_layer says of all heads' features; single heads and second cuts are refused."""
+    """Heads keep what kvb_rank_layer ranks first by all heads' features; single heads and second cuts are refused."""
     ids, info, r = prompt(1, 50), learned_layers.info, learned_layers.ranking
     assert r is not None and r.layer_mean and r.weights.shape[-1] == 3 * len(FEATURES) + 2
     found = record(tmp_path, [*FEATURES, learned_layers], ids[0].tolist())
@@ -340,7 +340,7 @@ def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Pa
 
 @torch.no_grad()
 def test_recency_counts_places_in_the_text(learned: kvbudget.Table) -> None:
-    """Where tokens are gone, the scores are those of a text with them, but for what is standardised."""
+    """With gaps between tokens, scores change only by the term of recency."""
     metric, layer = scorers.of_table(learned), attention_layers(build("llama"))[1]
     assert learned.ranking is not None
     draw, n = torch.Generator().manual_seed(2), 40
@@ -360,7 +360,7 @@ def test_recency_counts_places_in_the_text(learned: kvbudget.Table) -> None:
 
 
 class _Fixed:
-    """A feature whose scores do not look at places."""
+    """A feature with scores that ignore places."""
 
     def __init__(self, metric: metrics.Metric, n: int):
         self.metric, self.n = metric, n
@@ -371,7 +371,7 @@ class _Fixed:
 
 
 def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_path: Path) -> None:
-    """Scores in the record are kvb_rank's of the features beside them."""
+    """Scores in the record equal kvb_rank's for the recorded features."""
     found = record(tmp_path, [*FEATURES, learned], prompt(1, 44)[0].tolist())
     assert learned.ranking is not None
     for layer in range(4):
@@ -381,7 +381,7 @@ def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_
 
 
 def test_the_recorder_takes_a_ranking_for_its_metrics(learned: kvbudget.Table, tmp_path: Path) -> None:
-    """learned=FILE records what `solve --metric learned=FILE` then ranks by; a file of anything else says so."""
+    """learned=FILE records the features that `solve --metric learned=FILE` ranks by; other files are refused."""
     file = Path(learned.path).with_name("rank.safetensors")
     found = record(tmp_path, [f"learned={file}", FEATURES[0]], prompt(1, 44)[0].tolist())
     assert learned.ranking is not None and set(found) == set(learned.ranking.metrics) | {FEATURES[0]}
@@ -393,7 +393,7 @@ def test_the_recorder_takes_a_ranking_for_its_metrics(learned: kvbudget.Table, t
 
 
 def test_the_programs_scores_by_it(tmp_path: Path) -> None:
-    """A model in a folder, ranked by `kvbudget profile` and here: features and their sum agree between C and torch."""
+    """`kvbudget profile` and the recorder agree on the features and on the ranking's scores."""
     h5py = pytest.importorskip("h5py")
     if not PROGRAM:
         pytest.skip("no program kvbudget")
@@ -421,7 +421,7 @@ def test_the_programs_scores_by_it(tmp_path: Path) -> None:
 
 
 def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
-    """A ranking fits no model of another shape."""
+    """A ranking does not fit a model of another shape."""
     with pytest.raises(kvbudget.MismatchError, match="n_heads: expected 7, the table says 4"):
         with kvbudget.compress(build("qwen2 7:1"), learned, 0.5):
             pass

@@ -1,4 +1,4 @@
-"""Tables: what the library says, reaches Python; wrong ones are refused with both sides named."""
+"""Tables: the library's answers reach Python; wrong tables are refused with errors that name both sides."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def path(make_table: Any) -> Path:
 
 
 def test_info_and_rows(path: Path) -> None:
-    """What the file says of itself and of a row reaches Python unchanged."""
+    """The file's description and its rows reach Python unchanged."""
     table = kvbudget.Table(path)
     assert (table.info.n_rows, table.info.n_layers, table.info.n_heads, table.info.n_kv_heads) == (99, 4, 8, 2)
     assert (table.info.sink, table.info.window, table.info.metric) == (4, 3, "keydiff")
@@ -40,7 +40,7 @@ def test_info_and_rows(path: Path) -> None:
 
 
 def test_budgets_are_those_of_the_program(path: Path) -> None:
-    """Every number of `kvbudget budgets`, for all options that it has, to the bit."""
+    """Every number equals that of `kvbudget budgets`, for all of its options, to the bit."""
     if not PROGRAM:
         pytest.skip("no program kvbudget")
     table = kvbudget.Table(path)
@@ -56,7 +56,7 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
         for name in ("total", "keep_min", "keep_max", "effective_ratio", "row"):
             assert getattr(found, name) == pytest.approx(wanted["settings"][name], abs=1e-12), name
         assert len(found.warnings) == len(wanted["settings"]["warnings"])
-        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # but for the name of an option
+        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # apart from the name of an option
             assert ours.replace("strict=True", "--strict") == theirs
 
 
@@ -79,7 +79,7 @@ def test_a_table_of_another_model_metric_or_protection_is_refused(path: Path) ->
 
 
 def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tmp_path: Path) -> None:
-    """The hashes of weight files, and names at Hugging Face; what a table does not say is no match."""
+    """Hashes of weight files and names at Hugging Face must match; an entry that the table lacks does not match."""
     files = [tmp_path / "1.bin", tmp_path / "2.bin"]
     for file in files:
         file.write_bytes(file.name.encode())
@@ -102,7 +102,7 @@ def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tm
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, float("nan"), float("inf")])
 def test_ratios_that_mean_nothing(path: Path, ratio: float) -> None:
-    """Ratio 1 and above and what is no number: an error."""
+    """Ratios of 1 and above, and NaN, are an error."""
     with pytest.raises(kvbudget.KVBudgetError, match="ratio"):
         kvbudget.Table(path).keep(ratio, 100)
 
@@ -135,7 +135,7 @@ def test_damaged_files(path: Path, tmp_path: Path) -> None:
 
 
 def test_select() -> None:
-    """Protected tokens first, then by score, equal ones by position; a NaN is refused."""
+    """Protected tokens first, then by score, equal scores by position; a NaN is refused."""
     scores = np.array([0.0, 5, 5, 1, 9, -1], np.float32)
     assert kvbudget.select(scores, 4, 1, 1).tolist() == [0, 1, 4, 5]
     assert kvbudget.select(scores, 9, 1, 1).tolist() == [0, 1, 2, 3, 4, 5]
@@ -144,7 +144,7 @@ def test_select() -> None:
 
 
 def test_counts_are_whole_and_fit(path: Path) -> None:
-    """ctypes and NumPy would cut integers to 32 bits, and take 7.9 for 7."""
+    """Counts that ctypes and NumPy would truncate (to 32 bits, 7.9 to 7) are refused."""
     table, scores = kvbudget.Table(path), np.arange(6, dtype=np.float32)
     places = np.arange(6, dtype=np.uint32)
     for wrong in (-1, 2**32, 2**32 + 3, 7.9, "7", None):
@@ -175,7 +175,7 @@ def test_counts_are_whole_and_fit(path: Path) -> None:
 
 
 def test_numbers_that_hold_arrays_are_compared(path: Path) -> None:
-    """== of an array is an array."""
+    """== of these objects is a bool, although == of their arrays is an array."""
     table = kvbudget.Table(path)
     assert table.budgets(0.5, 100) == table.budgets(0.5, 100) != table.budgets(0.5, 101)
     assert table.row(3) == table.row(3) != table.row(4)
@@ -183,7 +183,7 @@ def test_numbers_that_hold_arrays_are_compared(path: Path) -> None:
 
 
 def test_texts_end_where_they_end(path: Path) -> None:
-    """C would read a text up to its NUL character; an empty one names nothing."""
+    """Texts with a NUL character, where C would stop reading, and empty names are refused."""
     table = kvbudget.Table(path)
     with pytest.raises(kvbudget.KVBudgetError, match="null") as refusal:
         kvbudget.Table(str(path) + "\0.other")
@@ -199,14 +199,14 @@ def test_texts_end_where_they_end(path: Path) -> None:
 
 
 def test_parameters_that_python_cannot_read(make_table: Any) -> None:
-    """The library's JSON takes 1., Python's does not: no {} in their place."""
+    """The library's JSON reader accepts 1., Python's does not: an error, instead of no parameters."""
     with pytest.raises(kvbudget.KVBudgetError, match="metric_parameters") as refusal:
         kvbudget.Table(make_table(4, 4, 2, 16, metric_parameters='{"window":1.}'))
     assert refusal.value.status == "FORMAT"
 
 
 def test_what_a_shell_shows(tmp_path: Path) -> None:
-    """dir() and help() name what can be had; what cannot be had says by which extra."""
+    """dir() and help() list what is available; using anything else raises an error that names the extra to install."""
     import sys
 
     assert kvbudget.__version__ == kvbudget.version()
@@ -247,7 +247,7 @@ def test_threads_and_copies(path: Path, make_table: Any) -> None:
     assert len(found) == 8 and all(np.array_equal(f, wanted) for f in found)
     copies = [copy.copy(table), copy.deepcopy(table)]
     del table
-    path.write_bytes(make_table(4, 8, 2, 16, seed=1).read_bytes())  # another table by now
+    path.write_bytes(make_table(4, 8, 2, 16, seed=1).read_bytes())  # now another table
     copies += [pickle.loads(pickle.dumps(copies[0])), copy.deepcopy(copies[1])]
     path.unlink()
     copies.append(pickle.loads(pickle.dumps(copies[-2])))
@@ -265,7 +265,7 @@ def test_without_a_library() -> None:
 
 
 def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Budgets of another arithmetic would differ silently, so both versions are named and nothing is loaded."""
+    """A library with other arithmetic would silently give other budgets: it is refused, and both versions are named."""
     from kvbudget import _library
 
     monkeypatch.setattr(_library, "BUDGETS_VERSION", 99)
@@ -294,7 +294,7 @@ def test_import_is_light() -> None:
 
 
 def test_reselect_takes_protected_rows_then_the_best() -> None:
-    """The library's second choice, over rows that are left of a text."""
+    """The library's selection among rows that earlier cuts have left."""
     places = np.array([0, 1, 5, 6, 8, 9], np.uint32)
     scores = np.array([0, 0, 2, 1, 0, 0], np.float32)
     assert kvbudget.reselect(scores, places, 10, 5, 2, 2).tolist() == [0, 1, 2, 4, 5]

@@ -1,9 +1,9 @@
-// Evicts for real: budgets, then positions, then a K/V cache that is as small as it should be.
+// Really evicts: computes budgets, then positions, then makes the K/V cache as small as they say.
 //     cc 01_evict.c $(pkg-config --cflags --libs kvbudget) -o 01_evict
 //     ./01_evict snapkv.safetensors 0.8 4096
 //
-// The cache here is made up: key and value of token j hold the number j, so that one sees who has stayed. Scores are
-// random; a real engine takes those of the table's metric (kvb_table_info(table)->metric) after the prefill.
+// The cache here is made up: key and value of token j hold the number j, which shows the tokens that were kept. Scores
+// are random; a real engine takes those of the table's metric (kvb_table_info(table)->metric) after the prefill.
 #include <kvbudget.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ int main(int argc, char **argv)
     }
     double ratio = strtod(argv[2], NULL);
     uint32_t n_tokens = (uint32_t)strtoul(argv[3], NULL, 10);
-    // Everything in the file is checked here; nothing below can meet a damaged table.
+    // Everything in the file is checked here; below, the table is known to be intact.
     if (kvb_table_open(&table, argv[1], NULL, &err) != KVB_OK) goto failed;
 
     // An engine would also give its model's shape and hash, so that it never runs with another model's table.
@@ -67,7 +67,7 @@ int main(int argc, char **argv)
     }
     fill(keys, values, scores, n_heads, n_tokens, head_dim);
 
-    // strict: the sinks and the window of the calibration stay in every head.
+    // strict: every head keeps the sinks and the window of the calibration.
     kvb_budget_options opt = {0};
     opt.strict = 1;
     if (kvb_budgets(table, ratio, n_tokens, &opt, keep, n_heads, &err) != KVB_OK) goto failed;
@@ -77,12 +77,12 @@ int main(int argc, char **argv)
     compact(keys, n_heads, n_tokens, head_dim, offsets, positions);
     compact(values, n_heads, n_tokens, head_dim, offsets, positions);
 
-    // Give the memory back. When that fails the old, larger block is still good.
+    // Give the memory back. If realloc fails, the old, larger block is still valid.
     size_t kept = offsets[n_heads];
     if ((smaller = realloc(keys, kept * row_bytes))) keys = smaller;
     if ((smaller = realloc(values, kept * row_bytes))) values = smaller;
 
-    // Each kept key must be the one that its position names. (It keeps its rotary embedding: nothing is re-rotated.)
+    // Each kept key must be that of its position. (It keeps its rotary embedding: nothing is rotated again.)
     for (size_t row = 0; row < kept; row++) {
         if (keys[row * head_dim] != (float)positions[row] || values[row * head_dim] != (float)positions[row]) {
             fprintf(stderr, "row %lu holds another token\n", (unsigned long)row);

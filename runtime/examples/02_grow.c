@@ -1,9 +1,9 @@
-// A long answer: the cache grows by a token a step, and every 128 steps it is cut again.
+// A long answer: the cache grows by a token per step, and every 128 steps it is cut again.
 //     cc 02_grow.c $(pkg-config --cflags --libs kvbudget) -o 02_grow
-//     ./02_grow keydiff.safetensors 0.8 1000 512           # a share of all tokens seen so far
-//     ./02_grow keydiff.safetensors 200 1000 512           # 200 rows a head on average: the cache does not grow
+//     ./02_grow keydiff.safetensors 0.8 1000 512           # prunes 80 % of all tokens seen so far
+//     ./02_grow keydiff.safetensors 200 1000 512           # 200 rows per head on average: the cache does not grow
 //
-// Of the cache only the rows' positions are here, and scores are made up; 01_evict.c shows how keys and values move.
+// This cache holds only the positions of rows, and scores are made up; 01_evict.c shows how keys and values move.
 #include <kvbudget.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 typedef struct cache {
     size_t n_heads, room; // rows that `places` has room for
     uint32_t n_tokens;    // seen so far, evicted ones included
-    uint32_t cut_at;      // when it was cut last
+    uint32_t cut_at;      // tokens seen when it was last cut
     size_t *offsets;      // [n_heads + 1]
     uint32_t *places;     // positions of the rows, head by head
     float *scores;        // of the rows; an engine computes them from keys, values and queries when it cuts
@@ -24,7 +24,7 @@ static int make(cache *c, size_t n_heads, uint32_t most_tokens)
     memset(c, 0, sizeof *c);
     c->n_heads = n_heads;
     c->room = n_heads * most_tokens;
-    c->offsets = calloc(2 * (n_heads + 1), sizeof *c->offsets); // and the new ones behind them
+    c->offsets = calloc(2 * (n_heads + 1), sizeof *c->offsets); // and behind them the new offsets
     c->keep = malloc(n_heads * sizeof *c->keep);
     c->places = malloc(c->room * sizeof *c->places);
     c->scores = malloc(c->room * sizeof *c->scores);
@@ -41,7 +41,7 @@ static void destroy(cache *c)
     free(c->rows);
 }
 
-// n tokens more at the end of every head: heads move to the right, the last one first.
+// Appends n tokens to every head: heads move to the right, the last one first.
 static void append(cache *c, uint32_t n)
 {
     for (size_t h = c->n_heads; h-- > 0;) {
@@ -53,7 +53,7 @@ static void append(cache *c, uint32_t n)
     c->n_tokens += n;
 }
 
-// Cuts to what the rule gives. After a prefill nothing is gone yet: the same call.
+// Cuts every head to the rule's budget. The first cut, after the prefill, is the same call.
 static kvb_status cut(cache *c, const kvb_table *table, const kvb_growth *rule, kvb_error *err)
 {
     size_t *new_offsets = c->offsets + c->n_heads + 1;
@@ -63,7 +63,7 @@ static kvb_status cut(cache *c, const kvb_table *table, const kvb_growth *rule, 
     status = kvb_reselect_all(c->scores, c->places, c->n_heads, c->offsets, c->n_tokens, c->keep, rule->sink,
                               rule->window, new_offsets, c->rows, c->room, err);
     if (status != KVB_OK) return status;
-    for (size_t h = 0; h < c->n_heads; h++) // rows ascend, so none moves to the right: in place, as keys and values
+    for (size_t h = 0; h < c->n_heads; h++) // rows ascend, so none moves to the right: in place, like keys and values
         for (size_t i = new_offsets[h]; i < new_offsets[h + 1]; i++)
             c->places[i] = c->places[c->offsets[h] + c->rows[i]];
     memcpy(c->offsets, new_offsets, (c->n_heads + 1) * sizeof *c->offsets);

@@ -1,9 +1,9 @@
 // A server's decode loop on the CPU: the caches of several requests lie in pages, and each KV head is as long as the
-// table says. One server per ratio; they step in turns, so that all meet the same machine.
+// table says. One server per ratio; they take turns, so that all run under the same load of the machine.
 //     cc -O2 -fopenmp 03_serve.c $(pkg-config --cflags --libs kvbudget) -o 03_serve     (without -fopenmp: one core)
 //     ./03_serve keydiff.safetensors 8192 2 33 0 0.5 0.8 0.9
 //
-// Keys, values and queries are made up, and a layer's matrices are left out: a step here is its attention.
+// Keys, values and queries are made up, and a layer's matrices are left out: a step here is only attention.
 #define _POSIX_C_SOURCE 199309L
 #include <kvbudget.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ typedef struct server {
     uint32_t *lengths;
     int32_t *begin, *pages;
     uint16_t *rows;        // keys, then values
-    double *seconds, read; // [L, steps] of each layer; rows in all steps
+    double *seconds, read; // [L, steps]; rows read in all steps
 } server;
 
 static double now(void)
@@ -28,7 +28,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Lengths and shuffled pages for requests that have just been cut, with room for `steps` more tokens.
+// Sets lengths and shuffled pages for requests that have just been cut, with room for `steps` more tokens.
 static int open_server(server *s, const kvb_table *table, double ratio, uint32_t tokens, uint32_t requests,
                        uint32_t steps, kvb_error *err)
 {
@@ -42,7 +42,7 @@ static int open_server(server *s, const kvb_table *table, double ratio, uint32_t
     s->begin = calloc(n + 1, sizeof *s->begin);
     if (!s->seconds || !s->lengths || !s->begin) return 0;
     if (kvb_budgets(table, ratio, tokens, &opt, s->lengths, n, err) != KVB_OK) return 0;
-    for (size_t i = n; i-- > 0;) s->lengths[i] = s->lengths[i / (requests * G) * G + i % G]; // each request the same
+    for (size_t i = n; i-- > 0;) s->lengths[i] = s->lengths[i / (requests * G) * G + i % G]; // all requests alike
     if (kvb_cu_seqlens(s->lengths, n, steps, PAGE, s->begin, n + 1, err) != KVB_OK) return 0;
     size_t n_pages = (size_t)s->begin[n];
     c->n_heads = (uint32_t)n, c->group = info->n_heads / info->n_kv_heads, c->head_dim = info->head_dim;
@@ -62,7 +62,7 @@ static int open_server(server *s, const kvb_table *table, double ratio, uint32_t
     return 1;
 }
 
-// A step: each head has one row more (what lies there), and all layers attend, one after the other.
+// One step: each head gets one more row (with whatever its page holds), and all layers attend, one after the other.
 static kvb_status decode(server *s, uint32_t n_layers, size_t step, size_t steps, const float *q, float *out,
                          kvb_error *err)
 {
@@ -77,7 +77,7 @@ static kvb_status decode(server *s, uint32_t n_layers, size_t step, size_t steps
             failed |= kvb_attend(&s->cache, q, (uint32_t)h, (uint32_t)h + 1, out, NULL) != KVB_OK;
         s->seconds[(size_t)l * steps + step] = now() - start;
     }
-    return failed ? kvb_attend(&s->cache, q, 0, s->cache.n_heads, out, err) : KVB_OK; // again, for its message
+    return failed ? kvb_attend(&s->cache, q, 0, s->cache.n_heads, out, err) : KVB_OK; // again, for the error message
 }
 
 static int by_size(const void *a, const void *b)
@@ -86,7 +86,7 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-// The sum of all layers' medians: what else the machine does hits single layers of single steps.
+// Returns the sum of all layers' medians: other work of the machine disturbs only single layers of single steps.
 static double median_step(server *s, uint32_t n_layers, size_t steps)
 {
     double sum = 0;

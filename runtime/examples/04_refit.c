@@ -1,9 +1,9 @@
-// Refits one head: what it answers after losing four fifths of its tokens, before and after.
+// Refits one head that has lost four fifths of its tokens, and prints the error of its output before and after.
 //     cc 04_refit.c $(pkg-config --cflags --libs kvbudget) -o 04_refit
 //     ./04_refit 1024 256
 //
-// Keys, values and queries are made up; a real engine takes those of a prefill, and queries before their rotation,
-// every few positions, turned to positions behind the context.
+// Keys, values and queries are made up; a real engine takes those of a prefill: queries of every few positions, as they
+// are before rotation, then rotated to positions behind the context.
 #include <kvbudget.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ int main(int argc, char **argv)
     void *work = malloc(bytes);
     int code = 1;
     if (k && v && q && new_k && new_v && positions && work) {
-        for (uint32_t j = 0; j < head.n_kept; j++) positions[j] = j * 5; // a real one takes kvb_select()'s
+        for (uint32_t j = 0; j < head.n_kept; j++) positions[j] = j * 5; // an engine takes those of kvb_select()
         head.k = k, head.v = v, head.queries = q, head.positions = positions;
         code = kvb_refit(&head, work, bytes, new_k, new_v, NULL, &done, &err) != KVB_OK;
         if (code) fprintf(stderr, "%s\n", err.message);

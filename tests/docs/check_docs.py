@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the command blocks of all pages as they are written: check_docs.py BUILD [--long] [PAGE...]
 
-README.md runs first, in a clean copy of the tree; every other page in a copy of what README.md leaves. So that this
-takes two minutes and not an hour, the copy's model is the default one cut to its first layers, and its texts are
+README.md runs first, in a clean copy of the tree; every other page in a copy of the tree that README.md leaves. So that
+this takes two minutes and not an hour, the copy's model is the default one cut to its first layers, and its texts are
 shortened; with --long both are whole, and blocks that directions.json calls long run too.
 The last line is "N passed, N failed".
 """
@@ -23,26 +23,26 @@ from pages import Block, Page, apply_diff, read_page, same_output
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, QUESTIONS, BYTES = 2, 2, 3000
-LEFT_OUT = ("essay-de", "log-table", "manual-en")  # five texts stay, the fewest that give intervals
+LEFT_OUT = ("essay-de", "log-table", "manual-en")  # five texts are left, the fewest that give intervals
 TIMEOUT, LONG_TIMEOUT = 1200, 7200
 
 
 def all_pages() -> list[str]:
-    """What a user reads; README.md runs before all others."""
+    """Returns the pages for users; README.md runs before all others."""
     folders = ("docs", "runtime", "python", "solver", "evaluator", "study", "formats", "calib-data")
     names = [str(p.relative_to(ROOT)) for folder in folders for p in sorted((ROOT / folder).glob("*.md"))]
     return ["README.md", *names, "ARCHITECTURE.md", "CONTRIBUTING.md"]
 
 
 def copy_tree(target: Path, build: Path) -> None:
-    """The files of the project, without results; build/ is BUILD itself."""
+    """Copies the files of the project without results; build/ is a link to BUILD."""
     ignored = shutil.ignore_patterns("build*", ".git", "out", "venv", "__pycache__", "*.partial", ".mypy_cache")
     shutil.copytree(ROOT, target, ignore=ignored, symlinks=True)
     (target / "build").symlink_to(build)
 
 
 def copy_build(target: Path, build: Path) -> None:
-    """A build folder of its own, for a page that changes sources: objects are copied with their times."""
+    """Gives a page that changes sources a build folder of its own; objects are copied with their times."""
     (target / "build").unlink()
     shutil.copytree(
         build, target / "build", ignore=shutil.ignore_patterns("tests", "fuzz", "cuda", "tiles"), symlinks=True
@@ -50,7 +50,7 @@ def copy_build(target: Path, build: Path) -> None:
 
 
 def shorten(tree: Path, model: Path) -> None:
-    """The default model and the project's texts, so small that commands take seconds."""
+    """Makes the default model and the project's texts so small that commands take seconds."""
     cache = tree.parent / "cache"
     cache.mkdir()
     small = cache / model.name
@@ -68,7 +68,7 @@ def shorten(tree: Path, model: Path) -> None:
 
 
 def python_with_packages() -> str:
-    """The interpreter of `make check-python` where there is one, else this one."""
+    """Returns KVBUDGET_PYTHON, else the interpreter of `make check-python` if there is one, else this one."""
     named = os.environ.get("KVBUDGET_PYTHON")
     cache = Path(
         os.environ.get("KVBUDGET_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "kvbudget"
@@ -78,7 +78,7 @@ def python_with_packages() -> str:
 
 
 def missing_modules(block: Block, python: str) -> str:
-    """The first module that a Python block imports and PYTHON does not have, or nothing."""
+    """Returns the first module that a Python block imports and PYTHON does not have, or ""."""
     tree = ast.parse(block.text)
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
     names += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
@@ -90,7 +90,7 @@ def missing_modules(block: Block, python: str) -> str:
 
 
 class Run:
-    """One page: its blocks in order in one shell, until one fails."""
+    """Runs one page: its blocks in order in one shell, until one fails."""
 
     def __init__(self, page: Page, tree: Path, long: bool, python: str) -> None:
         self.page, self.tree, self.long, self.python = page, tree, long, python
@@ -109,7 +109,7 @@ class Run:
         self.lines += ["    " + line for line in detail.rstrip().splitlines()[-20:]]
 
     def why_not(self, block: Block) -> str:
-        """Why a block is not run, or nothing."""
+        """Returns why a block is not run, or ""."""
         if block.marker == "skip" or (block.marker == "long" and not self.long):
             return block.reason
         if block.language == "python" and (module := missing_modules(block, self.python)):
@@ -117,7 +117,7 @@ class Run:
         return ""
 
     def commands(self, block: Block, number: int, before: str) -> str:
-        """What the shell is to do for a block."""
+        """Returns the shell commands for a block."""
         file = self.work / f"{number}.block"
         file.write_text((before if block.language == "python" else "") + block.text, encoding="utf-8")
         if block.marker == "file":
@@ -154,14 +154,14 @@ class Run:
         return runs
 
     def environment(self) -> list[str]:
-        """What README.md has set up for the other pages."""
+        """Returns shell lines for what README.md tells users to set up."""
         lines = [f'export PYTHONPATH="{self.tree}/python" KVBUDGET_LIBRARY="{self.tree}/build/libkvbudget.so"']
         if self.page.name != "README.md":
             lines.append("PATH=$PWD/build:$PATH MODEL=$(tools/scripts/get-model.sh)")
         return lines
 
     def judge(self, number: int, block: Block) -> None:
-        """What a block that has run printed, against the page."""
+        """Compares the output of a block that has run with the page."""
         self.good()
         if block.output is None:
             return
@@ -212,7 +212,7 @@ def report(run: Run) -> None:
 
 
 def prepare(work: Path, build: Path, long: bool) -> Path:
-    """The tree in which README.md runs, whose first command is `make quickstart`."""
+    """Prepares the tree in which README.md runs, beginning with `make quickstart`."""
     model = Path(
         subprocess.run([ROOT / "tools/scripts/get-model.sh"], check=True, capture_output=True, text=True).stdout.strip()
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a GGUF model again with its first layers only: cut_model.py MODEL.gguf LAYERS OUT.gguf
+"""Writes a copy of a GGUF model with only its first layers: cut_model.py MODEL.gguf LAYERS OUT.gguf
 
-What the pages' commands run on in `make check-docs`: the real tokenizer and real weights, in seconds.
+`make check-docs` runs the pages' commands on it: the real tokenizer and real weights, in seconds.
 """
 
 import struct
@@ -39,7 +39,7 @@ class Reader:
 
 
 def layer_of(name: str) -> int:
-    """The layer of a tensor, -1 for one that belongs to none."""
+    """Returns the layer of a tensor, or -1 if it belongs to none."""
     return int(name.split(".")[1]) if name.startswith("blk.") else -1
 
 

@@ -1,17 +1,17 @@
-"""What stands in a page: its blocks, and what directions.json says of them.
+"""The blocks of a page, and their directions in directions.json.
 
 That file names a block by words that no other block of its page has, and says what to do with it and why:
 
     ["long", "evaluates eight texts"]   run with LONG=1 only, for this reason
     ["skip", "needs a GPU"]             never run, for this reason
     ["exit 1"]                          the block must end with this status
-    ["numbers vary"]                    of a `text` block: compare words alone
-    ["default model"]                   of a `text` block: numbers count with LONG=1, else words alone
+    ["numbers vary"]                    of a `text` block: compare only words, not numbers
+    ["default model"]                   of a `text` block: compare numbers only with LONG=1
     ["file", "profiler/x.c"]            write the block to this file
     ["patch"]                           apply the block, a diff
 
-Under "own build" are the pages whose commands build the program. A `text` block behind a command block is what its
-commands print; a line `...` in it stands for any lines.
+"own build" lists the pages with commands that build the program. A `text` block after a command block is the output of
+its commands; a line `...` in it stands for any number of lines.
 """
 
 import json
@@ -23,13 +23,13 @@ DIRECTIONS = "tests/docs/directions.json"
 FENCE = re.compile(r"```(\w*)\s*")
 KINDS = {"long", "skip", "exit 1", "numbers vary", "default model", "file", "patch"}
 LANGUAGES = {"sh", "python", "c", "cmake", "json", "text", "diff"}
-# An indented line that begins so is a command that nothing would run.
+# An indented line that begins like this is a command that would not be run.
 COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpirun|cc\b|OMP_|[A-Z_]+=\S+ \S)")
 
 
 @dataclass
 class Block:
-    """A fenced block: its language, its text, what directions.json says of it; of commands, what they should print."""
+    """A fenced block: its language, its text, its directions; for commands, their expected output."""
 
     page: str
     line: int
@@ -53,7 +53,7 @@ class Page:
 
 
 def direct(page: Page, every: list[Block], directions: dict) -> None:
-    """Gives each block what the page's directions say of it."""
+    """Gives each block its directions."""
     page.own_build = page.name in directions["own build"]
     for words, (kind, *reason) in directions["blocks"].get(page.name, {}).items():
         found = [block for block in every if words in block.text]
@@ -66,7 +66,7 @@ def direct(page: Page, every: list[Block], directions: dict) -> None:
 
 
 def read_page(root: Path, name: str) -> Page:
-    """Reads a page's blocks; faults are what no reader or checker could follow."""
+    """Reads a page's blocks; its faults are what readers or this check cannot follow."""
     page = Page(name)
     every, block, last, before = [], None, None, ""
     for number, line in enumerate((root / name).read_text(encoding="utf-8").splitlines(), 1):
@@ -97,7 +97,7 @@ def read_page(root: Path, name: str) -> Page:
 
 
 def apply_diff(tree: Path, diff: str) -> str:
-    """Applies a unified diff whose old lines stand in the file just once; says which do not, or nothing."""
+    """Applies a unified diff if its old lines occur exactly once in the file; else returns a message, not ""."""
     for part in re.split(r"^--- .*\n\+\+\+ b/", diff, flags=re.MULTILINE)[1:]:
         name, _, hunks = part.partition("\n")
         text = (tree / name).read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def apply_diff(tree: Path, diff: str) -> str:
 
 
 def same_output(wanted: str, found: str, numbers_vary: bool) -> bool:
-    """Whether FOUND is what WANTED says; `...` is any number of lines, blanks at the end of a line do not count."""
+    """Returns whether FOUND matches WANTED; `...` is any number of lines, blanks at the end of a line do not count."""
 
     def pattern(line: str) -> str:
         if line.strip() == "...":

@@ -1,10 +1,10 @@
-// For LD_PRELOAD: lets one call of malloc and its like return NULL, as if memory had run out for a moment.
+// For LD_PRELOAD: makes one call of malloc and its like return NULL, as if memory had run out for a moment.
 //   FAIL_MALLOC_AT=N      the N-th call, counted from 1
 //   FAIL_MALLOC_COUNT=F   at the end, the number of calls is written to file F
-//   FAIL_MALLOC_STACKS=F  for every call, a line in file F: a number that stands for the way by which it was reached
-//   FAIL_MALLOC_IN=A,B    counted are calls from objects whose file name contains one of these words; "program" is the
-//                         program itself. Default: program,libcjson,libkvbudget. Libraries that abort on their own
-//                         when memory is short would tell nothing about the program.
+//   FAIL_MALLOC_STACKS=F  for every call, a line in file F: a hash of its call stack
+//   FAIL_MALLOC_IN=A,B    counts only calls from objects with one of these words in their file name; "program" is the
+//                         program itself. Default: program,libcjson,libkvbudget. Other libraries may abort by
+//                         themselves if memory is short, which says nothing about the program.
 #include <dlfcn.h>
 #include <errno.h>
 #include <execinfo.h>
@@ -32,10 +32,10 @@ static int n_ranges;
 static long fails_at = -1;
 static atomic_long calls;
 static atomic_bool ready; // main has begun
-static FILE *stacks;      // what FAIL_MALLOC_STACKS names
+static FILE *stacks;      // the file that FAIL_MALLOC_STACKS names
 static _Thread_local bool noting;
 
-// Whether `words`, commas between, has one that `name` contains.
+// Returns whether `name` contains one of `words`, which are separated by commas.
 static bool is_wanted(const char *words, const char *name)
 {
     char word[64];
@@ -72,7 +72,7 @@ static __attribute__((constructor)) void begin(void)
     stacks = ways ? fopen(ways, "w") : NULL;
 }
 
-// Counting begins with main: constructors, those of a CUDA runtime inside of the program among them, are not its own.
+// Counting begins with main: constructors, for instance those of a CUDA runtime in the program, are not its own code.
 static int (*real_main)(int, char **, char **);
 
 static int counted_main(int argc, char **argv, char **environment)
@@ -102,7 +102,7 @@ static __attribute__((destructor)) void end(void)
     fclose(f);
 }
 
-// The addresses that a call returns to, as one number. Loops and recursion to other depths are other ways.
+// Writes a hash of the call's return addresses. Recursion to another depth gives another hash.
 static void note_stack(void)
 {
     void *at[24];
@@ -168,7 +168,7 @@ int posix_memalign(void **out, size_t alignment, size_t size)
     return 0;
 }
 
-// What libc itself allocates for a caller of ours counts as the caller's. Only those that the program uses.
+// Allocations that libc makes for its caller count as the caller's. Only functions that the program uses are here.
 char *strdup(const char *text)
 {
     size_t size = strlen(text) + 1;

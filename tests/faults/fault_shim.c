@@ -1,12 +1,12 @@
-// LD_PRELOAD: one state-changing file call of a program fails.
+// For LD_PRELOAD: makes one state-changing file call of a program fail.
 //
-// Counted are the calls that change what is on the disk, or promise that it is there, below the folder FAULT_DIR: open
+// It counts the calls below the folder FAULT_DIR that change files, or promise that they are on the disk: open
 // for writing, write, pwrite, ftruncate, posix_fallocate, fsync, fdatasync, close of what was open for writing, rename,
 // link, symlink, unlink, mkdir, rmdir, fchmod, flock and locks of fcntl, and fflush and fclose of standard streams.
-// With FAULT_LOG=FILE each is written there, "number name path". The FAULT_AT-th does what FAULT_MODE says: kill
+// With FAULT_LOG=FILE each is written there as "number name path". FAULT_MODE says what the FAULT_AT-th does: kill
 // (SIGKILL before the call), term (SIGTERM, and a pause before the call), eio, enospc, eintr (the call is not made,
 // but a close closes), short (half of a write).
-// FAULT_LOCK_US makes every flock wait so long before it is made: what another process does meanwhile, it does.
+// FAULT_LOCK_US: microseconds to wait before every flock, in which other processes can act.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 enum { SHORT = -1 };
-static char placed[PATH_MAX]; // where the last rename led
+static char placed[PATH_MAX]; // target of the last rename
 
 static atomic_long calls;
 
@@ -45,7 +45,7 @@ static void note(long number, const char *name, const char *path)
     syscall(SYS_close, file);
 }
 
-// What happens to this call: 0 nothing, SHORT, or the error that it ends with.
+// Counts a call. Returns 0 if it is to be made, SHORT, or the error that it is to end with.
 static int hit(const char *name, const char *path)
 {
     const char *folder = getenv("FAULT_DIR"), *at = getenv("FAULT_AT"), *mode = getenv("FAULT_MODE");
@@ -57,7 +57,7 @@ static int hit(const char *name, const char *path)
     if (strcmp(mode, "kill") == 0) kill(getpid(), SIGKILL);
     if (strcmp(mode, "term") == 0) {
         kill(getpid(), SIGTERM);
-        usleep(200000); // for whoever waits for it
+        usleep(200000); // for a process that waits for this one
     }
     if (strcmp(mode, "short") == 0) return SHORT;
     return strcmp(mode, "eio") == 0      ? EIO
@@ -66,7 +66,7 @@ static int hit(const char *name, const char *path)
                                          : 0;
 }
 
-// A path as the program names it, made absolute without following its last link.
+// Counts a call on a path, which is made absolute without following its last link.
 static int hit_path(const char *name, int folder, const char *path)
 {
     char base[PATH_MAX] = "", link[40], whole[2 * PATH_MAX + 2];
@@ -87,7 +87,7 @@ static int hit_file(const char *name, int file, bool only_written)
     return counts ? hit(name, path) : 0;
 }
 
-// With FAULT_MODE=unread a file that was just put in place cannot be opened for reading.
+// With FAULT_MODE=unread, opening the target of the last rename for reading fails.
 static int unread(const char *path)
 {
     const char *mode = getenv("FAULT_MODE");
@@ -197,8 +197,8 @@ ON_PATH(unlinkat, "unlink", folder, path, (int folder, const char *path, int fla
 ON_PATH(mkdir, "mkdir", AT_FDCWD, path, (const char *path, mode_t mode), path, mode)
 ON_PATH(rmdir, "rmdir", AT_FDCWD, path, (const char *path), path)
 
-// glibc's streams call the system without passing here, so for those over a descriptor the failing call is this one.
-// The data stay in the stream: they are written when the program ends, which changes nothing in that it was told.
+// glibc's streams make system calls without passing through this file, so fflush and fclose themselves fail. After a
+// failed fflush the data may still be written at exit; the program has been told of the failure all the same.
 #define ON_STREAM(name, whole)                                                                     \
     int name(FILE *stream)                                                                         \
     {                                                                                              \

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Every command that writes, with every state-changing file call of it failing once.
+"""Runs every command that writes, with every one of its state-changing file calls failing once.
 
 faults.py --build BUILD [--points N] [--seed S] [--case NAME]... [--jobs J]
 
-fault_shim.so counts the calls; each run lets one of them fail: EIO, ENOSPC, EINTR, a short write, a kill, or SIGTERM.
-After it the old output is whole or the new one is, exit status 0 only with the very result of the undisturbed run, one
-error line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record
-survive, and the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn
-with the seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status is 1 when
-anything was lost or silent.
+fault_shim.so counts the calls; each run makes one of them fail: EIO, ENOSPC, EINTR, a short write, a kill, or SIGTERM.
+Afterwards the old or the new output must be intact; exit status 0 is allowed only with the result of the undisturbed
+run; otherwise one error line must name a file of the command. Nothing temporary may be left, the parts of an unfinished
+record must survive, and the same command must then give the undisturbed result. --points N takes N points per case and
+mode, drawn with the seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status
+is 1 if anything was lost or silent.
 """
 import argparse
 import collections
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 
-MODES = {  # the calls that can end so
+MODES = {  # the calls that can end like this
     "eio": "open write pwrite ftruncate fallocate fsync fdatasync close rename link unlink mkdir rmdir fchmod fflush "
            "fclose",
     "enospc": "open write pwrite ftruncate fallocate fsync fdatasync close rename link mkdir fflush fclose",
@@ -33,7 +33,7 @@ MODES = {  # the calls that can end so
     "kill": "open write pwrite ftruncate fallocate fsync fdatasync close rename link unlink mkdir rmdir fchmod flock",
     "term": "open write pwrite fsync rename link mkdir fchmod",
 }
-ENDS = {"kill": -9, "term": -15}  # by signals
+ENDS = {"kill": -9, "term": -15}  # exit codes after signals
 Case = collections.namedtuple("Case", "name args before again stdout")
 PROFILE = ("profile IN/tiny.gguf IN/calib.jsonl -o run.h5 --new-tokens 3 --ignore-eos -q 1 --quiet --threads 1 "
            "--metric keydiff")
@@ -41,7 +41,7 @@ ADD = "profile IN/tiny.gguf --add -o run.h5 --quiet --threads 1 --metric knorm"
 EVAL = "eval IN/tiny.gguf IN/keydiff.safetensors IN/text.txt --tokens 64 --next 4 -r 0.5 -a none --threads 1 --quiet"
 TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single_1 --tokens 700 -c 1 -r 0.5 -a none --threads 1 "
         "--quiet --compute f32")
-DAMAGE = "--tokens 64 --next 4 -r 0.5 --threads 1 --quiet"  # of recommend and refine, on short texts
+DAMAGE = "--tokens 64 --next 4 -r 0.5 --threads 1 --quiet"  # options of recommend and refine, for short texts
 
 
 def case(name, args, before="", again=None, stdout=None):
@@ -142,7 +142,7 @@ class Bench:
         self.plain("export run.h5 --format lukv-steps -o steps")
         check = pathlib.Path(__file__).parents[1] / "cli/check.py"
         subprocess.run([sys.executable, check, "curves_by_hand"], cwd=self.inputs, check=True)
-        # The parts of a run that was killed when all were there, before the record was assembled.
+        # The parts of a run that was killed after all parts were written, before the record was assembled.
         folder = self.work / "killed"
         folder.mkdir()
         calls = self.calls(PROFILE.split(), folder, None)
@@ -193,10 +193,10 @@ class Bench:
 
 def digest(path):
     data = path.read_bytes()
-    if path.suffix in (".json", ".cells", ".csv", ".svg", ".txt"):  # times and what malloc took are no results
+    if path.suffix in (".json", ".cells", ".csv", ".svg", ".txt"):  # seconds and allocated bytes are no results
         data = re.sub(rb'"(\w*seconds|\w*allocated)":\s*[-+0-9.e]+', b'"time": 0', data)
         if path.suffix == ".cells":
-            data = re.sub(rb'"sha256":"[0-9a-f]{64}"', b"", data)  # of the line with its times
+            data = re.sub(rb'"sha256":"[0-9a-f]{64}"', b"", data)  # the hash of a line covers its times
             data = b"\n".join(sorted(set(data.split(b"\n"))))  # in any order; a cut may be measured twice in one round
         if path.suffix == ".csv" and b"seconds" in data.split(b"\n")[0]:
             data = re.sub(rb",\d+,[-+0-9.e]+(?=\n)", b"", data)
@@ -209,7 +209,7 @@ def snapshot(folder):
 
 
 def judge(bench, case, folder, before, after, code, err, mode):
-    """What is wrong after a disturbed run: (kind, text) or None."""
+    """Returns what is wrong after a disturbed run, (kind, text), or None."""
     now = snapshot(folder)
     stdout = {case.stdout} if case.stdout else set()
     if code == 0:

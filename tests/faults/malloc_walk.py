@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs every command with one allocation failing: at each (--all); at the first two and the last of those that are
-reached by the same way of calls (--ways); or at some of these.
+"""Runs every command with one failing allocation: each one (--all); the first two and the last of those with the same
+call stack (--ways); or a sample of these.
 
-Allowed: exit status 0 and the undisturbed output; or 1, a message that speaks of memory and not of damage, and output
-files that are whole, be they the old or the new ones. After a profile that failed, --resume must give the same bytes.
-INPUTS is a folder with what tests/cli/malloc_faults.sh puts there. Prints one line per command, "ok - " or "not ok - ".
+Allowed: exit status 0 and the undisturbed output; or 1, a message about memory and not about damage, and intact output
+files, old or new. After a profile that failed, --resume must give the same bytes. INPUTS is the folder that
+tests/cli/malloc_faults.sh fills. Prints one line per command, "ok - " or "not ok - ".
 """
 import argparse
 import os
@@ -17,7 +17,7 @@ import tempfile
 PROFILE = "profile tiny.gguf calib.jsonl -n 4 --ignore-eos -q 1 --quiet --threads 1 -m keydiff -m snapkv -o run.h5"
 SMALL = "-t 200 --quiet --threads 1"
 SHORT = "-t 64 --quiet --threads 1"
-# name: command, points in a short run. Words that are names of inputs are taken from INPUTS.
+# name: (command, number of points in a short run). Words that name inputs become paths in INPUTS.
 COMMANDS = {
     "help": ("help", 3),
     "help metrics": ("help metrics", 3),
@@ -63,7 +63,7 @@ class Walk:
         self.inputs = {n: os.path.join(options.inputs, n) for n in os.listdir(options.inputs)}
 
     def words(self, command):
-        """The command's words; only what it reads is replaced by a path, not what follows -o and the like."""
+        """Returns the command's words; inputs are replaced by paths, but not what follows -o and the like."""
         out, is_output = [], False
         for w in command.split():
             out.append(self.inputs[w] if w in self.inputs and not is_output else w)
@@ -95,7 +95,7 @@ def files_below(folder):
 
 
 def masked(data, other):
-    """Lines of the undisturbed run that are the same in a second one: the others hold seconds, or measured speeds."""
+    """Returns the lines that a second undisturbed run repeats, and None for others: seconds, measured speeds."""
     a, b = data.split(b"\n"), other.split(b"\n")
     b += [None] * (len(a) - len(b))
     return [x if x == y and b"measured" not in x and b"seconds" not in x else None for x, y in zip(a, b)]
@@ -116,7 +116,7 @@ class Command:
         self.out = masked(first[0], second[0])
 
     def prepare(self, folder):
-        """Puts what the command goes on with into the folder; returns its files."""
+        """Copies the parts that the command resumes from into the folder; returns the folder's files."""
         if "--resume" in self.words:
             shutil.copytree(self.walk.inputs["run.h5.parts"], os.path.join(folder, "run.h5.parts"))
         return files_below(folder)
@@ -130,7 +130,7 @@ class Command:
             return (out, files_below(folder)), int(count.read() or 0)
 
     def ways(self):
-        """The first two calls and the last of every way by which an allocation is reached."""
+        """Returns the numbers of the first two calls and of the last one with each call stack."""
         with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as stacks:
             self.prepare(folder)
             code, _, err = self.walk.run(folder, self.words, stacks=stacks.name)
@@ -142,10 +142,10 @@ class Command:
         return sorted({at for c in calls.values() for at in c[:2] + c[-1:]})
 
     def judge(self, at, old):
-        """None, or what is wrong."""
+        """Returns None, or what is wrong."""
         with tempfile.TemporaryDirectory() as folder:
             before = self.prepare(folder)
-            if old:  # files that a run replaces must stay as they are when it fails
+            if old:  # files that the run would replace must be unchanged if it fails
                 for name in self.files:
                     if "/" not in name and "--force" in self.words:
                         with open(os.path.join(folder, name), "wb") as f:

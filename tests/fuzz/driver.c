@@ -1,6 +1,6 @@
 // Replays files through a fuzz target without libFuzzer: each argument is a file or a folder of files.
-// Every input is also run cut short and with single bits flipped, so that a plain gcc build looks around each seed a
-// little.
+// Every input is also run cut short and with single bits flipped, so that a plain gcc build also tries inputs close to
+// each seed.
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static size_t runs;
 
-// A copy of exactly `size` bytes, so that the address sanitizer sees the first byte behind the input.
+// Runs a copy of exactly `size` bytes, so that AddressSanitizer reports a read of the first byte after the input.
 static void run_copy(const uint8_t *data, size_t size, size_t flip_bit)
 {
     uint8_t *copy = malloc(size ? size : 1);
@@ -30,8 +30,8 @@ static void run_input(const uint8_t *data, size_t size)
     run_copy(data, size, SIZE_MAX);
     for (size_t i = 0; i < VARIANTS; i++) {
         run_copy(data, size * i / VARIANTS, SIZE_MAX);
-        // Headers are at the front: half of the flips fall into the first 256 bytes. 40503 spreads without a random
-        // generator.
+        // Headers are at the front: half of the flips fall into the first 256 bytes. The factor 40503 spreads them
+        // without a random generator.
         size_t range = i % 2 && size > 256 ? 256 : size;
         if (range) run_copy(data, size, i * 40503 % (8 * range));
     }

@@ -1,4 +1,4 @@
-// What every fuzz target begins with.
+// Headers that every fuzz target needs.
 #pragma once
 #include <math.h>
 #include <stdbool.h>
@@ -7,4 +7,4 @@
 #include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size); // what libFuzzer and driver.c call
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size); // called by libFuzzer and driver.c

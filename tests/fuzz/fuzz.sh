@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every libFuzzer target of a folder for some seconds each: tests/fuzz/fuzz.sh BUILD-fuzz/fuzz SECONDS
-# New inputs are kept in BUILD-fuzz/corpus (never in git), findings in BUILD-fuzz/findings; copy a finding that was
-# fixed into tests/fuzz/corpus/<name>, so that `make check` replays it from then on.
+# New inputs are kept in BUILD-fuzz/corpus (never in git), findings in BUILD-fuzz/findings. After fixing a finding, copy
+# it to tests/fuzz/corpus/<name>, so that `make check` replays it from then on.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 folder=$1 seconds=$2

@@ -1,4 +1,4 @@
-// The reader of calibration lines; what it accepts must keep its promises.
+// The reader of calibration lines: lines that it accepts must have valid contents.
 #include "formats/calib.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-// The log of results so far, as a stop or a slip of the hand may leave it: what sweeps, tasks and refinements take of
-// it.
+// The log of results so far, possibly damaged by a stop or an editor: sweeps, tasks and refinements must not take
+// invalid results from it.
 #include "evaluator/refine_bench.h"
 #include "evaluator/task_study.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,4 +1,4 @@
-// A chat template: any bytes are refused, or have a frame; nothing is left of one that is refused.
+// A chat template: any bytes are refused, or give a frame; refused ones leave nothing allocated.
 #include "profiler/text/model_text.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-// Loss curves from outside: what is accepted makes importances that a record takes.
+// Imported loss curves: those that are accepted give importances that are valid in a record.
 #include "formats/curves_file.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,4 +1,4 @@
-// The GGUF reader on arbitrary bytes: what it accepts must be readable to the last byte.
+// The GGUF reader on arbitrary bytes: in files that it accepts, every value and tensor must be readable.
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,5 +1,5 @@
-// model.safetensors.index.json: any bytes are refused, or every tensor is in one of the files, and no file lies outside
-// of the folder.
+// model.safetensors.index.json: any bytes are refused, or every tensor is in one of the files, and no file is outside
+// the folder.
 #include "profiler/weights/weights_internal.h"
 #include "tests/fuzz/fuzz.h"
 

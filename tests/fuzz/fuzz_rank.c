@@ -1,4 +1,4 @@
-// Any bytes as a learned ranking, or as a table that carries one; what opens must also rank, or say why it cannot.
+// Any bytes as a learned ranking, or as a table with one: if it opens, it must also rank, or fail with a reason.
 #include "runtime/rank.h"
 #include "tests/fuzz/fuzz.h"
 

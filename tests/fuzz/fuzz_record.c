@@ -1,10 +1,10 @@
-// A record from anywhere, HDF5's part included: every number of what opens is read, and the bytes are merged as a
-// shard, alone and with a copy of itself.
+// Any bytes as a record, parsed by HDF5 first: if it opens, every number is read, and it is merged as a shard, alone
+// and with a copy of itself.
 #include "formats/record.h"
 #include "tests/fuzz/fuzz.h"
 #include <unistd.h>
 
-// HDF5 1.10 loses a buffer at every wrong checksum, which is what most inputs have.
+// HDF5 1.10 leaks a buffer at every wrong checksum, and most inputs have one.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void)
 {
@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *inputs[] = {paths[0], paths[1]};
     for (size_t n = 1; n <= 2; n++) {
         if (record_merge(paths[2], inputs, n, true, &err) != KVB_OK) continue;
-        record *r; // what merge writes, it must read
+        record *r; // the result of a merge must open
         if (record_open(&r, paths[2], &err) != KVB_OK || record_shard(r)) abort();
         record_close(r);
     }

@@ -1,4 +1,4 @@
-// Refitting a head of any numbers and sizes: it is refused, or what it leaves is finite, and bare where it says so.
+// Refitting a head of any numbers and sizes: it is refused, or the result is finite, and unchanged if it says so.
 #include "runtime/kvbudget.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -7,11 +7,11 @@ enum { MOST_T = 48, MOST_D = 24, MOST_N = 40, SIZES = 5 };
 static void check_sizes(kvb_refit_head head, const uint8_t *data)
 {
     size_t bytes = 0;
-    memcpy(&head, data, 4 * sizeof(uint32_t)); // hostile ones: only counted, nothing is read
+    memcpy(&head, data, 4 * sizeof(uint32_t)); // hostile sizes: only the bytes are computed, nothing is read
     if (kvb_refit_bytes(&head, &bytes, NULL) == KVB_OK && bytes < head.n_kept) abort();
 }
 
-// The input, over and over; a byte of 255 begins a float of any bits.
+// Fills x from the input, repeated as needed; a byte of 255 is followed by the four bytes of any float.
 static void fill(float *x, size_t n, const uint8_t *data, size_t size, size_t *at)
 {
     for (size_t i = 0; i < n; i++) {
@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t j = 0; j < h.n_kept; j++) positions[j] = data[4] & 2 ? data[(5 + j) % size] : j;
     h.k = k, h.v = v, h.queries = q, h.positions = positions;
     if (kvb_refit_bytes(&h, &bytes, &err) != KVB_OK) abort();
-    void *work = malloc(bytes); // exactly, so that a sanitiser sees every step beyond
+    void *work = malloc(bytes); // exactly, so that a sanitiser reports any access beyond
     if (!work) return 0;
     kvb_status status = kvb_refit(&h, work, bytes, new_k, new_v, data[4] & 1 ? bias : NULL, &out, &err);
     free(work);

@@ -1,4 +1,4 @@
-// The reader of documents of results, as report gets them from anybody: what it accepts has flat rows and all its
+// The reader of result documents, which report may get from anybody: those that it accepts have flat rows and all
 // parts.
 #include "tests/fuzz/fuzz.h"
 #include "tools/report/results.h"

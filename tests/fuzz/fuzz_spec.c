@@ -1,4 +1,4 @@
-// Metrics, policies, allocators and tasks from text: what can be read is written so that it reads back as the same.
+// Metrics, policies, allocators and tasks from text: what is parsed is printed so that it parses as the same again.
 #include "evaluator/allocator.h"
 #include "evaluator/policy.h"
 #include "evaluator/task.h"
@@ -28,7 +28,7 @@ static void try_others(const char *text)
     if (task_parse(&t, text, &err) == KVB_OK &&
         (task_parse(&t_again, t.spec, &err) != KVB_OK || strcmp(t.spec, t_again.spec) != 0))
         abort();
-    if (strchr(text, '=') < strchr(text, ':') || !strchr(text, ':')) return; // a file's name
+    if (strchr(text, '=') < strchr(text, ':') || !strchr(text, ':')) return; // a file name
     if (allocator_parse(&a, text, &err) == KVB_OK &&
         (allocator_parse(&a_again, a.label, &err) != KVB_OK || strcmp(a.identity, a_again.identity) != 0))
         abort();

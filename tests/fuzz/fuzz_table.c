@@ -1,10 +1,10 @@
-// Any bytes as a table; what opens must also hand out budgets within their promises, constraints among them.
+// Any bytes as a table: if it opens, its budgets must be valid and meet its constraints.
 #include "formats/table_write.h"
 #include "runtime/limits.h"
 #include "solver/constraints.h"
 #include "tests/fuzz/fuzz.h"
 
-// limits: NULL, or the table's constraints.
+// Checks the budgets at one ratio. limits: NULL, or the table's constraints.
 static void try_budgets(const kvb_table *table, const kvb_limits *limits, double ratio, uint32_t n_tokens,
                         const kvb_budget_options *opt, uint32_t *keep, size_t n)
 {
@@ -12,12 +12,12 @@ static void try_budgets(const kvb_table *table, const kvb_limits *limits, double
     kvb_error err = {0};
     if (limits && kvb_budgets(table, ratio, n_tokens, opt, keep, n, &err) != KVB_OK) {
         if (err.message[0] == 0) abort();
-        return; // pages may be too coarse for so few tokens, or another page size be asked for
+        return; // pages may be too coarse for so few tokens, or opt may ask for another page size
     }
     if (limits && ratio > 0 && constrained_check(limits, n_tokens, keep, &err) != KVB_OK) abort();
     if (kvb_budgets(table, ratio, n_tokens, opt, keep, n, NULL) != KVB_OK ||
         kvb_budgets_summarize(table, ratio, n_tokens, opt, keep, n, &sum, NULL) != KVB_OK)
-        abort(); // a table that opened is good for every ratio
+        abort(); // a table that opens must work at every ratio
     if (sum.keep_min < 1 || sum.keep_max > n_tokens || sum.total > (uint64_t)n * n_tokens) abort();
     if (opt && opt->strict && !limits) {
         uint64_t floor_count = (uint64_t)kvb_table_info(table)->sink + kvb_table_info(table)->window;
@@ -25,7 +25,7 @@ static void try_budgets(const kvb_table *table, const kvb_limits *limits, double
     }
 }
 
-// Formats that are known, and bf16 where nothing is packed.
+// Checks that formats are known ones, and bf16 if nothing is packed.
 static void try_formats(const kvb_table *table, double ratio, size_t n)
 {
     uint8_t *formats = malloc(2 * n);

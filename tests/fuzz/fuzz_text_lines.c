@@ -1,4 +1,4 @@
-// Any bytes as a text to make questions of: lines lie in it, in order, of the length that they promise.
+// Any bytes as a text to make questions of: its lines are inside the text, in order, with correct lengths.
 #include "profiler/text/text_lines.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,6 +1,6 @@
-// The tokenizer in two ways, told apart by the first bytes: a GGUF file is taken as a vocabulary, which then encodes
-// the file itself; anything else is text (after one byte of options) for the tiny vocabulary, and must come back from
-// its ids.
+// The tokenizer in two ways, told apart by the first bytes: a GGUF file is used as a vocabulary, which then encodes the
+// file itself; anything else is text (after one byte of options) for the tiny vocabulary, and decoding its ids must
+// give it back.
 #include "profiler/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/tiny_vocab.h"
@@ -40,7 +40,7 @@ static char *decode(const tokenizer *t, const int32_t *ids, size_t n, size_t *si
     return text;
 }
 
-// The first decoding is the text with its broken UTF-8 repaired, so everything after it must be a fixed point.
+// The first decoding gives the text with broken UTF-8 repaired; encoding and decoding that must not change it again.
 static void round_trip(const tokenizer *t, const char *text, size_t size, bool special)
 {
     size_t n, n_again, repaired_size, again_size;

@@ -1,5 +1,5 @@
-// tokenizer.json: any bytes are refused, or make a tokenizer whose ids are in range and decode. The input encodes
-// itself.
+// tokenizer.json: any bytes are refused, or give a tokenizer with ids that are in range and can be decoded. It encodes
+// the input itself.
 #include "profiler/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
