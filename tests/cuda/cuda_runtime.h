@@ -1,8 +1,8 @@
-// An emulated CUDA device for tests: backend_cuda.cu is compiled as C++ with this header in the place of NVIDIA's, and
-// the very lines of its kernels and of its host code run on the CPU. Blocks run one after the other; the threads of a
-// block are fibers that stop at barriers and shuffles. It finds wrong indices (with AddressSanitizer: reads and writes
-// outside of an allocation), missing barriers (orders of threads), barriers that some threads do not reach, missing
-// waits between streams, memory that nobody cleared. It cannot find what hardware alone shows: speed, limits of
+// An emulated CUDA device for tests: backend_cuda.cu is compiled as C++ with this header in place of NVIDIA's, so that
+// the same source of its kernels and host code runs on the CPU. Blocks run one after the other; the threads of a block
+// are fibers that stop at barriers and shuffles. It finds wrong indices (with AddressSanitizer: reads and writes
+// outside an allocation), missing barriers (by other orders of threads), barriers that some threads do not reach,
+// missing waits for the stream, and uninitialised memory. It cannot find what only hardware shows: speed, limits of
 // registers and shared memory, rounding of the device's own exponentials.
 #pragma once
 #include "tests/cuda/emulator.h"
@@ -119,7 +119,7 @@ static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, void
         runtime.last = cudaErrorLaunchFailure;
         return;
     }
-    // What the hardware refuses.
+    // Sizes that hardware refuses.
     bool valid = blocks.x && blocks.y && blocks.z && blocks.x < 1u << 31 && blocks.y < 65536 && blocks.z < 65536 &&
                  threads.x && threads.x <= 1024 && threads.y == 1 && threads.z == 1;
     if (!valid) {
@@ -164,7 +164,7 @@ static cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return cudaSuccess;
 }
 
-// ---- Memory: what is new is full of NaN, so that nobody counts on zeros ---------------------------------------------
+// ---- Memory: new memory is filled with NaN, so that no code relies on zeros -----------------------------------------
 
 static cudaError_t cudaMalloc(void **memory, size_t bytes)
 {

@@ -1,4 +1,4 @@
-// cuBLAS for the emulated device: column-major products by their definition, found as the library's functions are.
+// cuBLAS for the emulated device: column-major products by their definition, looked up by name as in the library.
 // Part of tests/cuda/cuda_runtime.h.
 #pragma once
 
@@ -30,7 +30,7 @@ static int emulated_gemm(void *, int trans_a, int trans_b, int m, int n, int k, 
                 double sum = 0;
                 for (int l = 0; l < k; l++) sum += (double)left[(size_t)i * k + l] * right[(size_t)j * k + l];
                 float *to = (float *)c + (size_t)j * ldc + i;
-                *to = (float)(factor * sum + (keep == 0.0f ? 0.0 : (double)keep * *to)); // a zero beta does not read
+                *to = (float)(factor * sum + (keep == 0.0f ? 0.0 : (double)keep * *to)); // not read if beta is 0
             }
     });
     return 0;

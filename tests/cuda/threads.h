@@ -2,7 +2,7 @@
 // the other. Part of tests/cuda/cuda_runtime.h.
 #pragma once
 
-// A fiber is a stack of its own. Switching takes a few instructions here; the C library's swapcontext asks the kernel
+// Each fiber has its own stack. Switching takes a few instructions here; the C library's swapcontext calls the kernel
 // each time, and there are millions of switches.
 #if defined(__x86_64__)
 struct fiber_context {
@@ -11,7 +11,7 @@ struct fiber_context {
 extern "C" void emulator_switch(void **from, void *to);
 asm(".text\n"
     ".type emulator_switch, @function\n"
-    "emulator_switch:\n" // the registers that a call must keep, on the old stack; then those of the new one
+    "emulator_switch:\n" // pushes the callee-saved registers on the old stack, then pops those of the new one
     "    pushq %rbp\n    pushq %rbx\n    pushq %r12\n    pushq %r13\n    pushq %r14\n    pushq %r15\n"
     "    movq %rsp, (%rdi)\n"
     "    movq %rsi, %rsp\n"
@@ -59,7 +59,7 @@ struct emulated_fiber {
     dim3 index;
     fiber_state state;
     unsigned shuffles;
-    uint64_t given[2]; // to shuffles, by turns
+    uint64_t given[2]; // values for shuffles, used alternately
     std::vector<char> stack;
 };
 
@@ -95,7 +95,7 @@ static void fiber_wait(fiber_state state)
 static void fiber_main(void)
 {
     emulator.kernel();
-    fiber_wait(FIBER_DONE); // never goes on
+    fiber_wait(FIBER_DONE); // never returns
 }
 
 static inline void __syncthreads(void)
@@ -108,7 +108,7 @@ static inline void __syncwarp(void)
     fiber_wait(FIBER_AT_SHUFFLE);
 }
 
-// All threads of a warp show each other a value; returns the turn, for given_by.
+// All threads of a warp publish a value for each other. Returns the turn, for given_by.
 template <typename T> static unsigned warp_give(const T &value)
 {
     emulated_fiber *f = &emulator.fibers[emulator.current];
@@ -119,7 +119,7 @@ template <typename T> static unsigned warp_give(const T &value)
     return turn;
 }
 
-// What thread `lane` of the same warp gave.
+// Returns the value that thread `lane` of the same warp published.
 template <typename T> static T given_by(unsigned lane, unsigned turn)
 {
     T value;
@@ -154,8 +154,8 @@ static unsigned count_fibers(unsigned first, unsigned n, fiber_state state)
     return count;
 }
 
-// Lets a warp go on whose threads have all reached a shuffle, and the block when all have reached a barrier. False when
-// nothing changed.
+// Lets n fibers from `first` on run again if all of them are in state `from`: a warp at a shuffle, or the block at a
+// barrier. Returns false if nothing changed.
 static bool release(unsigned first, unsigned n, fiber_state from)
 {
     if (count_fibers(first, n, from) < n) return false;
@@ -204,7 +204,7 @@ static void run_block(void)
         order_threads();
         for (unsigned i : emulator.order) {
             run_thread(i);
-            // In ascending order the warps go side by side; else one runs ahead of the others as far as it can.
+            // In ascending order warps advance side by side; otherwise one runs as far ahead as it can.
             unsigned first = i / EMULATED_WARP * EMULATED_WARP,
                      warp = std::min(emulator.n_threads - first, EMULATED_WARP);
             while (emulator.how != THREADS_ASCEND && release(first, warp, FIBER_AT_SHUFFLE))

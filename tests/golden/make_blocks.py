@@ -1,7 +1,7 @@
 """Regenerates blocks.txt: which keys kvpress's BlockPress(KeyDiffPress) keeps, for the policy `keydiff` to repeat.
 
 usage: make_blocks.py [OUT]     (needs: pip install torch kvpress==0.5.5; made with torch 2.15, CPU)
-A line: T d BLOCK RATIO SEED KEPT INDEX...    the indices ascending; keys are made from SEED as in keys() below.
+One case per line: T d BLOCK RATIO SEED KEPT INDEX...    indices ascending; keys are made from SEED by keys() below.
 """
 import os
 import sys
@@ -12,8 +12,8 @@ from kvpress import BlockPress, KeyDiffPress
 
 
 def keys(T, d, seed):
-    """A linear congruential generator; every number is exact in float32. The first channel leans to one side, as real
-    keys do."""
+    """Returns keys from a linear congruential generator; every number is exact in float32. The first channel has a
+    bias, as in real keys."""
     out, state = np.empty((T, d), np.float32), seed
     for i in range(T * d):
         state = (state * 1664525 + 1013904223) & 0xFFFFFFFF

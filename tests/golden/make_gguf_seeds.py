@@ -1,6 +1,6 @@
 """Regenerates the seeds of tests/fuzz/corpus/{gguf,tokenizer}: small model files written by gguf-py, and odd texts.
 
-usage: make_gguf_seeds.py     (needs tests/golden/requirements.txt; `make all` before, for the tiny vocabulary)
+usage: make_gguf_seeds.py     (needs tests/golden/requirements.txt; run `make all` first, for the tiny vocabulary)
 """
 import os
 import subprocess

@@ -1,8 +1,8 @@
-"""Regenerates jinja.json: small templates with every construct that profiler/text/jinja.h reads, and what Jinja2 makes
-of them, set up as transformers sets it up; and seeds of the fuzz target `chat`.
+"""Regenerates jinja.json: small templates with every construct that profiler/text/jinja.h reads, and the output of
+Jinja2 with the settings of transformers; and seeds of the fuzz target `chat`.
 
 usage: make_jinja.py [OUT]     (needs: pip install jinja2)
-A list of {"template", "text"}; text null: Jinja2 refuses it too.
+Writes a list of {"template", "text"}; text null: Jinja2 refuses it too.
 """
 
 import datetime
@@ -90,7 +90,7 @@ STATEMENTS = [
     "{% set messages = messages + messages %}{{ messages|length }}",
     "{% set loop_messages = messages[1:] %}{% for m in loop_messages %}x{% else %}y{% endfor %}",
 ]
-# The forms of the six kinds, in constructs that their families' templates use; the words are our own.
+# The forms of the six kinds, written with the constructs of their families' templates; the words are our own.
 KINDS = {
     "chatml": """{%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
@@ -278,7 +278,7 @@ KINDS = {
 
 
 class Generation(jinja2.ext.Extension):
-    """transformers' mark of what the assistant says: writes its body."""
+    """transformers' tag around the assistant's part: only its body is rendered."""
 
     tags = {"generation"}
 

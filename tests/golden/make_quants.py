@@ -1,4 +1,4 @@
-"""Regenerates quants.bin: random blocks of every tensor type with the floats that gguf-py makes of them.
+"""Regenerates quants.bin: random blocks of every tensor type, and the floats to which gguf-py decodes them.
 
 usage: make_quants.py [OUT]     (needs: pip install gguf==0.19.0 numpy)
 Layout, little-endian: u32 number of cases; per case u32 type, u32 number of values, u32 number of bytes, the bytes, the
@@ -12,10 +12,10 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-BLOCKS = 3  # random blocks per type, and one of all ones bits but for the scales
+BLOCKS = 3  # random blocks per type, and one in which all bits but those of scales are set
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
          "IQ4_NL", "IQ4_XS", "MXFP4"]
-# Byte offsets of the float16 scales in a block. They are made finite: NaN has no one bit pattern to compare.
+# Byte offsets of the float16 scales in a block. They are made finite, since NaN has several bit patterns.
 SCALES = {"Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108],
           "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
 
@@ -32,7 +32,7 @@ def blocks_of(name, random):
                                random.standard_normal(22).astype("<f2").view("<u2")])[None].view(np.uint8)
     blocks = random.integers(0, 256, (BLOCKS + 1, size), dtype=np.uint8)
     blocks[-1] = 255
-    if name == "MXFP4":  # the exponent: the two denormals, the middle, the largest of which all values are finite
+    if name == "MXFP4":  # exponents: two denormals, the middle, the largest with which all values are finite
         blocks[:, 0] = [0, 1, 127, 252]
     for at in SCALES[name]:
         scale = random.standard_normal(BLOCKS + 1).astype("<f2")

@@ -1,6 +1,6 @@
-"""Writes tests/golden/scorers.bin: one small attention layer and every metric's scores of it by other code (kvpress
-0.5.5, or the published formula in PyTorch; tests/peer/scorer_peers.py says which). tests/unit/test_profiler_golden.c
-compares ours.
+"""Writes tests/golden/scorers.bin: one small attention layer and every metric's scores for it, by other code (kvpress
+0.5.5, or the published formula in PyTorch; see tests/peer/scorer_peers.py). tests/unit/test_profiler_golden.c compares
+ours with them.
 
 Little-endian. Header: 8 bytes "KVBSCO01", then u32: T, H, G, d, D, cases. Then f32: q_raw [T,H,d], q [T,H,d], k
 [G,T,d], v [G,T,d], wo [D,H*d], rope_frequency [d/2]. Then the cases: metric name (128 bytes, zero padded), u32 sinks,
@@ -31,7 +31,7 @@ def make_layer():
     module = LlamaAttention(config, 0).float().eval()
     for p in module.parameters():
         torch.nn.init.normal_(p, std=0.25)
-    # A common direction, as real hidden states have one, so that keys are not all alike in angle.
+    # A common direction, as in real hidden states: without it, all keys would be about equally far from their mean.
     x = torch.randn(1, T, WIDTH) + torch.randn(WIDTH)
     return peers.layer_of(module, LlamaRotaryEmbedding(config), x)
 

@@ -1,6 +1,6 @@
 """Regenerates tests/golden/split: the tiny model's GGUF file in three parts, as the gguf package writes them.
 
-usage: make_split.py     (needs tests/golden/requirements.txt; `make all` before, for the tiny model)
+usage: make_split.py     (needs tests/golden/requirements.txt; run `make all` first, for the tiny model)
 """
 import os
 import subprocess
@@ -13,7 +13,7 @@ BUILD = os.environ.get("BUILD", os.path.join(os.path.dirname(os.path.dirname(HER
 
 
 def copy(whole, path, tensors):
-    """All metadata and tensors of a reader, at most `tensors` of them in a part."""
+    """Writes all metadata and tensors of a reader to parts of at most `tensors` tensors."""
     g = gguf.GGUFWriter(path, "llama", split_max_tensors=tensors)
     for field in whole.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":

@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def table(layers, heads, sink, window, ratio_of, rows=range(1, 100), **extra):
-    """extra: metadata beside those that every table has; without a row for every per cent n_rows is among them."""
+    """extra: further metadata of the table; n_rows is added if there is not one row for every per cent."""
     if len(rows) != 99:
         extra["n_rows"] = str(len(rows))
     prune = [ratio_of(i / 100, h) for i in rows for h in range(layers * heads)]

@@ -1,5 +1,5 @@
-"""Regenerates tokenizers.json: small tokenizers of every kind, as Hugging Face's tokenizers save them, with the ids
-that it gives hard texts.
+"""Regenerates tokenizers.json: small tokenizers of every kind, as Hugging Face's tokenizers saves them, and the ids
+that it gives for difficult texts.
 
 usage: make_tokenizers.py [OUT]     (needs: pip install tokenizers==0.22.2)
 A list of {"kind", "tokenizer": the text of tokenizer.json, "cases": [{"hex": text, "special": bool, "ids": [...],

@@ -1,7 +1,7 @@
-"""Regenerates tokens.json: pieces of text and the ids that the Hugging Face tokenizers make of them.
+"""Regenerates tokens.json: pieces of text and the ids that the Hugging Face tokenizers give for them.
 
-usage: make_tokens.py [OUT]     (run `make all` before; gets the default model; needs tests/golden/requirements.txt)
-One case a line: {"model": "tiny" or "smollm2", "pre", "special", "hex": the text's bytes, "ids"}; ids have no BOS.
+usage: make_tokens.py [OUT]     (run `make all` first; gets the default model; needs tests/golden/requirements.txt)
+One case per line: {"model": "tiny" or "smollm2", "pre", "special", "hex": the text's bytes, "ids"}; ids have no BOS.
 tiny: the vocabulary of tests/tiny_vocab.h in a `tokenizers` pipeline built here, once per pre-tokenizer.
 smollm2: transformers' tokenizer of the default model's GGUF, with the pre-tokenizer of SmolLM2's own tokenizer.json
 ("smollm") and with the one that transformers gives it ("gpt-2").
@@ -63,7 +63,7 @@ def write_cases(out, model, pre, tokenizer, pieces):
         tokenizer.encode_special_tokens = not special  # "special" off: control tokens in the text are text
         for piece in pieces:
             ids = tokenizer.encode(piece.decode("utf-8", errors="replace"), add_special_tokens=False).ids
-            if not special and b"<" not in piece: continue  # equal to the case before
+            if not special and b"<" not in piece: continue  # would equal the case with special tokens
             out.append({"model": model, "pre": pre, "special": special, "hex": piece.hex(), "ids": ids})
 
 

@@ -1,8 +1,8 @@
-"""Regenerates topk.txt: what PyTorch and kvpress do on a CPU, for the runtime to repeat.
+"""Regenerates topk.txt: results of PyTorch and kvpress on a CPU that the runtime must reproduce.
 
 usage: make_topk.py [OUT]     (needs: pip install torch kvpress==0.5.5; made with torch 2.15, CPU)
 Lines of the file:
-  sum N VALUE... = SUM              torch.sum of N float32, all as the bits in hexadecimal
+  sum N VALUE... = SUM              torch.sum of N float32; numbers are given as hexadecimal bits
   topk N K VALUE... = INDEX...      the indices that torch.topk takes, ascending; values are small whole numbers
   row RATIO ROW                     kvpress's row for a ratio (hexadecimal float), counted from 0
   counts G T RATIO... = COUNT...    tokens that kvpress's LUKVPress keeps in each of G heads, from prune ratios
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from kvpress import LUKVPress, RandomPress
 
-# McIlroy's adversary played against introselect with n = 64, k = 40: it degenerates and falls back to its heap.
+# McIlroy's adversary for introselect with n = 64, k = 40: introselect degenerates and falls back to its heap.
 ADVERSARY = [
     31, 62, 34, 60, 33, 58, 36, 56, 35, 54, 38, 52, 37, 50, 32, 48, 23, 46, 22, 44, 21, 42, 20, 40, 25, 27,
     29, 28, 26, 30, 24, 39, 63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 19, 18, 17, 16, 15, 14, 13, 12,
@@ -24,7 +24,7 @@ ADVERSARY = [
 
 
 def row(press):
-    """The row that LUKVPress.compress reads: an array that only remembers which index was asked for."""
+    """Returns the row that LUKVPress.compress reads, by means of an array that only remembers the requested index."""
     class Curves:
         def __getitem__(self, index):
             self.row = index[0]

@@ -1,7 +1,7 @@
 // Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|greedy FILE]...
-//   sizes   the models that matter, on one core and on all (default)
-//   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all, the order of the scores
-//           being made once for all questions; writes the first problem to FILE for tests/peer/heap_solver.py
+//   sizes   shapes of common models, on one core and on all (default)
+//   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all; the scores are sorted
+//           once for all questions; writes the first problem to FILE for tests/peer/heap_solver.py
 // Columns: heads, tokens, importance, noise, scope, threads, then seconds (the least of several runs): `order` sorts
 // the scores, once for all questions of a context; for each question `curves` gathers the gains, `greedy` makes hulls
 // and sweeps 99 ratios, `certificate` adds the bounds, `exact` finds 99 optima; relaxations of the exact solution, rows
@@ -22,7 +22,7 @@ static const char *const NAMES[] = {"pareto", "lognormal"};
 typedef struct bench_case {
     uint32_t layers, heads, tokens;
     importance kind;
-    double noise; // of the logarithm of the importance, as the metric sees it
+    double noise; // in the logarithm of the importance, from which scores are made
     solve_scope scope;
     int threads; // 0: all
 } bench_case;
@@ -49,7 +49,7 @@ static double normal(void)
     return sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform());
 }
 
-// Heads differ in their mass and in how evenly it is spread, as those of real models do.
+// Fills in scores and importance. As in real models, heads differ in their mass and in how evenly it is spread.
 static void fill_arrays(const bench_case *b, float *scores, float *oracle)
 {
     for (uint32_t h = 0; h < b->layers * b->heads; h++) {
@@ -154,7 +154,7 @@ static void run_sizes(void)
                                             (solve_scope)scope, threads});
 }
 
-// What heap_solver.py reads: sizes and every head's gains, best token first.
+// Writes the file that heap_solver.py reads: sizes and every head's gains, best token first.
 static void write_problem(const char *path, const loss_curves *c)
 {
     FILE *out = fopen(path, "wb");
@@ -172,7 +172,7 @@ static void write_problem(const char *path, const loss_curves *c)
     }
 }
 
-// Greedy budgets of `questions` questions: gains in the metric's order, hulls and sweep, without the certificate.
+// Times greedy budgets of `questions` questions: gains in the metric's order, hulls and sweep, without certificates.
 static void run_greedy(const bench_case *b, int questions, int runs, const char *problem_file)
 {
     cache_shape shape = {b->layers, b->heads, b->tokens, 4, 32};

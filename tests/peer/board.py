@@ -1,18 +1,18 @@
-"""The board: kvbudget's ready tables beside every press of kvpress, at equal memory, on four models.
+"""The board: compares kvbudget's ready tables with every press of kvpress, at equal memory, on four models.
 
 usage: board.py [--budget MINUTES] [--models NAME...] [--measures kl TASK...] [--rows NAME...] [--texts N] [--samples N]
                 [--csv docs/board.csv] [--work build/board]
        board.py --check
 
-Measures: `kl` is the KL to the full cache's predictions of the 64 tokens behind a context of 2,048 (texts of
-calib-data/eval); the others are tasks of RULER as `kvbudget task` makes them, whose context is compressed before the
-question is seen, with kvpress's score. Every cell is a line of the CSV, written when it is measured: the same command
-goes on where it was stopped, and measures again what another table or kvpress has made. Cells come in such an order
-that a part of them is a fair board: all presses on a text, then the next text, then the next model. At the end the
-tables of the page beside the CSV (docs/board.md) and the picture are written; --budget 0 does only that.
+Measures: `kl` is the KL to the full cache's predictions of the 64 tokens after a context of 2,048 (texts of
+calib-data/eval); the others are tasks of RULER as `kvbudget task` makes them: the context is compressed before the
+question is seen, and kvpress's score is used. Every cell is a line of the CSV, written when it is measured: the same
+command resumes where it was stopped, and measures cells again that come from another table or version of kvpress. The
+order of cells makes a part of them a fair board: all presses on a text, then the next text, then the next model. At the
+end the tables of the page beside the CSV (docs/board.md) and the picture are written; --budget 0 does only that.
 
---check holds the harness against others: the table's KL against `kvbudget eval`, kept positions and answers against
-kvpress's own pipeline, and the really cut cache of kvbudget against its mask. The last line is PASS or FAIL.
+--check compares the harness with others: the table's KL with `kvbudget eval`, kept positions and answers with kvpress's
+own pipeline, and the really cut cache of kvbudget with its mask. The last line is PASS or FAIL.
 Needs the packages of requirements.txt, and PYTHONPATH, KVBUDGET_LIBRARY and KVBUDGET_PROGRAM as `make bench-board` sets
 them.
 """
@@ -37,7 +37,7 @@ from board_presses import ROWS, Absent
 
 MODELS = list(board_page.NAMES)
 TOKENS, NEXT = 2048, 64
-#: tokens that NVIDIA's generator leaves for an answer
+#: tokens that NVIDIA's generator reserves for an answer
 ANSWER = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50}
 FIELDS = ["model", "measure", "text", "press", "prefills", "ratio", "value", "kept", "held", "full", "seconds",
           "prefill", "of", "note"]
@@ -61,7 +61,7 @@ def arguments():
 
 
 class Log:
-    """The CSV. A cell is done when it has a line of what is measured today; later lines count."""
+    """The CSV. A cell is done if it has a line for the present table or kvpress; later lines replace earlier ones."""
 
     def __init__(self, path):
         self.path, self.done = path, {}
@@ -86,7 +86,7 @@ def key_of(line):
 
 
 def read(path):
-    """The lines of the CSV, the latest of every cell."""
+    """Returns the lines of the CSV, the latest of every cell."""
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as f:
@@ -94,12 +94,12 @@ def read(path):
 
 
 def version_of(row, subject):
-    """What a cell was measured of."""
+    """Returns which table or version of kvpress a cell is about."""
     return "table " + hashlib.sha256(subject.table._data).hexdigest()[:12] if row.ours else "kvpress 0.5.5"
 
 
 def cuts_of(row, context, ratios):
-    """(ratio, Cut, or why there is none)"""
+    """Returns a list of (ratio, Cut or the reason why there is none)."""
     try:
         at = row.of(context)
     except Absent as why:
@@ -117,13 +117,13 @@ def cuts_of(row, context, ratios):
 
 
 class Measuring:
-    """One context, and how what is left of it is measured."""
+    """Measures cuts of contexts and writes cells."""
 
     def __init__(self, log, subject, rows, stop):
         self.log, self.subject, self.rows, self.stop = log, subject, rows, stop
 
     def cells(self, where, context, values):
-        """Lines for every row and ratio that lacks one; values(cuts) gives the measure of each cut."""
+        """Writes lines for every row and ratio that lacks one; values(cuts) gives the measure of each cut."""
         for row in self.rows:
             of = version_of(row, self.subject)
             ratios = self.log.lacks(row, of, **where)
@@ -175,7 +175,7 @@ class Measuring:
         return self.cells(where, context, lambda cuts: self.scores(context, sample, most, cuts))
 
     def scores(self, context, sample, most, cuts):
-        """Of 100, the mean over the sample's questions, each asked behind the cut context."""
+        """Returns scores up to 100: the mean over the sample's questions, each asked after the cut context."""
         total = [0.0] * len(cuts)
         for question, gold in zip(sample["questions"], sample["gold"]):
             ids = self.encode(question + sample["answer_prefix"])
@@ -188,13 +188,13 @@ class Measuring:
 
 
 def score(text, gold):
-    """kvpress's, of RULER: how many of the wanted strings stand in the answer. It never falls as an answer grows."""
+    """Returns kvpress's score of RULER: the share of strings found in the answer. It never falls as an answer grows."""
     text = re.sub(r"[\x00-\x1f]", "\n", text).strip().lower()
     return 100 * sum(g.lower() in text for g in gold) / len(gold)
 
 
 def samples_of(task, subject, a):
-    """As `kvbudget task` makes them, in NVIDIA's words."""
+    """Yields the samples of `kvbudget task`, in NVIDIA's words."""
     out, haystack = a.work / "samples.jsonl", a.work / "haystack.txt"
     haystack.write_text("\n".join((ROOT / f"calib-data/eval/{name}.txt").read_text()
                                   for name in ("story-en", "lecture-en", "dialogue-en", "manual-en")))

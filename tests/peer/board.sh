@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Runs tests/peer/board.py in the environment of `make check-python`. Called by `make bench-board`,
-# which passes on its words. KVBUDGET_PYTHON names another interpreter that has torch, transformers,
-# kvpress and gguf.
+# Runs tests/peer/board.py in the environment of `make check-python`. `make bench-board` calls it with the arguments in
+# BOARD. KVBUDGET_PYTHON names another interpreter that has torch, transformers, kvpress and gguf.
 set -eu
 cd "$(dirname "$0")/../.."
 BUILD=$PWD/${BUILD:-build}

@@ -1,4 +1,4 @@
-"""The board's harness against others: `kvbudget eval`, kvpress's own prefill and pipeline, the really cut cache."""
+"""Compares the board's harness with `kvbudget eval`, kvpress's own prefill and pipeline, and the really cut cache."""
 import copy
 import json
 import subprocess
@@ -14,8 +14,8 @@ OF = {row.name: row for row in ROWS}
 
 
 def same_as_eval(subject, text):
-    """The ready table's KL, bare and refitted, by the harness and by the program, which takes rows of whole per cents:
-    the largest relative difference."""
+    """Prints the ready table's KL by the harness and by the program, at ratios that are rows. Returns the context, the
+    64 tokens after it, and the largest relative difference without refitting."""
     path, worst = ROOT / f"calib-data/eval/{text}.txt", 0.0
     ids = subject.ids(path)
     context, following = Context(subject, ids[:, :2048]), ids[:, 2048:2112]
@@ -34,7 +34,7 @@ def same_as_eval(subject, text):
 
 
 def same_when_cut(context, following):
-    """The largest difference of logits between the mask and the cache that is really cut, at 80 %."""
+    """Returns the largest difference of logits between the mask and the really cut cache, at 80 %."""
     run = kvbudget.compress(context.model, context.subject.table, 0.8, when="call", lookup="linear")
     cache, n = copy.deepcopy(context.cache), following.shape[1]
     with run:
@@ -48,7 +48,7 @@ def same_when_cut(context, following):
 
 
 def same_as_kvpress(context):
-    """How many positions kvpress's own prefill keeps otherwise, for three presses at 80 %."""
+    """Returns in how many positions kvpress's own prefill differs, for three presses at 80 %."""
     differ = 0
     for name, press in (("SnapKV", SnapKVPress(0.8)), ("AdaKV(SnapKV)", AdaKVPress(SnapKVPress(0.8))),
                         ("KVzip", KVzipPress(0.8))):
@@ -73,7 +73,7 @@ def same_as_kvpress(context):
 
 
 def same_answers(subject, sample):
-    """Answers of kvpress's own pipeline and of the harness to a needle question."""
+    """Compares answers of kvpress's own pipeline and of the harness to a needle question; returns how many differ."""
     encode = lambda text: subject.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     context, question = Context(subject, encode(sample["context"])), sample["questions"][0]
     pipe, differ = KVPressTextGenerationPipeline(model=subject.model, tokenizer=subject.tokenizer), 0
@@ -89,7 +89,7 @@ def same_answers(subject, sample):
 
 @torch.no_grad()
 def check(subject, sample):
-    """All of them; sample: one of a task of RULER."""
+    """Runs all comparisons; sample: one of a task of RULER."""
     context, following, worst = same_as_eval(subject, "story-en")
     off = same_when_cut(context, following)
     differ = same_as_kvpress(context) + same_answers(subject, sample)

@@ -1,8 +1,8 @@
-"""A context that is prefilled once with the full cache, cut in many ways, and asked what follows.
+"""A context that is prefilled once with the full cache and cut in many ways, and predictions and answers after it.
 
 A press of kvpress looks at one layer's input, keys and values at the end of a prefill. These are kept here, so that one
-prefill serves all presses and ratios. A cut is which positions of every KV head are hidden, and, where a method changes
-keys or values, what they become; cuts that change nothing share the full keys and values and are decoded together.
+prefill serves all presses and ratios. A cut says which positions of every KV head are hidden, and has the new keys or
+values if the method changes them; cuts without changes share the full keys and values and are decoded together.
 """
 import copy
 import dataclasses
@@ -25,11 +25,11 @@ BATCH = 32  # cuts that are decoded together
 
 @dataclasses.dataclass
 class Layer:
-    """One layer whose cache is cut, as its prefill left it."""
+    """One layer with a cache that can be cut, as the prefill left it."""
 
     index: int
     module: torch.nn.Module
-    hidden: torch.Tensor  # [1, T, D], what went into the attention module
+    hidden: torch.Tensor  # [1, T, D], the input of the attention module
     rope: tuple  # cosines and sines [1, T, d]
     rotary: torch.nn.Module
     keys: torch.Tensor  # [1, G, T, d]
@@ -38,14 +38,14 @@ class Layer:
 
 @dataclasses.dataclass
 class Cut:
-    """What a method leaves of a context."""
+    """The part of a context that a method keeps."""
 
-    hidden: list  # by layer that is cut: bool [G, T], the positions that are gone
-    keys: list | None = None  # by layer: [G, T, d], where they are not the full cache's
+    hidden: list  # for each layer that is cut: bool [G, T], the evicted positions
+    keys: list | None = None  # for each layer: [G, T, d], or None if unchanged
     values: list | None = None
     next: int = 0  # position of the next token
-    held: int | None = None  # bytes that the method's own cache takes; None: nothing was freed
-    seconds: float = 0.0  # of the processor, beyond the prefill
+    held: int | None = None  # bytes of the method's own cache; None: nothing was freed
+    seconds: float = 0.0  # processor time beyond the prefill
 
     @property
     def kept(self):
@@ -53,13 +53,13 @@ class Cut:
 
 
 class Behind:
-    """What a layer's new tokens find behind them: keys [1 or B, G, T, d], hidden [B, G, T]."""
+    """The cached context that a layer's new tokens attend to: keys [1 or B, G, T, d], hidden [B, G, T]."""
 
     def __init__(self, keys, values, hidden):
         self.keys, self.values, self.hidden = keys, values, hidden
 
     def attend(self, query, key, value, scaling):
-        """Softmax over what is not hidden of the context and, causally, over the new tokens: [B, n, H, d]."""
+        """Attends to the visible part of the context and, causally, to the new tokens. Returns [B, n, H, d]."""
         (batch, heads, n, d), groups = query.shape, key.shape[1]
         rows, total = heads // groups * n, key.shape[2]
         q = query.reshape(batch, groups, rows, d) * scaling
@@ -94,24 +94,24 @@ PROGRAM = os.environ.get("KVBUDGET_PROGRAM", str(ROOT / "build/kvbudget"))
 
 
 class Subject:
-    """A model, and what rows of the board need of it beside contexts."""
+    """A model with its tokenizer, ready table and texts."""
 
     def __init__(self, name, work):
         found = subprocess.check_output([ROOT / "tools/scripts/get-model.sh", name], text=True)
         self.name, self.path, self.work = name, found.strip(), work
         self.model, self.tokenizer = hf_model.load(self.path)
-        self.tokenizer.chat_template = None  # texts and tasks stand by themselves, for KVzip too
+        self.tokenizer.chat_template = None  # texts and tasks are used without a template, in KVzip too
         self.table = find(self.model)
         self.texts = [p.read_text() for p in sorted((ROOT / "calib-data/plain").glob("*.txt"))]
 
     def ids(self, path):
-        """[1, n] of a text, as the program reads it."""
+        """Returns the ids [1, n] of a text, by the program's tokenizer."""
         out = self.work / "ids.npy"
         subprocess.run([pathlib.Path(PROGRAM).parent / "tests/tokens", self.path, path, "--npy", out], check=True)
         return torch.from_numpy(np.load(out).astype("int64"))[None]
 
     def curves(self, metric):
-        """What LUKVPress reads for a scorer [99, L, G], sinks and window: `kvbudget solve --paper` of calib-data."""
+        """Returns curves for LUKVPress [99, L, G], sinks and window, by `kvbudget solve --paper` on calib-data."""
         base = self.work / self.name
         base.mkdir(exist_ok=True)
         npy = base / f"{metric.split(':')[0]}.npy"
@@ -132,7 +132,7 @@ class Subject:
 
 
 class Context:
-    """ids [1, T] behind a subject's model, prefilled."""
+    """A context of ids [1, T], prefilled by a subject's model."""
 
     def __init__(self, subject, ids):
         model, table = subject.model, subject.table
@@ -150,7 +150,7 @@ class Context:
             start = time.process_time()
             model.model(ids, past_key_values=self.cache)
             self.seconds = time.process_time() - start
-            scratch, first = copy.copy(self.cache), found[0].index  # a block must cut something
+            scratch, first = copy.copy(self.cache), found[0].index  # because a block must cut something
             scratch.layers, scratch.kvb_state = list(self.cache.layers), copy.deepcopy(self.cache.kvb_state)
             scratch.layers[first] = copy.deepcopy(self.cache.layers[first])
             self.run.cut_layer(scratch, self.run.layers[first])
@@ -165,7 +165,7 @@ class Context:
 
     @property
     def bytes(self):
-        """Of the cache that can be cut."""
+        """Returns the bytes of the part of the cache that can be cut."""
         return sum(x.nbytes for layer in self.layers for x in (layer.keys, layer.values))
 
     def whole(self):
@@ -176,14 +176,14 @@ class Context:
         return len(self.layers) < len(self.cache.layers)
 
     def plain_cache(self):
-        """The full cache as transformers fills it, which may grow without changing this one."""
+        """Returns the full cache as transformers fills it; it may grow without changing this one."""
         cache = DynamicCache()
         for layer in self.layers:
             cache.update(layer.keys, layer.values, layer.index)
         return cache
 
     def _fresh(self, batch):
-        """A cache for new tokens alone, with the windows of layers that are not cut."""
+        """Returns a cache for new tokens only, with the windows of layers that are not cut."""
         cache, cut = DynamicCache(config=self.model.config), {x.index for x in self.layers}
         for index in set(range(len(self.cache.layers))) - cut:
             cache.layers[index] = copy.copy(self.cache.layers[index])
@@ -205,13 +205,13 @@ class Context:
 
     @torch.no_grad()
     def _forward(self, cache, ids, positions, at):
-        """Logits [B, n, V] of tokens ids [B, n] at positions [B] and following ones; at: tokens seen before."""
+        """Returns logits [B, n, V] of ids [B, n], whose positions begin at `positions` [B]; at: earlier tokens."""
         n = ids.shape[1]
         return self.model(ids, past_key_values=cache, position_ids=positions[:, None] + torch.arange(n),
                           cache_position=torch.arange(at, at + n)).logits
 
     def logits(self, cuts, following):
-        """Logits [n, V] of the tokens following [1, n] behind each cut."""
+        """Returns logits [n, V] of the tokens `following` [1, n] after each cut."""
         self._behind(cuts)
         try:
             return self._forward(self._fresh(len(cuts)), following.expand(len(cuts), -1),
@@ -220,8 +220,8 @@ class Context:
             self._leave()
 
     def answers(self, cuts, question, most, enough):
-        """Greedy answers to the ids question [1, n]: those of cuts that share the full keys and values together. An
-        answer ends at an end token, after `most` tokens, or when enough(text) says that no score can rise any more."""
+        """Returns greedy answers to the ids `question` [1, n]; cuts that share the full keys and values are batched. An
+        answer ends at an end token, after `most` tokens, or when enough(text) says that its score cannot rise."""
         found = [None] * len(cuts)
         plain = [i for i, cut in enumerate(cuts) if not (cut.keys or cut.values)]
         own = [i for i in range(len(cuts)) if i not in set(plain)]
@@ -267,7 +267,7 @@ class Context:
 
 
 def divergence(full, other):
-    """KL [n] of two rows of logits, nats."""
+    """Returns KL [n] in nats between the rows of two arrays of logits."""
     p = full.double().log_softmax(-1)
     return (p.exp() * (p - other.double().log_softmax(-1))).sum(-1)
 
@@ -276,8 +276,8 @@ _ODD = torch.from_numpy(np.random.default_rng(1).integers(1 << 62, size=1024) * 
 
 
 def places_of(keys, full):
-    """Which positions [G, n] rows of keys [G, n, d] have in full [G, T, d], by their bits; None: they were changed.
-    Keys are rotated by their position, so no two rows of a head are alike."""
+    """Returns the positions [G, n] of rows of keys [G, n, d] in full [G, T, d], by their bits, or None if rows were
+    changed. Keys are rotated by their position, so no two rows of a head are equal."""
     marks = [(x.contiguous().view(torch.int32).long() * _ODD[: x.shape[-1]]).sum(-1) for x in (keys, full)]
     order = marks[1].sort(-1)
     at = torch.searchsorted(order.values, marks[0]).clamp(max=full.shape[1] - 1)

@@ -12,7 +12,7 @@ NAMES = {"smollm2-135m": "SmolLM2 135M", "gemma3-270m": "Gemma 3 270M", "qwen2.5
 #: Student's t, two-sided 95 %, by degrees of freedom
 T95 = [0, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 LEAST = 5  # observations for an interval
-SPARE = 0.005  # a press that keeps so much more than the others is not compared
+SPARE = 0.005  # a press that keeps more than its share by this much is not compared
 
 
 def share(ratio):
@@ -34,7 +34,7 @@ class Board:
                 self.notes[key] = line["note"]
 
     def texts(self, model, measure):
-        """Those on which nearly all presses were measured; a press that lacks one of them has no mean."""
+        """Returns the texts on which nearly all presses were measured; a press that lacks one of them has no mean."""
         seen = collections.Counter()
         keys = [k for k in self.values if k[:2] == (model, measure) and k[2] != "full"]
         for key in keys:
@@ -47,13 +47,13 @@ class Board:
         return sum(found[t] for t in texts) / len(texts) if texts and all(t in found for t in texts) else None
 
     def over(self, model, measure, press, ratio):
-        """How much more than its due a press keeps, as a share of the cache."""
+        """Returns how much more than the ratio allows a press keeps, as a share of the cache."""
         kept = self.kept.get((model, measure, press, ratio))
         return sum(kept) / len(kept) - (1 - ratio) if kept else 0.0
 
     def quotient(self, model, measure, ratio, above, below, texts):
-        """(mean KL of one by that of the other, low, high) over the same texts: Student's t with n - 2 degrees on the
-        logarithm and the jackknife's error, as `kvbudget eval` has it. No interval for fewer than five texts."""
+        """Returns (mean KL of one divided by that of the other, low, high) over the same texts: Student's t with n - 2
+        degrees on the logarithm and the jackknife's error, as in `kvbudget eval`. No interval below five texts."""
         a, b = ([self.values[model, measure, press, ratio][t] for t in texts] for press in (above, below))
         without = lambda values, out: sum(x for i, x in enumerate(values) if i != out)
         of = lambda out: math.log(without(a, out) / without(b, out))
@@ -129,7 +129,7 @@ def tasks(board):
 
 
 def behind(board):
-    """Lines on which somebody with one prefill, or KVzip, is ahead of kvbudget's better row."""
+    """Yields a table of the cases in which a press with one prefill, or KVzip, is ahead of kvbudget's better row."""
     ours = [row.name for row in ROWS if row.ours]
     yield "| model | pruned | ahead | its KL by kvbudget's, 95 % interval | texts |"
     yield "|---|---:|---|---|---:|"
@@ -159,7 +159,7 @@ def behind(board):
 
 
 def nearest(board):
-    """By model and ratio: the first with one prefill, and kvbudget and KVzip beside it."""
+    """Yields a table by model and ratio: the best press with one prefill, compared with kvbudget and KVzip."""
     yield "| model | pruned | first with one prefill | kvbudget's better row by it | KVzip by kvbudget's |"
     yield "|---|---:|---|---|---|"
     ours = [row.name for row in ROWS if row.ours]
@@ -198,7 +198,7 @@ def _item(text):
 
 # ---- The picture -----------------------------------------------------------------------------------------------------
 
-#: those that are drawn: colour and dash
+#: the presses that are drawn: colour and dash
 DRAWN = {"kvbudget": ("#c0392b", ""), "kvbudget, refitted": ("#c0392b", "6 3"), "KVzip": ("#000000", ""),
          "KVzip+": ("#000000", "6 3"), "LUKV(SnapKV)": ("#2471a3", ""), "AdaKV(ExpectedAttention)": ("#7d3c98", ""),
          "AdaKV(SnapKV)": ("#2471a3", "6 3"), "Compactor": ("#b7950b", ""), "SnapKV": ("#2471a3", "2 3"),

@@ -1,7 +1,7 @@
 """The rows of the board: every press of kvpress that a CPU runs without weights from elsewhere, and kvbudget's tables.
 
-To add a press, add a line to ROWS: its name, how many prefills it takes, and a function of a context that gives a
-function of the ratio that gives a Cut. `pressed(lambda: MyPress())` makes that of any press that works layer by layer.
+To add a press, add a line to ROWS: its name, how many prefills it takes, and a function that takes a context and
+returns a function from a ratio to a Cut: `pressed(lambda: MyPress())` for any press that works layer by layer.
 """
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ from kvpress import (AdaKVPress, BlockPress, CapPress, ChunkKVPress, ChunkPress,
 from kvpress.presses import duo_attention_press, kvzip_press
 from kvpress.utils import get_prerope_query_states
 
-#: their scores change with the ratio, so they are not shared by ratios
+#: their scores depend on the ratio, so they are not shared between ratios
 BY_RATIO = (StreamingLLMPress, CriticalKVPress, CompactorPress, RandomPress)
 #: they score parts of a context, so a layer has several scores
 IN_PARTS = (BlockPress, ChunkPress)
@@ -36,14 +36,14 @@ SEED = 1
 
 
 class Absent(Exception):
-    """This press does not do this: the reason, for the board."""
+    """Raised with the reason, for the board, if a press does not support a model."""
 
 
 # ---- Presses that see one layer at a time ---------------------------------------------------------------------------
 
 
 def causal_attention(layer):
-    """[1, H, T, T] of a layer, which eager attention would give."""
+    """Returns a layer's attention [1, H, T, T], as eager attention would compute it."""
     cos, sin = (x.unsqueeze(1) for x in layer.rope)
     q = get_prerope_query_states(layer.module, layer.hidden)
     q = (q * cos + rotate_half(q) * sin) * layer.module.scaling
@@ -68,8 +68,8 @@ class DropKVPress(ScorerPress):
 
 
 def _shared(press, context, layer, clock):
-    """Lets the press, and those that it wraps, take scores of this layer that the same scorer has made before. Their
-    seconds count again."""
+    """Lets the press, and those that it wraps, use scores of this layer that the same scorer has computed before. Their
+    seconds are counted again."""
     if isinstance(press, IN_PARTS):
         return
     inner = [getattr(press, name, None) for name in ("press", "_leverage_press", "_non_causal_press")]
@@ -95,7 +95,7 @@ def _shared(press, context, layer, clock):
 
 
 def _rotary(layer):
-    """Where kvpress's scorers look for angles; Gemma's embedding wants to know which kind of layer asks."""
+    """Returns the embedding from which kvpress's scorers take angles; Gemma's depend on the kind of layer."""
     found = AttentionLayer(layer.index, layer.module, layer.rotary)
     return layer.rotary if not _layer_type(layer.rotary, layer.module) else (
         lambda like, places: [x[None] for x in found.angles(like, places[0])])
@@ -108,7 +108,7 @@ def _needs_attention(press):
 
 @torch.no_grad()
 def by_layers(context, press):
-    """The press's own compress(), called for every layer as its forward hook would call it."""
+    """Returns a Cut by the press's own compress(), called for every layer as its forward hook would call it."""
     torch.manual_seed(SEED)
     cut, clock, n, start = Cut([], [], [], context.tokens), [0.0], context.tokens, time.process_time()
     press.post_init_from_model(context.model)
@@ -141,7 +141,7 @@ def by_layers(context, press):
 
 
 def _take(cut, layer, keys, values, masked):
-    """What compress() gave back for one layer: hidden positions, and keys and values where they were changed."""
+    """Adds the result of compress() for one layer to the cut: hidden positions, and keys and values if changed."""
     full, groups, n = layer.keys[0], *layer.keys.shape[1:3]
     if keys.shape[2] == n:
         hidden = torch.zeros(groups, n, dtype=torch.bool)
@@ -153,7 +153,7 @@ def _take(cut, layer, keys, values, masked):
         return
     places = places_of(keys[0], full)
     rotated = places is None
-    if rotated:  # keys were turned to new positions: they stand in the first rows
+    if rotated:  # keys were rotated to new positions: they are in the first rows
         places = torch.arange(keys.shape[2]).expand(groups, -1)
     cut.hidden.append(torch.ones(groups, n, dtype=torch.bool).scatter_(1, places, False))
     into = places[..., None].expand_as(keys[0])
@@ -175,15 +175,15 @@ def pressed(make):
 
 
 def finch():
-    """As its code works when the question is not known: the last 64 tokens vote, like SnapKV's."""
+    """Returns FinchPress as it works without a known question: the last 64 tokens vote, as in SnapKV."""
     press = FinchPress()
     press.window_size = 64
     return press
 
 
 def lukv(make, metric):
-    """LUKVPress with the curves of `kvbudget solve --paper` for the scorer; rows between two per cents are their mean,
-    so that the ratio is the one that was asked for."""
+    """LUKVPress with the curves of `kvbudget solve --paper` for the scorer; a ratio between two per cents interpolates
+    their rows, so that it is the requested one."""
     def of(context):
         curves, sink, window = context.subject.curves(metric)
         press = LUKVPress(make(), sink=sink, window=window)
@@ -199,7 +199,7 @@ def lukv(make, metric):
 
 
 def duo(context):
-    """Heads are sorted out on texts of calib-data, since BookSum would have to be fetched."""
+    """DuoAttentionPress; it classifies heads on texts of calib-data, since BookSum would have to be downloaded."""
     if context.has_windows:
         raise Absent("kvpress does not do it for models with sliding windows")
     places = range(0, 10000, 2000)
@@ -232,7 +232,7 @@ def _collect(context):
 
 
 def replayed(make):
-    """KVzip and its kin: the press's own second pass over the cache that the first one left."""
+    """KVzip and similar presses: the press's own second pass over the cache of the first one."""
     def of(context):
         if context.has_windows:
             raise Absent("kvpress does not do it for models with sliding windows")
@@ -289,7 +289,7 @@ def composed(structured):
 
 
 class Remembered(scorers.Learned):
-    """The table's ranking, whose scores all ratios share."""
+    """The table's ranking; all ratios share its scores."""
 
     def score(self, layer, keys, values, seen, places, heads):
         known = self.__dict__.setdefault("known", {})
@@ -324,7 +324,7 @@ def table(refit):
 
 
 def opened(context, cache, seconds):
-    """The rows of a cache that was really cut, at their positions."""
+    """Returns a Cut with the rows of a really cut cache, at their positions."""
     cut = Cut([], [], [], context.tokens, sum(cache.layers[x.index].size.bytes_now for x in context.layers), seconds)
     for layer in context.layers:
         ragged = cache.layers[layer.index]
@@ -355,7 +355,7 @@ class Row:
 
 
 EA = lambda: ExpectedAttentionPress(epsilon=0.02)
-#: in the order in which they are measured: what takes long comes last
+#: in the order in which they are measured: slow ones come last
 ROWS = [
     Row("kvbudget", 1, table(False), ours=True),
     Row("kvbudget, refitted", 1, table(True), ours=True),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares `solve --formats` with HiGHS: for small random problems the optimum of the multiple-choice knapsack lies
-between the certified bound and greedy's loss, whose own choice keeps to the budget and loses what it says.
+between the certified bound and greedy's loss; greedy's choice keeps to the budget and has the reported loss.
 
   make build/tests/bytes_rows && bytes_milp.py [--rounds N] [--seed S]
 
 Needs numpy and scipy (its milp is HiGHS). Exit status 1 at the first difference. Prints how often greedy is optimal,
-and what it loses beyond the optimum.
+and how much more than the optimum it loses.
 """
 import argparse
 import pathlib
@@ -19,7 +19,7 @@ PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "build" / "tests" / "byt
 
 
 def make(rng):
-    """loss [N, T + 1], added [N, J], cost [J, T + 1], floor, budgets; curves may have bumps."""
+    """Returns loss [N, T + 1], added [N, J], cost [J, T + 1], floor, budgets; curves need not be convex."""
     heads, formats, tokens = int(rng.integers(1, 6)), int(rng.integers(1, 5)), int(rng.integers(6, 26))
     floor = int(rng.integers(1, 4))
     gains = rng.pareto(1.2, (heads, tokens)) * rng.uniform(0.1, 3, (heads, 1))
@@ -38,7 +38,7 @@ def make(rng):
 
 
 def ours(loss, added, cost, floor, budgets):
-    """Rows (bytes, loss, bound, saturated, [(keep, format)])."""
+    """Yields rows (bytes, loss, bound, saturated, [(keep, format)]) of bytes_rows."""
     heads, tokens = loss.shape[0], loss.shape[1] - 1
     numbers = [heads, added.shape[1], tokens, floor, len(budgets), *loss.ravel(), *added.ravel(), *cost.ravel(),
                *budgets]
@@ -51,7 +51,7 @@ def ours(loss, added, cost, floor, budgets):
 
 
 def optimum(loss, added, cost, floor, budget):
-    """HiGHS's least loss, or None where no choice fits."""
+    """Returns HiGHS's least loss, or None if no choice fits."""
     heads, formats = added.shape
     items = loss[:, None, floor:] + added[:, :, None]  # [N, J, T + 1 - floor]
     each = items[0].size

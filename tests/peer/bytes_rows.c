@@ -1,5 +1,5 @@
 // Solves a problem of tokens and formats (solver/bytes.h) that bytes_milp.py writes to standard input, and prints for
-// each budget: bytes, loss, bound, saturated, and then what every head keeps in which format.
+// each budget: bytes, loss, bound, saturated, and then for every head how many tokens it keeps, in which format.
 //
 //   bytes_rows < PROBLEM     heads formats tokens floor rows, then loss [heads, tokens + 1], added [heads, formats],
 //                            cost [formats, tokens + 1], budget [rows]

@@ -1,11 +1,11 @@
-"""Compares the ids that chat templates make (tokens.c) with transformers' apply_chat_template, for templates of every
-kind and on messages that are hard to wrap; and that templates without a frame around the message are refused.
+"""Compares the ids that chat templates give (tokens.c) with transformers' apply_chat_template, for templates of every
+kind and on difficult messages; and checks that templates without a fixed frame around the message are refused.
 
 usage: compare_chat.py KVBUDGET [--templates FOLDER]     (needs: pip install transformers tokenizers)
-Without FOLDER: the forms below, which are those that the families publish, shortened to what one message meets, and
-those of tests/golden/make_jinja.py. With it: every *.jinja there; those that kvbudget refuses are listed. The
-tokenizer is a small one, trained here, that has all control tokens. Today's date is replaced by the one that kvbudget
-takes. Prints a line for each, and PASS or FAIL.
+Without FOLDER: the templates below, which are the families' own, reduced to the parts that one message uses, and those
+of tests/golden/make_jinja.py. With it: every *.jinja there; those that kvbudget refuses are listed. The tokenizer is a
+small one, trained here, with all control tokens. Today's date is replaced by the one that kvbudget uses. Prints a line
+for each, and PASS or FAIL.
 """
 
 import argparse
@@ -150,7 +150,7 @@ MESSAGES = [
 
 
 def golden_kinds():
-    """The templates of the six kinds that stand in the golden data's program."""
+    """Returns the templates of the six kinds in make_jinja.py."""
     place = os.path.join(ROOT, "tests", "golden", "make_jinja.py")
     spec = importlib.util.spec_from_file_location("make_jinja", place)
     found = importlib.util.module_from_spec(spec)
@@ -159,7 +159,7 @@ def golden_kinds():
 
 
 def make_tokenizer(folder):
-    """A byte-level tokenizer with all control tokens, as a folder."""
+    """Writes a byte-level tokenizer with all control tokens to a folder."""
     t = Tokenizer(models.BPE())
     t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     texts = open(os.path.join(ROOT, "calib-data", "narrative-en.jsonl"), encoding="utf-8").read()[:200000]
@@ -174,14 +174,14 @@ def make_tokenizer(folder):
 
 
 def ours(program, folder, message):
-    """The ids, or what was said where it is refused."""
+    """Returns the ids, or the error message if the template is refused."""
     tokens = os.path.join(os.path.dirname(program), "tests/tokens")
     found = subprocess.run([tokens, folder, "-", "--chat"], input=message.encode(), capture_output=True)
     return [int(i) for i in found.stdout.split()] if found.returncode == 0 else found.stderr.decode().strip()
 
 
 def theirs(tokenizer, template, message):
-    """The ids of transformers. For it control tokens in a message are tokens, for kvbudget text."""
+    """Returns transformers' ids. It takes control tokens in a message as tokens, kvbudget takes them as text."""
     said = [{"role": "user", "content": message}]
     return tokenizer.apply_chat_template(
         said,

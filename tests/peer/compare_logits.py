@@ -1,4 +1,4 @@
-"""Next-token logits of every position of a text: kvbudget against transformers (float32, the same token ids).
+"""Compares next-token logits of every position of a text with transformers (float32, the same token ids).
 
 usage: compare_logits.py KVBUDGET MODEL.gguf TEXT [--tokens 1500] [--backend cpu]
 Prints the largest absolute difference and ends with PASS (<= 1e-3) or FAIL. Needs torch, transformers >= 4.56, < 5.3,

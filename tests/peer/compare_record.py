@@ -1,7 +1,7 @@
-"""Scores and oracle of a kvbudget record against an f32 PyTorch port of the published protocol on the same tokens.
+"""Compares scores and oracle of a record with an f32 PyTorch port of the published protocol, on the same tokens.
 
 usage: compare_record.py MODEL RECORD.h5 [--questions N]
-MODEL is the GGUF that was profiled, or a Hugging Face folder of the same weights. The token ids (context, suffix,
+MODEL is the GGUF that was profiled, or a Hugging Face folder with the same weights. The token ids (context, suffix,
 answer) come from the record, so nothing depends on a sampler. Scores: SnapKV, KeyDiff and Expected Attention in each
 recorded variant, as LU-KV published them (:lukv) and by kvpress's own classes (:kvpress). Differences are relative to
 each head's maximum; ends with PASS (<= 1e-4) or FAIL. Needs torch, transformers >= 4.56, < 5.3, gguf, numpy, h5py, and
@@ -33,7 +33,7 @@ S = {"phase": None}
 
 
 def value_norm(v, w_o):
-    """||v W_O^(h)|| of every query head, over the layer's sum. v [G,T,d], w_o [D,H*d] -> [H,T]."""
+    """Returns ||v W_O^(h)|| of every query head, divided by the layer's sum. v [G,T,d], w_o [D,H*d] -> [H,T]."""
     G, T, d = v.shape
     H = w_o.shape[1] // d
     n = torch.stack([(v[h // (H // G)].double() @ w_o[:, h * d:(h + 1) * d].T.double()).norm(dim=-1) for h in range(H)])
@@ -118,7 +118,7 @@ worst = 0.0
 
 
 def report(what, ours, theirs):
-    """Largest difference relative to the head's largest magnitude."""
+    """Prints the largest difference relative to the head's largest magnitude."""
     global worst
     scale = theirs.abs().amax(-1, keepdim=True).clamp_min(1e-30)
     d = ((ours - theirs).abs() / scale).amax(-1)
@@ -146,7 +146,7 @@ with torch.no_grad(), h5py.File(a.record) as f:
             ours, theirs = torch.from_numpy(c["scores"][n][:]), torch.stack([S["scores"][n][l] for l in range(L)])
             first = int(specs[n]["sinks"]) if n.startswith("ea:kvpress") else 0
             last = T - int(specs[n]["window"]) if n.startswith("snapkv") else T
-            # without the positions that get the maximum as a filler
+            # without positions whose score is only a filler, the maximum
             report(n, ours[..., first:last], theirs[..., first:last])
         for q in sorted(c["questions"], key=int)[: a.questions]:
             g = c["questions"][q]

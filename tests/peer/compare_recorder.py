@@ -1,15 +1,15 @@
-"""The Python package's recorder against `kvbudget profile` on a real model: arrays, budgets, and what differences cost.
+"""Compares the Python package's recorder with `kvbudget profile` on a real model: arrays, budgets, and their loss.
 
 usage: compare_recorder.py KVBUDGET MODEL.gguf CALIB.jsonl [--max-tokens 1000] [--questions 2] [--new-tokens 64]
        [--twin]
 The program profiles one context and samples answers; the recorder follows the same tokens. Oracle and scores are
 compared relative to each head's maximum (PASS is 1e-4). Then every metric is solved from both records, and the budgets
-of all 99 ratios are compared at the context's length: how many heads differ, by how many tokens, how many differ when
-the recorder's oracle is ranked by the program's scores, and how much more of the importance in the program's record the
-recorder's budgets lose, tokens ranked by the program's scores. The judge of "the same budgets": what differs at all
-must come from the order of scores that rounding alone tells apart, so ranked by the same scores no budget may differ
-(FAIL otherwise). --twin: the recorder once more with eager attention and once in float64, which round otherwise, beside
-itself; and the program beside the latter: how much of all this any two programs in float32 differ in. Needs torch,
+of all 99 ratios are compared at the context's length: how many heads differ, by how many tokens, how many still differ
+if the recorder's oracle is ranked by the program's scores, and how much more of the importance in the program's record
+the recorder's budgets lose, with tokens ranked by the program's scores. Budgets may differ only because rounding orders
+nearly equal scores differently: with the same scores none may differ (FAIL otherwise). --twin: also compares the
+recorder with itself in eager attention and in float64, which round differently, and the program with the latter: this
+shows how much any two programs in float32 differ. Needs torch,
 transformers, gguf, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
@@ -42,14 +42,14 @@ import record_budgets
 
 
 def run(*words):
-    """Seconds of a command of the program."""
+    """Runs a command of the program. Returns the seconds."""
     start = time.perf_counter()
     subprocess.run([a.kvbudget, *map(str, words), "--quiet"], check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def same_tokens(record, path):
-    """The record's context, questions and answers as a calibration line."""
+    """Writes the record's context, questions and answers as a calibration line."""
     with h5py.File(record) as f:
         (name, c), = f["contexts"].items()
         questions = [c["questions"][q] for q in sorted(c["questions"], key=int)]
@@ -60,7 +60,7 @@ def same_tokens(record, path):
 
 
 def arrays(record):
-    """Scores by metric [L,G,T], and the oracle of all questions [Q,L,G,T]."""
+    """Returns scores by metric [L,G,T], and the oracle of all questions [Q,L,G,T]."""
     with h5py.File(record) as f:
         (c,) = f["contexts"].values()
         oracle = np.stack([c["questions"][q]["oracle"][:] for q in sorted(c["questions"], key=int)])
@@ -68,17 +68,17 @@ def arrays(record):
 
 
 def relative(x, y):
-    """Largest difference of [...,T] over each head's largest number."""
+    """Returns the largest difference of [...,T], relative to each head's largest number."""
     return float((np.abs(x - y) / np.abs(x).max(-1, keepdims=True)).max())
 
 
 def losses(scores, oracle, keep, sink, window):
-    """Share of the importance that budgets keep [R,L,G] lose, mean over questions, by ratio [R]."""
+    """Returns the share of importance that budgets keep [R,L,G] lose, for each ratio [R], averaged over questions."""
     protected = np.zeros(scores.shape[-1], bool)
     protected[:sink] = protected[scores.shape[-1] - window :] = True
     order = np.argsort(-np.where(protected, np.inf, scores), axis=-1, kind="stable")
     importance = np.take_along_axis(oracle, order[None], -1)
-    lost = importance[..., ::-1].cumsum(-1)[..., ::-1]  # of all from here on
+    lost = importance[..., ::-1].cumsum(-1)[..., ::-1]  # sums from each token to the last
     lost = np.concatenate([lost, np.zeros_like(lost[..., :1])], -1)
     total = np.where(protected, 0, oracle).sum((1, 2, 3))
     at = np.take_along_axis(lost[None], keep[:, None, ..., None], -1)[..., 0]  # [R,Q,L,G]
@@ -86,8 +86,8 @@ def losses(scores, oracle, keep, sink, window):
 
 
 def compare(first, second, folder):
-    """A line for the oracle and for each metric of two records; the largest difference of arrays, and how many budgets
-    differ though tokens are ranked by the same scores."""
+    """Prints a line for the oracle and for each metric of two records. Returns the largest difference of arrays, and
+    how many budgets differ although tokens are ranked by the same scores."""
     (scores, oracle), (scores2, oracle2) = arrays(first), arrays(second)
     mixed = record_budgets.ranked_by(first, second, folder / "mixed.h5")
     worst, n_unexplained = relative(oracle, oracle2), 0

@@ -1,11 +1,11 @@
-"""Every scorer against its peer on the same tensors of a real model (methods.md 6.40).
+"""Compares every scorer with other code for the same metric, on the same tensors of a real model (methods.md 6.40).
 
 usage: compare_scorers.py MODEL --text FILE [--tokens 2048] [--layers 0 9 29] [--lag 128] [--program
        build/tests/score_layer] [--fixture JSON]
 One float32 forward pass of transformers gives each layer's input; its projections are the queries, keys and values that
 both sides get. Prints, per metric, the largest difference as a share of the head's range over the positions that are
-really ranked, and for kept sets the tokens that differ. Ranks are judged by the scores that they rank, since equal keys
-of layer 0 differ by rounding alone. Exit status 1 when a difference exceeds 1e-4. Needs kvpress 0.5.5, torch,
+really ranked, and for kept sets the tokens that differ. Ranks are compared by the scores that they rank, since those of
+equal keys in layer 0 differ only by rounding. Exit status 1 if a difference exceeds 1e-4. Needs kvpress 0.5.5, torch,
 transformers >= 4.56, < 5.3.
 --fixture: pooled scores and kept positions of RocketKV's stage 1 from a published fixture (seed 1701).
 """
@@ -31,14 +31,14 @@ def ours(program, folder, metrics, keep=0):
 
 
 def difference(got, want, sinks, tail):
-    """max over heads of max |got - want| / range of want, over the ranked positions."""
+    """Returns the maximum over heads of max |got - want| / range of want, over the ranked positions."""
     a, b = (t[:, sinks:t.shape[1] - tail].double() for t in (got, want))
     span = (b.amax(1) - b.amin(1)).clamp_min(1e-30)
     return ((a - b).abs().amax(1) / span).max().item()
 
 
 def really_moved(mine, theirs, peer):
-    """Tokens kept by one side alone, except those whose peer score is the threshold's up to rounding."""
+    """Returns how many tokens only one side keeps, except those with a peer score within rounding of the threshold."""
     n = 0
     for g, (x, y) in enumerate(zip(mine, theirs)):
         moved = set(x) - set(y)

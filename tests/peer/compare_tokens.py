@@ -1,17 +1,16 @@
-"""Compare the ids that the program makes of texts (tokens.c) with the Hugging Face tokenizers on mixed text.
+"""Compares the ids that the program gives for texts (tokens.c) with Hugging Face tokenizers, on mixed text.
 
 usage: compare_tokens.py MODEL.gguf [--kvbudget build/kvbudget] [--bytes 1000000] [--seed 1] [--save TEXT]
 Needs: pip install "transformers>=4.56,<5.3" gguf torch      (tokenizers comes with transformers)
 
 The default model's GGUF is compared in five ways, each on the same bytes:
-  smollm, as trained     transformers' tokenizer from the GGUF, with the pre-tokenizer of SmolLM2's own tokenizer.json
-  (single digits, then
-                         GPT-2's expression), which transformers does not take over from a GGUF
-  smollm, as loaded      transformers' tokenizer from the GGUF exactly as it is: GPT-2's expression alone; against
-  `--pre gpt-2` llama-bpe, qwen2, gpt-2   the same vocabulary with a `tokenizers` pipeline built here (Llama 3 with
-  ignore_merges), against `--pre NAME`
-                            (no model with these is on PyPI, and the expression is what differs)
-Exit status 1 when any of them differs. The last lines say where the two ways of smollm part.
+  smollm, as trained        transformers' tokenizer from the GGUF, with the pre-tokenizer of SmolLM2's own
+                            tokenizer.json (single digits, then GPT-2's expression), which transformers does not
+                            read from a GGUF
+  smollm, as loaded         transformers' tokenizer from the GGUF as it is (only GPT-2's expression), and `--pre gpt-2`
+  llama-bpe, qwen2, gpt-2   the same vocabulary with a `tokenizers` pipeline built here (Llama 3 with ignore_merges),
+                            and `--pre NAME` (no model with these is on PyPI, and only the expression differs)
+Exit status 1 if any of them differs. The last lines say where the two ways of smollm differ.
 """
 import argparse
 import glob
@@ -78,7 +77,7 @@ def any_character(rng):
 
 
 def generated(rng):
-    """One line or so of text: every kind of piece, in any neighbourhood."""
+    """Returns about one line of text: every kind of piece, in any order."""
     pieces = []
     for _ in range(rng.randrange(4, 60)):
         kind = rng.random()
@@ -98,7 +97,7 @@ def generated(rng):
 
 
 def project_text():
-    """The project's calibration texts and sources: English, Chinese and code as people write them."""
+    """Returns the project's calibration texts and sources: natural English, Chinese and code."""
     parts = []
     for path in sorted(glob.glob(f"{ROOT}/calib-data/*.jsonl")):
         for line in open(path, encoding="utf-8"):
@@ -116,7 +115,7 @@ def mixed_text(size, seed):
     text = project_text()[: size // 2]
     while len(text) < size:
         text += generated(rng)
-    return text[:size]  # may end inside a character: that is one more broken one
+    return text[:size]  # may end inside a character, which is one more case of broken UTF-8
 
 
 def kvbudget_ids(a, path, *options):

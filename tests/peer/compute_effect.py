@@ -1,12 +1,12 @@
-"""What the precision of --compute does to a record and to the tables that are made from it.
+"""Measures the effect of --compute's precision on a record and on the tables that are made from it.
 
 usage: compute_effect.py KVBUDGET MODEL CALIB.jsonl [--compute bf16x3 bf16] [--metric M] [--max-tokens N] [--questions
        N]
-Profiles in f32, then follows the same answers in f32 and in each precision, so that nothing but arithmetic differs.
+Profiles in f32, then follows the same answers in f32 and in each precision, so that only arithmetic differs.
 Prints, per precision: the largest and the mean difference of scores and oracle, relative to each head's largest value;
 then, for tables made from the first half of the questions, the largest change of a head's budget in tokens, and the
-loss of both tables on the second half (importance in f32 of what the metric's f32 ranking evicts, as a share of all;
-the protected tokens stay). Needs numpy and h5py.
+loss of both tables on the second half (importance in f32 of the tokens that the metric's f32 ranking evicts, as a share
+of all; protected tokens are kept). Needs numpy and h5py.
 """
 import argparse
 import json
@@ -43,7 +43,7 @@ def profile(calib, record, compute, *more):
 
 
 def difference(ours, theirs):
-    """Per head: the largest difference relative to the largest value."""
+    """Returns, for each head, the largest difference relative to the largest value."""
     return (np.abs(ours - theirs).max(-1) / np.maximum(np.abs(theirs).max(-1), 1e-30)).ravel()
 
 

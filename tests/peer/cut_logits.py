@@ -1,14 +1,14 @@
-"""What is decoded over a cut cache against kvpress's mask of the same budgets, with bytes and steps in pairs.
+"""Compares decoding over a cut cache with kvpress's mask of the same budgets: logits, bytes and time per step.
 
 usage: cut_logits.py MODEL TABLE... [--tokens 500 2000 8000] [--ratios 0.5 0.8 0.95] [--new 32] [--text FILE...]
                      [--pairs 5] [--float64]
-MODEL is a GGUF or a Hugging Face folder, each TABLE one for it, of a metric that kvpress has. Per table, length and
+MODEL is a GGUF or a Hugging Face folder; each TABLE is for it, and for a metric that kvpress has. Per table, length and
 ratio: the largest difference of logits over --new forced tokens between kvbudget.compress and LUKVPress (float32;
-PASS is 1e-4), how many tokens the two keep otherwise, whether the likeliest tokens agree, bytes of the cut cache beside
-what the table promises, and the median of a decoding step over that of the full cache and of the mask, in turns.
---float64: also how far either is from the same decoding in float64 over the same kept keys and values, which says whose
-rounding a difference is. Needs kvpress 0.5.5, so transformers below 5.3, and the package kvbudget in PYTHONPATH with
-KVBUDGET_LIBRARY.
+PASS is 1e-4), how many kept tokens differ, whether the likeliest tokens agree, bytes of the cut cache beside those that
+the table promises, and the median time of a decoding step relative to the full cache and to the mask, in turns.
+--float64: also how far either is from the same decoding in float64 over the same kept keys and values, which tells
+whose rounding causes a difference. Needs kvpress 0.5.5, so transformers below 5.3, and the package kvbudget in
+PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
 import copy
@@ -42,7 +42,7 @@ text = tokenizer(text, add_special_tokens=False).input_ids
 
 
 def scorer(info):
-    """kvpress's scorer with the parameters that the table was made for."""
+    """Returns kvpress's scorer with the parameters that the table was made for."""
     name, q = info.metric.split(":")[0], info.metric_parameters
     if name == "snapkv":
         return kvpress.SnapKVPress(window_size=int(q["window"]), kernel_size=int(q["kernel"]))
@@ -54,7 +54,7 @@ def scorer(info):
 
 
 class Masks(kvpress.LUKVPress):
-    """LUKVPress for several ratios in one prefill: its masks decide nothing before the first decoded token."""
+    """LUKVPress for several ratios in one prefill: its masks have no effect before the first decoded token."""
 
     def compress(self, module, *of_the_layer):
         press, scores = self.press, self.press.score(module, *of_the_layer)
@@ -69,8 +69,8 @@ class Masks(kvpress.LUKVPress):
 
 @torch.no_grad()
 def prefill_for_all(table, context):
-    """The full cache of a context, and by ratio what LUKVPress hides of it in every layer and a run whose cut() then
-    evicts from a copy: one prefill, most of the work, serves all ratios."""
+    """Returns the full cache of a context, and by ratio a run for cut_of() and LUKVPress's masks of all layers. One
+    prefill, most of the work, serves all ratios."""
     runs = {r: kvbudget.compress(model, table, r, when="call") for r in a.ratios}
     press, cache, first = masks_of(table), DynamicCache(), runs[a.ratios[0]]
     with press(model), first:
@@ -86,14 +86,14 @@ def masks_of(table):
 
 
 def cut_of(full, run):
-    """A copy of the full cache, evicted."""
+    """Returns a copy of the full cache, cut by the run."""
     cut = copy.deepcopy(full)
     run.cut(cut)
     return cut
 
 
 def hidden_places(masks, n_layers, n_heads, n_tokens):
-    """What LUKVPress hides, bool [L, G, T]."""
+    """Returns the positions that LUKVPress hides, bool [L, G, T]."""
     hidden = torch.zeros(n_layers, n_heads, n_tokens, dtype=torch.bool)
     for i, where in enumerate(masks):
         if where is not None:
@@ -102,14 +102,14 @@ def hidden_places(masks, n_layers, n_heads, n_tokens):
 
 
 def kept_otherwise(cut, hidden):
-    """How many tokens the cut cache keeps that the mask hides; it hides as many that the cache keeps."""
+    """Returns how many tokens the cut cache keeps although the mask hides them."""
     heads = ((i, h, layer) for i, layer in enumerate(cut.layers) for h in range(layer.n_heads))
     return sum(int(hidden[i, h, layer.segment(h)[2].long()].sum()) for i, h, layer in heads)
 
 
 @torch.no_grad()
 def exact(full, hidden, forced):
-    """Logits [n, V] of the forced tokens in float64 over the keys and values that are not hidden."""
+    """Returns logits [n, V] of the forced tokens in float64 over the keys and values that are not hidden."""
     cut = DynamicCache()
     for layer, gone in zip(full.layers, hidden):
         kept = [(~of_head).nonzero()[:, 0] for of_head in gone]
@@ -119,7 +119,7 @@ def exact(full, hidden, forced):
 
 @torch.no_grad()
 def decode(cache, masks, ids, model=model):
-    """Logits [n, V] of n forced tokens, one a step, and the median seconds of a step; the cache is then as before."""
+    """Returns logits [n, V] of n forced tokens, one per step, and the median seconds of a step; restores the cache."""
     for i, layer in enumerate(model.model.layers):
         layer.self_attn.masked_key_indices = masks[i] if masks else None
     rows, times, before = [], [], cache.get_seq_length()
@@ -133,7 +133,7 @@ def decode(cache, masks, ids, model=model):
 
 
 def steps_in_turns(full, masked, masks, cut, forced):
-    """Medians over the pairs of a step over the cut cache by one over the full cache, and by one under the mask."""
+    """Returns the time of a step over the cut cache relative to the full cache and to the mask, as medians of pairs."""
     over = {"full": [], "mask": []}
     for _ in range(a.pairs):
         seconds = decode(cut, None, forced)[1]
@@ -143,7 +143,7 @@ def steps_in_turns(full, masked, masks, cut, forced):
 
 
 def compare(full, run, masks, forced):
-    """One line for a table, length and ratio; the largest difference of logits."""
+    """Prints one line for a table, length and ratio. Returns the largest difference of logits."""
     masked = copy.deepcopy(full)  # kvpress writes over the keys that it hides
     theirs, _ = decode(masked, masks, forced)
     cut = cut_of(full, run)
@@ -169,7 +169,7 @@ def compare(full, run, masks, forced):
     return off
 
 
-in_float64 = copy.deepcopy(model).double() if a.float64 else None  # but for the angles, which stay float32
+in_float64 = copy.deepcopy(model).double() if a.float64 else None  # except the angles, which stay float32
 if a.float64:
     use_registered_attention(attention_layers(in_float64))
 worst, tables = 0.0, [kvbudget.Table(path) for path in a.tables]

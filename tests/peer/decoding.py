@@ -1,4 +1,4 @@
-"""Caches that are cut while a model writes: kvbudget's budgets per head beside other methods, at equal memory.
+"""Compares kvbudget's budgets per head with other methods at equal memory, for caches that are cut during decoding.
 
 usage: decoding.py answers MODEL TEXT... --out ANSWERS.json [--prompt 128] [--new 1000] [--seed 1]
        decoding.py texts MODEL TEXT... --out TEXTS.json [--prompt 128] [--new 1000]
@@ -8,26 +8,26 @@ usage: decoding.py answers MODEL TEXT... --out ANSWERS.json [--prompt 128] [--ne
        decoding.py problems MODEL GSM8K.jsonl --tables LABEL=TABLE... [--caps 0.5 0.25 0.12] [--interval 16]
                    [--count 100] [--new 320] [--batch 50] [--only METHOD...] [--csv FILE]
        decoding.py chat MODEL --tables LABEL=TABLE... [--caps 0.5 0.25] [--interval 64] [--count 8] [--csv FILE]
-answers: MODEL is asked in its chat template to write on about the beginning of each TEXT (a plain text, or calibration
-lines, whose contexts are taken), --prompt tokens in all, and answers with --new tokens: sampled at 0.7 over the whole
-cache, with a repetition penalty of 1.1, without which small models go round in circles.
-texts: the TEXTs themselves in the same form, as if the model had written them: code, whose lines it then completes.
-calibration: lines for `kvbudget profile` whose contexts are such answers and whose questions are what came next.
-caps: the answers' tokens are forced, all texts in one batch, over caches that hold at most CAP x (all tokens) rows in
-the mean of their heads at every step: all methods cut every --interval tokens, to the cap less the interval. Printed:
-mean KL to the whole cache in nats over the new tokens, and over their last half; how often the likeliest token is the
-same; the most rows of any step, in the mean over heads; how often the likeliest token is the one that follows; the
-share of lines that the model completes, all of a line's tokens being the likeliest; the seconds that it took. Methods:
+answers: MODEL is asked in its chat template to continue the beginning of each TEXT (a plain text, or calibration lines,
+of which the contexts are used), --prompt tokens in all, and answers with --new tokens: sampled at 0.7 over the whole
+cache, with a repetition penalty of 1.1, without which small models repeat themselves.
+texts: the TEXTs themselves in the same form, as if the model had written them: code, to see which lines it completes.
+calibration: lines for `kvbudget profile` with such answers as contexts and the tokens that followed as questions.
+caps: the answers' tokens are forced, all texts in one batch, over caches that hold at most CAP x (all tokens) rows,
+averaged over heads, at every step: all methods cut every --interval tokens, to the cap less the interval. Printed: mean
+KL to the whole cache in nats over the new tokens, and over their last half; how often the likeliest token is the same;
+the most rows of any step, averaged over heads; how often the likeliest token is the one that follows; the share of
+lines that the model completes, that is with every token the likeliest; the seconds that it took. Methods:
 DecodingPress of kvpress with KeyDiff, key norms, TOVA, R-KV's score (arXiv 2505.24133: 0.1 attention - 0.9 redundancy)
 and, with the centres of the queries in three texts of --learn, TriAttention's (arXiv 2604.04921); StreamingLLM;
-kvbudget with each table and with all heads alike under the same metric, which for morphkv is MorphKV cut every
---interval tokens.
+kvbudget with each table, and with equal heads under the same metric, which for morphkv is MorphKV cut every --interval
+tokens.
 problems: word problems are answered greedily in the chat template, by the whole cache and then over caches of CAP x
 (the mean length of prompt and whole answer) rows. Printed: the share of right answers (the last number), the mean
 length of answers in tokens, how many did not end, and the seconds.
-chat: --count chats of ten turns at once: the first tells five numbers, eight are about other things, and the last asks
-for one of the five, each in turn. The same answers, the whole cache's, are forced over caches that keep the share CAP
-of all tokens so far. Printed: the share of right numbers, rows and bytes by the whole cache's, and the tokens.
+chat: --count chats of ten turns at once: the first gives five numbers, eight are about other things, and the last asks
+for one of the five, each in turn. The whole cache's answers are forced over caches that keep the share CAP of all
+tokens so far. Printed: the share of right numbers, rows and bytes relative to the whole cache's, and the tokens.
 Needs kvpress, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY and KVBUDGET_PROGRAM.
 """
 import argparse
@@ -50,7 +50,7 @@ import kvbudget
 from kvbudget.ragged import RaggedLayer
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python/tests"))
-import conftest  # writes tables whose heads are alike
+import conftest  # writes tables with equal heads
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("act", choices=("answers", "texts", "calibration", "caps", "problems", "chat"))
@@ -117,7 +117,7 @@ def calibration():
 
 
 class Streaming(kvpress.DecodingPress):
-    """The first four and the newest. (StreamingLLMPress loses count when DecodingPress cuts again: topk reorders.)"""
+    """Keeps the first four and the newest. (StreamingLLMPress is wrong if DecodingPress cuts again: topk reorders.)"""
 
     def compress(self, module, hidden_states, keys, values, attentions, kwargs):
         n = keys.shape[2] - self.target_size
@@ -125,7 +125,7 @@ class Streaming(kvpress.DecodingPress):
 
 
 class RKV(kvpress.SnapKVPress):
-    """R-KV's score as published: attention of the last 8 queries, pooled, less how much a key is like the others."""
+    """R-KV's score as published: attention of the last 8 queries, pooled, less a key's similarity to the others."""
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
         looked = super().score(module, hidden_states, keys, values, attentions, kwargs)
@@ -137,9 +137,9 @@ class RKV(kvpress.SnapKVPress):
 
 
 class TriAttention(kvpress.ScorerPress):
-    """TriAttention's score as published: the queries' centre before RoPE, turned to positions that are 1, 2, 4 ...
-    65,536 tokens ahead and put to the key, averaged over these, and what queries' norms exceed their centre by times
-    the key's. Normalised for each query head; a KV head takes the greatest of its group. The last 8 tokens stay."""
+    """TriAttention's score as published: the queries' centre before RoPE, rotated to positions 1, 2, 4 ... 65,536
+    tokens ahead and multiplied with the key, averaged over these; plus the excess of the queries' norms over their
+    centre, times the key's. Normalised per query head; a KV head takes its group's maximum. Keeps the last 8 tokens."""
 
     def __init__(self, model, texts):
         super().__init__()
@@ -164,7 +164,7 @@ class TriAttention(kvpress.ScorerPress):
         self.step = torch.polar(torch.ones_like(angle[0]), angle[0])
 
     def score(self, module, hidden_states, keys, values, attentions, kwargs):
-        cos, sin = (x[0, -1, : module.head_dim // 2].float() for x in kwargs["position_embeddings"])  # the newest's
+        cos, sin = (x[0, -1, : module.head_dim // 2].float() for x in kwargs["position_embeddings"])  # of the newest
         mean, norm = (self.centre[module.layer_idx, key] for key in ("mean", "norm"))
         looking = mean * torch.complex(cos, sin) * self.step * self.ahead  # [H, d / 2]
         key = torch.complex(*keys.float().chunk(2, -1))  # [B, G, n, d / 2]
@@ -177,7 +177,7 @@ class TriAttention(kvpress.ScorerPress):
 
 
 def presses(cap, learned):
-    """How kvpress's caches are cut so that no step holds more than `cap` rows."""
+    """Returns kvpress's presses by name, set up so that no step holds more than `cap` rows."""
     def decoding(press, kind=kvpress.DecodingPress):
         return kind(press, compression_interval=1, target_size=cap - a.interval)  # every pass
 
@@ -191,7 +191,7 @@ def presses(cap, learned):
 
 
 def alike(table, folder):
-    """A table of the same metric whose heads keep equally many."""
+    """Returns a table for the same metric with equal heads."""
     i = table.info
     path = pathlib.Path(folder) / f"{len(list(pathlib.Path(folder).iterdir()))}.safetensors"
     return kvbudget.Table(str(conftest.write_table(
@@ -200,7 +200,7 @@ def alike(table, folder):
 
 
 def opened(folder):
-    """The tables by their labels, and one with all heads alike for each metric of theirs."""
+    """Returns the tables by their labels, and for each of their metrics one with equal heads."""
     tables = {}
     for given in a.tables:
         label, path = given.split("=", 1)
@@ -210,7 +210,7 @@ def opened(folder):
 
 
 def rows_of(cache):
-    """Rows of the fullest sequence in the mean of its heads."""
+    """Returns the rows of the fullest sequence, averaged over its heads."""
     found = []
     for layer in cache.layers:
         if isinstance(layer, RaggedLayer):
@@ -221,13 +221,13 @@ def rows_of(cache):
 
 
 def seen_by(cache, batch, n):
-    """What n new tokens see of a cache whose rows all came before them; by rows alone they would see each other."""
+    """Returns the mask with which n new tokens see all rows of the cache and, causally, each other."""
     rows = cache.get_seq_length()
     return torch.ones(n, rows + n, dtype=torch.bool).tril(rows).expand(batch, 1, n, rows + n)
 
 
 def completed(right, ends):
-    """How often a token is the one that follows, and the share of whole lines that are: [B, n] each."""
+    """Returns the shares of right tokens and of whole lines with only right tokens; right, ends: [B, n]."""
     lines = [line.all().item() for hits, end in zip(right, ends)
              for line in hits.tensor_split((end.nonzero()[:, 0] + 1).tolist())[1:-1]]
     return right.float().mean().item(), sum(lines) / max(len(lines), 1)
@@ -235,8 +235,8 @@ def completed(right, ends):
 
 @torch.no_grad()
 def follow(model, ids, start, whole, cache, ends):
-    """Forces the tokens from `start` on, over a cache that cuts itself or is cut by a press after every pass. Between
-    cuts a pass of --interval tokens has the logits of as many steps."""
+    """Forces the tokens from `start` on, over a cache that cuts itself or is cut by a press after every pass. One pass
+    of --interval tokens between cuts gives the same logits as single steps."""
     divergence, same, right, most = [], [], [], 0.0
     model(ids[:, :start], past_key_values=cache, logits_to_keep=1)
     for t in range(start, ids.shape[1] - a.interval + 1, a.interval):  # whole passes
@@ -290,14 +290,14 @@ def caps():
 
 
 def number(text):
-    """The last number of an answer, or None."""
+    """Returns the last number of an answer, or None."""
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 @torch.no_grad()
 def solve(model, tokenizer, questions, make):
-    """Answers to the questions and their lengths, prompt and answer, over the caches that `make` makes."""
+    """Returns answers to the questions, and their lengths with the prompt, over the caches that `make` makes."""
     texts, prompts, lengths = [], [], []
     for i in range(0, len(questions), a.batch):
         asked = [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False,
@@ -366,7 +366,7 @@ def say(model, ids, cache, n, step):
 
 
 def turn_of(tokenizer, words, first=False):
-    """The tokens of a user's turn, up to where the answer begins: [1, n]."""
+    """Returns the tokens [1, n] of a user's turn, up to where the answer begins."""
     before = [] if first else [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b\0"}]
     text = tokenizer.apply_chat_template(before + [{"role": "user", "content": words}], tokenize=False,
                                          add_generation_prompt=True)
@@ -382,7 +382,7 @@ def chat():
              for x in told]
     turns = [torch.cat(first), *(turn_of(tokenizer, words).expand(count, -1) for words in TURNS)]
     whole, said = DynamicCache(config=model.config), []
-    for turn in turns:  # what is said by the whole cache
+    for turn in turns:  # answers with the whole cache
         said += [turn, say(model, turn, whole, answer, 4096)]
     said = torch.cat(said, 1)
 

@@ -1,12 +1,12 @@
-"""A table in an engine that is not ours: OpenVINO's CPU runtime, with one cache per KV head, each of its own length.
+"""Runs a table in another engine, OpenVINO's CPU runtime, with one cache per KV head, each of its own length.
 
 usage: engines.py MODEL TABLE [--ratios 0.5 0.8] [--tokens 2048] [--new 32] [--text FILE...] [--pairs 3]
 MODEL (a GGUF or a Hugging Face folder of the Llama or Qwen2 kind) becomes an OpenVINO model whose state is a key and a
 value array [rows, d] for each KV head. The engine prefills the text; the table's budgets and KeyDiff or key norms of
-the engine's own keys choose rows; the states are replaced by those rows, so the memory is freed; and the engine decodes
-on. PASS: the logits of --new forced tokens are those of kvbudget.compress in transformers to 1e-3, and every state has
-the table's rows. Printed as well: bytes of all states before and after, and the median step of the cut caches over that
-of the full ones, in turns. Needs openvino, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+the engine's own keys choose rows; the states are replaced by those rows, so the memory is freed; and the engine goes on
+decoding. PASS: logits of --new forced tokens equal those of kvbudget.compress in transformers to 1e-3, and every state
+has the table's rows. Also printed: bytes of all states before and after, and the median step of the cut caches relative
+to that of the full ones, in turns. Needs openvino, gguf, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
 import statistics
@@ -26,7 +26,7 @@ CHUNK = 256
 
 
 class Steps(torch.nn.Module):
-    """Some tokens through all layers, each KV head with a cache of its own length: ids [1, n], positions [1, n], then
+    """Passes tokens through all layers, with a cache of its own length per KV head: ids [1, n], positions [1, n], then
     keys and values [rows, d] of every head. Returns the last token's logits and the caches with the new rows."""
 
     def __init__(self, model):
@@ -84,7 +84,7 @@ class Engine:
         self.put({name: np.zeros((0, self.dim), np.float32) for name in self.names})
 
     def states(self):
-        return {state.name.split("new.")[0]: state for state in self.request.query_state()}  # both names, joined
+        return {state.name.split("new.")[0]: state for state in self.request.query_state()}  # names are joined
 
     def put(self, arrays):
         for name, state in self.states().items():
@@ -111,7 +111,7 @@ class Engine:
             self.run(ids[first : first + CHUNK], first)
 
     def cut(self, arrays, table, ratio, tokens):
-        """Replaces every head's state by the rows that the table grants it."""
+        """Replaces every head's state by the rows that it keeps by the table."""
         keep, kept = table.keep(ratio, tokens, strict=True), {}
         for n in range(self.layers):
             for g in range(self.heads):
@@ -133,7 +133,7 @@ def score(table, keys):
 
 
 def forced(step, ids, first):
-    """Logits behind each of the ids, and the median time of a step."""
+    """Returns the logits after each of the ids, and the median time of a step."""
     rows, times = [], []
     for i, one in enumerate(ids):
         start = time.perf_counter()

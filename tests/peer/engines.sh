@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A table in OpenVINO's runtime: engines.sh BUILD. Uses the environment of check-python; openvino and gguf are installed
-# into BUILD/openvino. The last line is "N passed, N failed".
+# Tests a table in OpenVINO's runtime: engines.sh BUILD. Uses the environment of check-python; openvino and gguf are
+# installed into BUILD/openvino. The last line is "N passed, N failed".
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,16 +1,16 @@
-"""Holds `kvbudget eval` against PyTorch: the same kept positions by masked attention, and kvpress's LUKVPress on the
-same tables.
+"""Compares `kvbudget eval` with PyTorch: masked attention with the same kept positions, and kvpress's LUKVPress with
+the same tables.
 
 usage: eval_parity.py MODEL KEPT.jsonl [--tables TABLE.npy...] [--learned TABLE.safetensors...] [--relative 1e-2]
                       [--tolerance 1e-3] [--kvpress-tolerance 1e-2]
 
 KEPT.jsonl comes from `kvbudget eval ... --dump-kept KEPT.jsonl`: token ids, kept positions of every head, and the KL
 that eval found. For each line the context is prefilled with full attention by transformers in float32; then the
-continuation is teacher-forced once with every position visible, and once with those hidden, head by head, that eval
-evicted. Its KL must be eval's within --tolerance and within the share --relative. With --tables, lines of the allocator
-whose metric a table has are repeated in kvpress, which scores, selects and hides by itself. The .npy needs its JSON
-side-car, and must hold the table that eval was given. With --learned the same for tables that carry a ranking
-(`kvbudget learn`): features, ranking and selection are those of the package `kvbudget`, hiding is kvpress's
+continuation is teacher-forced once with every position visible, and once with the positions hidden that eval evicted
+from each head. The KL must equal eval's within --tolerance and within the share --relative. With --tables, lines of
+--allocator are repeated in kvpress if a table is for their metric; kvpress scores, selects and hides by itself. The
+.npy needs the JSON file beside it, and must hold the table that eval was given. With --learned the same for tables with
+a ranking (`kvbudget learn`): features, ranking and selection are those of the package `kvbudget`, hiding is kvpress's
 (BudgetPress, mode="mask"). The last line is PASS or FAIL.
 """
 import argparse

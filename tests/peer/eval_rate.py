@@ -1,14 +1,14 @@
-"""Runs per second of `kvbudget eval` against kvpress on the same work, measured one after the other, and their KLs side
-by side.
+"""Compares runs per second, and KLs, of `kvbudget eval` and of kvpress on the same work, measured one after the
+other.
 
 usage: eval_rate.py MODEL.gguf HF TABLE.npy... --ids IDS.npy... [--tokens 2048] [--ratios 0.5 0.8] [--program
        build/kvbudget] [--compute f32 ...]
 Both sides get the same token ids (build/tests/tokens writes them).
 HF is the same model as a Hugging Face folder (or the .gguf). Every TABLE.npy has its .json and .safetensors beside it.
 Both sides evict each text for every metric, ratio and allocator (uniform, AdaKV, the table) and teacher-force the next
-64 tokens on the same number of threads. kvpress's time counts its compressed runs alone, each with its prefill, which a
-press needs; ours counts everything between the opened model and the last result: prefill, scores, the full cache's
-reference and the oracle, which kvpress's reference run is not charged for. Exit status 1 when a KL of uniform or table
+64 tokens on the same number of threads. kvpress's time counts only its compressed runs, each with its prefill, which a
+press needs; ours counts everything from the opened model to the last result: prefill, scores, the full cache's
+reference and the oracle, whereas kvpress's reference run is not counted. Exit status 1 if a KL of uniform or table
 budgets differs by more than 1e-2 (relative 5 %). Needs the packages of kvpress_kl.py.
 """
 import argparse
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 
-NEXT = 64  # as kvpress_kl.py has it
+NEXT = 64  # as in kvpress_kl.py
 
 
 def run_theirs(a):
@@ -72,7 +72,7 @@ def main():
             f"{rate / (n_theirs / seconds_theirs):5.1f} times as many"
         )
         for key in sorted(theirs):
-            # kvpress's AdaKVPress protects no sinks and no window of its own, so its kept tokens are others.
+            # kvpress's AdaKVPress protects no sinks and no window of its own, so it keeps other tokens.
             judged = key[2] != "ada"
             near = abs(ours[key] - theirs[key]) <= max(1e-2, 0.05 * theirs[key])
             good &= near or not judged

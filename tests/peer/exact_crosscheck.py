@@ -5,13 +5,13 @@ CP-SAT.
   exact_crosscheck.py [--rounds N] [--constrained N] [--seed S] [--ratios 10,50,90] [-v]
 
 Every instance is written as the published .npy arrays, imported, and solved by the program itself, globally and layer
-by layer; then --constrained N times each kind with constraints drawn at random: pages, levels, ranks, caps of layers,
-floors, ceilings, pins. Importances are whole numbers, so that every loss is one too: the three optima must be equal,
-not close, and the program's budgets must reach them and keep to the constraints. Here loss curves and constraints are
-made again from the arrays in NumPy; nothing of kvbudget's is reused. Wishes that the program refuses must be
-contradictions, and rows that it calls saturated must be those whose lower limits exceed the budget. Exit status 1 at
-the first difference. Needs numpy, highspy and ortools (a virtual environment); the kinds: random, heavy-tailed, tied,
-all zero, constant, perfect metric, one head, T = protected + 1, saturated.
+by layer; then --constrained N times each kind with random constraints: pages, levels, ranks, caps of layers, floors,
+ceilings, pins. Importances are whole numbers, and so are all losses: the three optima must be exactly equal, and the
+program's budgets must reach them and meet the constraints. Loss curves and constraints are computed here from the
+arrays in NumPy, without kvbudget's code. Constraints that the program refuses must be contradictory, and rows that it
+calls saturated must be those with lower limits above the budget. Exit status 1 at the first difference.
+Needs numpy, highspy and ortools (a virtual environment); the kinds: random, heavy-tailed, tied, all zero, constant,
+perfect metric, one head, T = protected + 1, saturated.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ KINDS = ["random", "heavy", "tied", "zero", "constant", "perfect", "one head", "
 
 
 def make(kind, rng):
-    """(scores, importance) [L,G,T], sink, window."""
+    """Returns scores and importance [L,G,T], sink, window."""
     shape = (int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(20, 60)))
     sink, window = int(rng.integers(0, 3)), int(rng.integers(1, 4))
     if kind == "one head":
@@ -54,7 +54,7 @@ def make(kind, rng):
 
 
 def loss_curves(scores, importance, sink, window):
-    """loss [heads, T + 1] of keeping b tokens; whoever keeps fewer than the protected ones loses as with none else."""
+    """Returns the loss [heads, T + 1] of keeping b tokens; for fewer than the protected ones, that of only these."""
     tokens = scores.shape[2]
     out = []
     for s, a in zip(scores.reshape(-1, tokens), importance.reshape(-1, tokens).astype(int)):
@@ -66,7 +66,7 @@ def loss_curves(scores, importance, sink, window):
 
 
 def draw_constraints(shape, rng):
-    """Wishes as arrays, and as the program's options."""
+    """Returns constraints as arrays, and as the program's options."""
     layers, heads, _ = shape
     c = {"block": int(rng.choice([1, 1, 2, 3, 5, 16])), "ranks": 1, "levels": 0, "cap": [1.0] * layers,
          "least": [0.0] * (layers * heads), "most": [1.0] * (layers * heads)}
@@ -106,7 +106,7 @@ def units_down(tokens, block):
 
 
 def make_model(loss, shape, floor, scope, c):
-    """What both solvers get but the budgets: heads = [(fewest pages, cost of each number of pages from there on)],
+    """Returns the problem without budgets, for both solvers: heads = [(fewest pages, costs of this and more pages)],
     groups = heads with a common budget, caps = [(heads, pages)], layers = heads with at most c["levels"] budgets."""
     layers, heads, tokens = shape
     block, own = c["block"], heads // c["ranks"]
@@ -129,8 +129,7 @@ def make_model(loss, shape, floor, scope, c):
 
 
 def contradicts(model):
-    """Whether no budgets at all keep to the limits (levels aside, which can always be had at one's lower limits or
-    not)."""
+    """Returns whether no budgets at all meet the limits, levels not considered."""
     low = [head[0] for head in model["heads"]]
     high = [head[0] + len(head[1]) - 1 for head in model["heads"]]
     if any(not head[1] for head in model["heads"]) or any(sum(low[h] for h in m) > cap for m, cap in model["caps"]):
@@ -150,7 +149,7 @@ def contradicts(model):
 
 def linear(model, budget, variable, at_most, exactly):
     """States the problem through three functions; returns [(cost, variable)]. Fewer pages never cost less, so a budget
-    is an upper limit, and of ranks, which must keep equally much, an equal total."""
+    is an upper limit; ranks, which must keep equally much, have equal totals."""
     x, cost = [], []
     for low, costs in model["heads"]:
         row = [variable() for _ in costs]
@@ -190,7 +189,7 @@ def highs(model, budget):
         return None
     assert h.getModelStatus() == highspy.HighsModelStatus.kOptimal
     values = h.getSolution().col_value
-    # The choices, not the floating-point objective: the loss is then a whole number.
+    # Computed from the choices, not the floating-point objective, so that the loss is a whole number.
     return sum(c for c, v in cost if values[v.index] > 0.5)
 
 
@@ -212,7 +211,7 @@ def cp_sat(model, budget):
 
 
 class Server:
-    """cp_sat() in a process of its own: both packages bring a HiGHS library, and one process cannot hold the two."""
+    """cp_sat() in another process: both packages contain a HiGHS library, and one process cannot load both."""
 
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, __file__, "--serve"], stdin=subprocess.PIPE,
@@ -240,10 +239,10 @@ def run(*command, refusable=False):
 
 
 def budgets_of(model, shape, scope, ratio, constrained, block):
-    """Pages of each group at a prune ratio, and whether lower limits had to raise them."""
+    """Returns the pages of each group at a prune ratio, and whether lower limits raised them."""
     layers, heads, tokens = shape
     size = (1 if scope == "layer" else layers) * heads * tokens
-    # Without constraints the number of pruned tokens is rounded, as the paper does it; with them no budget is exceeded.
+    # Without constraints the number of pruned tokens is rounded, as in the paper; with them no budget is exceeded.
     left = math.floor(size - ratio * size +
                       1e-6) if constrained else size - round(ratio * (size // tokens // heads) * heads * tokens)
     given = left // block // model["ranks"]
@@ -254,7 +253,7 @@ def budgets_of(model, shape, scope, ratio, constrained, block):
 
 
 def keeps_to(keep, model, shape, c):
-    """Whether the program's budgets are a solution of the model; budgets aside."""
+    """Returns whether the program's budgets meet the model's constraints, apart from the total."""
     tokens, block = shape[2], c["block"]
     pages = [units_up(int(k), block) for k in keep]
     return (all(k == min(u * block, tokens) for k, u in zip(keep, pages))
@@ -266,7 +265,7 @@ def keeps_to(keep, model, shape, c):
 
 
 def compare(instance, scope, c, options, ratios, folder, server, verbose):
-    """(optima compared, greedy above the optimum, refused) of one instance under one set of constraints."""
+    """Returns (optima compared, greedy above the optimum, refused) of one instance under one set of constraints."""
     kind, loss, shape, floor, protection, total = instance
     constrained = c is not NOTHING
     model = make_model(loss, shape, floor, scope, c)
@@ -309,7 +308,7 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
 
 
 def check(kind, rng, ratios, folder, server, draws, verbose):
-    """[plain, constrained] results of one instance."""
+    """Returns the results [plain, constrained] of one instance."""
     scores, importance, sink, window = make(kind, rng)
     steps = folder / "steps"
     (steps / "context_a").mkdir(parents=True, exist_ok=True)
@@ -331,7 +330,7 @@ def check(kind, rng, ratios, folder, server, draws, verbose):
 
 
 def total_mass(importance, sink, window):
-    """What losses are shares of: everything between the protected tokens."""
+    """Returns the total of which losses are shares: all importance between the protected tokens."""
     return int(importance[..., sink : importance.shape[2] - window].astype(int).sum())
 
 

@@ -1,14 +1,14 @@
-"""Every family of models against transformers: small random models, as safetensors and as GGUF.
+"""Compares every family of models with transformers: small random models, as safetensors and as GGUF.
 
 usage: families.py KVBUDGET [--only NAME,...] [--draw SEED] [--tokens 600] [--compute f32] [--keep FOLDER]
        families.py --fixtures FOLDER
-On token ids, of a folder and, where the container can say it, of a GGUF file: logits of all positions (within 1e-3 and
-1e-4 of their range), oracle importance and the scores of every metric (within 1e-4 of each head's maximum), and the KL
-that `eval` finds after evicting against attention that is masked in PyTorch (within 1e-3). Contexts reach past windows
-and past the original length of scaled rotary positions. Judges of the scores are kvpress and the formulas of
-scorer_peers.py, on what the model itself attends with. Ends with PASS or FAIL.
---draw: other sizes than family_models.py's, of heads, groups, widths, windows and experts; SEED says which.
---fixtures: writes the tiny models of tests/unit/test_profiler_families.c, with what transformers makes of them.
+On token ids, for a folder and, if the format can hold the model, for a GGUF file: logits of all positions (within 1e-3
+and 1e-4 of their range), oracle importance and the scores of every metric (within 1e-4 of each head's maximum), and the
+KL that `eval` finds after evicting, compared with masked attention in PyTorch (within 1e-3). Contexts are longer than
+windows and than the original length of scaled rotary positions. Scores are compared with kvpress and the formulas of
+scorer_peers.py, on the queries, keys and values that the model itself uses. Ends with PASS or FAIL.
+--draw: other sizes than in family_models.py, of heads, groups, widths, windows and experts, drawn with SEED.
+--fixtures: writes the tiny models of tests/unit/test_profiler_families.c, with transformers' results for them.
 Needs torch, transformers 5.2, kvpress 0.5.5, numpy, h5py, gguf.
 """
 
@@ -32,11 +32,11 @@ import transformers
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
-SUFFIX, ANSWER, NEXT = 7, 9, 24  # tokens of a question and its answer; tokens behind a cut cache
+SUFFIX, ANSWER, NEXT = 7, 9, 24  # tokens of a question and its answer; tokens after a cut cache
 LAG = 64  # partitions of LagKV: several in a short context
 CUTS = ("-m", "keydiff", "-m", "snapkv:kvpress:window=16", "-a", "uniform", "-a", "ada", "-r", "0.5,0.9")
-# What the container cannot say: which layers are without experts, which do not turn if it is not every fourth, and
-# windows of the llama architecture, whose files Mistral's are.
+# GGUF cannot say which layers have no experts, which have no rotation unless it is every fourth, nor that there are
+# windows in the llama architecture, which Mistral's files use.
 NOT_IN_GGUF = {"qwen3-moe", "smollm3", "mistral-window"}
 FIXTURES = (
     "llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3",
@@ -52,12 +52,12 @@ def run(*words):
 
 
 def relative(ours, theirs):
-    """Largest difference of [B, G, T] over each head's largest number."""
+    """Returns the largest difference of [B, G, T], relative to each head's largest number."""
     return ((ours - theirs).abs() / theirs.abs().amax(-1, keepdim=True)).max().item()
 
 
 class Comparison:
-    """One model, judged in each of its containers."""
+    """One model, compared in each of its file formats."""
 
     def __init__(self, a, folder, m):
         self.a, self.folder = a, folder
@@ -81,7 +81,7 @@ class Comparison:
         return self.judge.scores(case[5] or case[2])
 
     def of(self, model):
-        """{what: (difference, allowed, more words)} of the file or folder `model`."""
+        """Returns {what: (difference, allowed, more words)} for the file or folder `model`."""
         a, theirs = self.a, self.judge.logits.numpy()
         out = self.folder / "logits.npy"
         run(pathlib.Path(a.kvbudget).parent / "tests/logits", model, self.folder / "ids.npy", out, "cpu", a.compute)
@@ -101,7 +101,7 @@ class Comparison:
             scores = f["contexts/one/scores"]
             for metric, _, _, sinks, tail, raw, want in self.cases:
                 got = torch.from_numpy(scores[metric][:])
-                ranked = slice(sinks, self.a.tokens - tail)  # the others have a fill
+                ranked = slice(sinks, self.a.tokens - tail)  # the others have a filler
                 if raw:
                     off = max(scorer_peers.inversion(x, y, sinks) for x, y in zip(got, want))
                 else:
@@ -144,7 +144,7 @@ def compare(a, name, folder):
 
 
 def write_fixture(name, folder):
-    """A model in bfloat16, the last logits of 100 tokens, and the oracle of 6 answer tokens behind 3 more, float32."""
+    """Writes a model in bfloat16, the last 8 rows of logits of 100 tokens, and the oracle of an answer, in float32."""
     m, T = family_models.make_tiny(name), 100
     family_models.save(m, folder, torch.bfloat16)
     ids = torch.tensor([(i * 37 + i * i % 11) % 60 + 1 for i in range(T + 9)])

@@ -1,8 +1,8 @@
-"""Small random models of every family, made with transformers: odd shapes, tensors of some size, nothing trained.
+"""Small random models of every family, made with transformers: unusual shapes, weights of realistic size, untrained.
 
 Used by families.py, which compares them, and for the tiny ones in tests/golden/families. Together they have groups of
-1, 3, 4, 5, 7 and 8 query heads, heads that are not width / heads, and windows and original lengths that 100 positions
-reach past.
+1, 3, 4, 5, 7 and 8 query heads, head sizes other than width / heads, and windows and original lengths below 100
+positions.
 """
 
 import copy
@@ -26,12 +26,12 @@ COMMON = dict(
     pad_token_id=0,
 )
 TINY = dict(hidden_size=32, intermediate_size=16, vocab_size=61)
-# Seeds with which no row of a fixture stands so close between two experts that bfloat16 takes another.
+# Seeds with which no row of a fixture is so close to a tie of two experts that bfloat16 chooses another.
 FAR_FROM_TIES = {"mixtral": 17, "gpt-oss": 5}
 
 
 def small(model_type, heads, kv_heads, head_dim=None, **settings):
-    """(model type, settings); head_dim None: the width over the heads, and no key for it."""
+    """Returns (model type, settings); head_dim None: width / heads, without an entry for it."""
     shape = dict(num_attention_heads=heads, num_key_value_heads=kv_heads)
     return model_type, shape | (dict(head_dim=head_dim) if head_dim else {}) | settings
 
@@ -114,13 +114,13 @@ MODELS = {
 }
 
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
-HEAD_SIZES = (8, 16, 24, 40, 64, 80)  # of which three quarters are even, for rotary positions in parts
-OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "qwen3_moe", "seed_oss")  # may have head_dim where MODELS give none
+HEAD_SIZES = (8, 16, 24, 40, 64, 80)  # three quarters of each are even, for partial rotary positions
+OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "qwen3_moe", "seed_oss")  # may have head_dim where MODELS has none
 
 
 def draw_shape(name, rng):
-    """Sizes in the place of those of MODELS, for make(): heads, groups, widths, windows and experts, drawn by `rng`
-    (random.Random). The form stays: which layers, switches and rotary positions."""
+    """Returns sizes to replace those of MODELS, for make(): heads, groups, widths, windows and experts, drawn by `rng`
+    (random.Random). The structure is kept: layers, switches and rotary positions."""
     kind, settings = MODELS[name]
     kv_heads, group, head = rng.choice((1, 2, 3)), rng.choice(GROUPS), rng.choice(HEAD_SIZES)
     heads = kv_heads * group
@@ -133,7 +133,7 @@ def draw_shape(name, rng):
     else:
         drawn["hidden_size"] = heads * head
     if "query_pre_attn_scalar" in settings:
-        drawn["query_pre_attn_scalar"] = head  # a GGUF has no place for another
+        drawn["query_pre_attn_scalar"] = head  # a GGUF cannot hold another value
     if settings.get("sliding_window"):
         drawn["sliding_window"] = rng.randrange(5, 70)
     if "moe_intermediate_size" in settings:
@@ -150,10 +150,10 @@ def draw_shape(name, rng):
 
 
 def make(name, changes=None, dtype=torch.float32, seed=1):
-    """The model in float32, its numbers rounded to dtype: what is saved is what is compared."""
+    """Returns the model in float32 with numbers rounded to dtype, so that saving in dtype loses nothing."""
     model_type, settings = MODELS[name]
     config = transformers.AutoConfig.for_model(model_type, **{**COMMON, **settings, **(changes or {})})
-    config._attn_implementation = "eager"  # softcaps and sinks are there alone
+    config._attn_implementation = "eager"  # the only one with softcaps and sinks
     torch.manual_seed(seed)
     m = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
@@ -173,8 +173,8 @@ def make(name, changes=None, dtype=torch.float32, seed=1):
 
 
 def pack_experts(m):
-    """Experts as gpt-oss is published, {name: bytes}: blocks of 32 numbers of 4 bits, and their scales. They are drawn;
-    the model takes what transformers makes of them."""
+    """Returns random experts in the format of gpt-oss, {name: bytes}: blocks of 32 numbers of 4 bits, and their scales.
+    The model gets the numbers to which transformers decodes them."""
     packed = {}
     for name, w in m.named_parameters():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -188,7 +188,7 @@ def pack_experts(m):
 
 
 def make_tiny(name):
-    """The model of that name, small enough to be kept beside the sources, in bfloat16."""
+    """Returns the model of that name, small enough to be kept with the sources, in bfloat16."""
     kind, settings = MODELS[name]
     tiny = dict(TINY)
     if "head_dim" in settings or kind in ("llama", "qwen3"):
@@ -203,7 +203,7 @@ def make_tiny(name):
 
 
 def save(m, folder, dtype=torch.float32):
-    """As transformers writes it; nothing that a run would sample by."""
+    """Saves a model as transformers does, but without a generation config, which would change sampling."""
     copy.deepcopy(m).to(dtype).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     weights = folder / "model.safetensors"

@@ -1,9 +1,9 @@
-"""What a model of transformers says of a context: the judge of families.py. Oracle, scores and damage of eviction, from
-queries, keys, values and attention weights as the model's own code has computed them.
+"""The reference of families.py: oracle, scores and damage of eviction of a model of transformers on a context, from
+queries, keys, values and attention weights that the model's own code has computed.
 
-Scorers know heads whose channels turn in pairs (i, i + d/2) and queries whose product with a key, over sqrt(d), is the
-attention logit. Channels are put in that order, queries scaled; the judge then turns the queries itself and must find
-what the model attended with, so that all families go through the very same formulas (scorer_peers.py).
+Scorers expect that channels rotate in pairs (i, i + d/2) and that the product of query and key, over sqrt(d), is the
+attention logit. Channels are put in that order, and queries scaled; the judge then rotates the queries itself and must
+get those that the model attended with, so that the same formulas (scorer_peers.py) serve all families.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from unittest import mock
 import scorer_peers
 import torch
 
-PAIRS = ("cohere", "cohere2", "glm4")  # channels (2i, 2i + 1) turn together; elsewhere the halves of what turns
+PAIRS = ("cohere", "cohere2", "glm4")  # channels (2i, 2i + 1) rotate together; in others, two halves
 
 
 class Rotary(torch.nn.Module):
-    """Cosines and sines of channel pairs (i, i + d/2); those with no frequency stay as they are."""
+    """Cosines and sines of channel pairs (i, i + d/2); pairs without a frequency are not rotated."""
 
     def __init__(self, frequency, factor, half):
         super().__init__()
@@ -34,7 +34,7 @@ class Rotary(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """As much of an attention module as kvpress looks at, over queries that are there already."""
+    """The part of an attention module that kvpress uses, over queries that are already computed."""
 
     def __init__(self, own, config, rotary, head_dim):
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(torch.nn.Module):
 
 
 def budgeted(m):
-    """Layers without a window: those that are budgeted."""
+    """Returns the layers without a window: those that are budgeted."""
     kinds = getattr(m.config, "layer_types", None)
     if kinds is None:
         window = getattr(m.config, "sliding_window", None)
@@ -60,7 +60,7 @@ def budgeted(m):
 
 @contextlib.contextmanager
 def watched(m):
-    """Yields {layer: (queries before they turn, as they attend, keys, values, weights, scale)} of what m computes."""
+    """Yields {layer: (queries before rotation, after it, keys, values, weights, scale)}, filled in while m runs."""
     code, seen, before = sys.modules[type(m).__module__], {}, []
     rotate, attend = code.apply_rotary_pos_emb, code.eager_attention_forward
 
@@ -80,7 +80,7 @@ def watched(m):
 
 
 def order_of(kind, d, turning):
-    """Channels of a head so that pairs stand at (i, i + d/2), what does not turn last of each half."""
+    """Returns an order of channels with pairs at (i, i + d/2), unrotated ones at the end of each half."""
     if kind in PAIRS:
         first, second = list(range(0, turning, 2)), list(range(1, turning, 2))
     else:
@@ -90,14 +90,14 @@ def order_of(kind, d, turning):
 
 
 def growth(config, n):
-    """[n, 1] what queries of positions 0 .. n - 1 are multiplied with behind their turn: Ministral 3."""
+    """Returns the factors [n, 1] of queries at positions 0 .. n - 1 after rotation, for Ministral 3."""
     r = config.rope_parameters
     steps = torch.floor(torch.arange(n) / r.get("original_max_position_embeddings", n))
     return (1 + r.get("llama_4_scaling_beta", 0) * torch.log(1 + steps))[:, None]
 
 
 class Judge:
-    """A model that has read a context: ids [T]."""
+    """A model that has read a context of ids [T]."""
 
     def __init__(self, m, ids):
         self.m, self.T = m, len(ids)
@@ -105,7 +105,7 @@ class Judge:
             out = m(ids[None], use_cache=True)
         self.logits, self.cache = out.logits[0], out.past_key_values
         self.rotary = m.model.rotary_emb
-        if self.rotary.rope_type == "dynamic":  # the context's frequencies from here on, as in the profiler
+        if self.rotary.rope_type == "dynamic":  # from now on with the context's frequencies
             self.rotary.rope_type = "default"
         self.layers = {number: self._layer(number, seen[number]) for number in budgeted(m)}
 
@@ -132,7 +132,7 @@ class Judge:
         return self.m(ids[None], past_key_values=cache, use_cache=True).logits[0]
 
     def oracle(self, ids, first):
-        """Importance [B, G, T] to the tokens from `first` to the last but one of those that follow, ids [n]."""
+        """Returns importance [B, G, T] for the following tokens ids [n], from `first` to the last but one."""
         with watched(self.m) as seen:
             self._decode(ids)
         found = []
@@ -142,7 +142,7 @@ class Judge:
         return torch.stack(found)
 
     def _value_weights(self, number, v):
-        """[H, T] of values v [G, T, d]: the norm of v W_O over the layer's sum; before a norm, of v W_O diag(w)."""
+        """Returns [H, T] for values v [G, T, d]: norms of v W_O (before a norm, of v W_O diag(w)) over their sum."""
         layer, d, group = self.m.model.layers[number], v.shape[2], self.m.config.num_attention_heads // v.shape[0]
         w_o = layer.self_attn.o_proj.weight.double()
         norm = getattr(layer, "post_self_attn_layernorm", None)
@@ -155,12 +155,12 @@ class Judge:
         return n / (n.sum() + 1e-9)
 
     def scores(self, case):
-        """[B, G, T] by one of scorer_peers.scores()."""
+        """Returns scores [B, G, T] by one of scorer_peers.scores()."""
         return torch.stack([case(layer) for layer in self.layers.values()])
 
     def damage(self, ids, kept):
-        """KL [nats] of the distributions behind each of ids [n] over a cache of which head h of all layers keeps the
-        positions kept[h], to those over the full cache."""
+        """Returns the mean KL, in nats, after ids [n] between the full cache and one in which head h, counted over all
+        layers, keeps the positions kept[h]."""
         full, groups = self._decode(ids).double().log_softmax(-1), self.m.config.num_key_value_heads
         hooks = []
         for number, layer in self.layers.items():
@@ -176,7 +176,7 @@ class Judge:
 
 
 def hiding(layer, hidden):
-    """A hook that adds minus infinity where hidden [G, T], in the masks of attention."""
+    """Returns a hook that masks the positions hidden [G, T] in attention."""
 
     def hook(module, positional, named):
         lowest = torch.finfo(torch.float32).min

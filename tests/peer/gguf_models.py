@@ -1,6 +1,6 @@
 """Small models of transformers as GGUF files, for families.py and random_models.py, written with the gguf package.
 
-Names, the order of rows and rotary factors are those of llama.cpp's converter."""
+Names, the order of rows and rotary factors are as in llama.cpp's converter."""
 
 import gguf
 import numpy as np
@@ -29,7 +29,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "smollm3": "smollm3",
 }
-PAIRED = ("llama", "granite", "smollm3", "mistral3")  # rows of queries and keys stand in pairs
+PAIRED = ("llama", "granite", "smollm3", "mistral3")  # rows of queries and keys are in pairs
 NORM_NAMES = {
     "olmo2": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
     "exaone4": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
@@ -67,7 +67,7 @@ NAMES = {
 
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-CANNOT = ("dynamic",)  # rotary scaling that the container has no words for
+CANNOT = ("dynamic",)  # rotary scaling that GGUF cannot describe
 
 
 def permute(w, heads):
@@ -75,7 +75,7 @@ def permute(w, heads):
 
 
 def expert_tensors(arch, part, w):
-    """Experts that transformers keeps in one tensor, gate and up apart."""
+    """Returns the tensors of experts; transformers has gate and up in one tensor."""
     bias = part.endswith("_bias")
     part, kind = part.removesuffix("_bias"), "bias" if bias else "weight"
     if arch == "gpt-oss" and not bias:
@@ -88,7 +88,7 @@ def expert_tensors(arch, part, w):
 
 
 def layer_tensors(arch, c, name, w):
-    """(GGUF name behind blk.N., values) of one tensor of a layer."""
+    """Returns [(GGUF name after blk.N., values)] for one tensor of a layer."""
     stem, kind = name.rsplit(".", 1) if name.endswith((".weight", ".bias")) else (name, "weight")
     if stem == "self_attn.sinks":
         return [("attn_sinks.weight", w)]
@@ -104,7 +104,7 @@ def layer_tensors(arch, c, name, w):
 
 
 def rope_of(c):
-    """Rotary settings of the layers without a window, as transformers 5 has them; 4 keeps them elsewhere."""
+    """Returns rotary settings of the layers without a window in the form of transformers 5."""
     r = getattr(c, "rope_parameters", None) or dict(c.rope_scaling or {}, rope_theta=c.rope_theta)
     return {"rope_type": "default"} | r.get("full_attention", r)
 
@@ -175,7 +175,7 @@ def add_numbers(g, arch, c):
 
 
 def write(m, path, dtype=torch.float32):
-    """Matrices in dtype, float32 or bfloat16. False where the container does not have the family or its positions."""
+    """Writes a GGUF file, matrices in float32 or bfloat16. Returns False if GGUF lacks the family or its positions."""
     c = m.config
     arch = ARCHITECTURES.get(c.model_type)
     if not arch or rope_of(c)["rope_type"] in CANNOT:

@@ -1,11 +1,11 @@
-"""A plain heap in Python, as methods.md 2.5 describes the published solver: the stand-in that bench_solver is timed
-beside.
+"""A plain heap in Python, as methods.md 2.5 describes the published solver: bench_solver's times are compared with
+it.
 
-heap_solver.py PROBLEM [CSV]: PROBLEM is what `bench_solver greedy PROBLEM` writes: five little-endian u32 (layers, KV
+heap_solver.py PROBLEM [CSV]: PROBLEM is the file of `bench_solver greedy PROBLEM`: five little-endian u32 (layers, KV
 heads, tokens, sink, window), then for every head the oracle's importance in the metric's order, f32 [heads, tokens -
 sink - window]. The order is given, since all questions of a context share it. Prints seconds, and the tokens kept at 50
-%; and, with what bench_solver printed about the same problem in CSV, how many times as fast that is. Standard library
-only: one token per pop, as described.
+%; and, given bench_solver's CSV about the same problem, how many times as fast that is. Uses only the standard library
+and takes one token per pop, as described.
 """
 import array
 import heapq
@@ -15,8 +15,8 @@ import time
 
 
 def discard_slopes(gains):
-    """Cost of dropping the worst, second worst, .. token of one head, made convex: the lower hull of its running
-    sum."""
+    """Returns the cost of dropping the worst, second worst, .. token of one head, made convex by the lower hull of the
+    running sum."""
     points, sums, total = [], [0.0], 0.0
     for gain in reversed(gains):
         total += gain
@@ -35,7 +35,7 @@ def discard_slopes(gains):
 
 
 def solve(slopes, n_tokens, least):
-    """Tokens kept per head at 99 ratios."""
+    """Returns the tokens kept per head at 99 ratios."""
     n = len(slopes)
     heap = [(s[0], h, 0) for h, s in enumerate(slopes)]
     heapq.heapify(heap)

@@ -14,7 +14,7 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def place(path):
-    """What from_pretrained() is given for a GGUF or a folder."""
+    """Returns the arguments of from_pretrained() for a GGUF or a folder."""
     if not path.endswith(".gguf"):
         return path, {}
     return os.path.dirname(os.path.abspath(path)), {"gguf_file": os.path.basename(path)}
@@ -26,7 +26,7 @@ def tokenizer_of(path):
 
 
 def load(path, attention="sdpa", tokenizer=True, dtype=torch.float32):
-    """(model on the CPU, tokenizer or None)."""
+    """Returns (model on the CPU, tokenizer or None)."""
     folder, kw = place(path)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention, **kw).eval()
     return model, tokenizer_of(path) if tokenizer else None

@@ -1,12 +1,12 @@
-"""Holds the loss curves and gains of a record (`profile --curves`) against PyTorch.
+"""Compares the loss curves and gains of a record (`profile --curves`) with PyTorch.
 
 usage: judge_losses.py MODEL RECORD.h5 [--metric M]... [--curve-tolerance 1e-4] [--gain-tolerance 1e-3]
 
-For each question the context is prefilled by transformers in float32 and what follows is teacher-forced behind it.
-Curves: at each level the head's output is computed with the metric's best tokens alone (sinks and window first, by the
+For each question transformers prefills the context in float32 and the question and answer are teacher-forced after it.
+Curves: at each level the head's output is computed with only the metric's best tokens (sinks and window first, by the
 scores of the record) and with all of them, through W_O, for every recorded query. The record must hold the curves of
-all queries, that is --curve-queries at least as large as the answer. Gains: each layer is cut in KeyDiff's order, every
-other row to 20 % of the context, the others to 4 %, and the logits are compared. The last line is PASS or FAIL.
+all queries, that is --curve-queries must be at least the answer's length. Gains: each layer is cut in KeyDiff's order,
+every other row to 20 % of the context, the others to 4 %, and the logits are compared. The last line is PASS or FAIL.
 """
 import argparse
 import json
@@ -36,7 +36,7 @@ config = model.config
 L, H, G = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
 d, group = getattr(config, "head_dim", None) or config.hidden_size // H, H // G
 output_matrix = [layer.self_attn.o_proj.weight.double() for layer in model.model.layers]
-moved = {}  # layer -> what the next pass adds to its heads' outputs [n, H*d]
+moved = {}  # layer -> addend to its heads' outputs [n, H*d] in the next pass
 seen = {}  # layer -> (queries, keys, values, heads' outputs) of the last pass over a tail
 
 
@@ -66,7 +66,7 @@ def prefill(context):
 
 @torch.no_grad()
 def tail_logits(cache, T, tail):
-    """Logits [n, vocabulary] of the rows of `tail` behind the T tokens of the cache, which it leaves as it was."""
+    """Returns logits [n, vocabulary] of `tail` after the T tokens of the cache, which is restored."""
     n = len(tail)
     out = model(torch.tensor([tail]), past_key_values=cache, position_ids=torch.arange(T, T + n)[None],
                 cache_position=torch.arange(T, T + n))
@@ -75,7 +75,7 @@ def tail_logits(cache, T, tail):
 
 
 def cut_outputs(layer, T, order, n_kept, rows):
-    """What the group's heads give when the head keeps its first n_kept tokens: [rows, H*d], order [G, T]."""
+    """Returns the outputs [rows, H*d] of heads if each KV head keeps the first n_kept tokens of order [G, T]."""
     q, k, v, full = seen[layer]
     out = full[rows].clone()
     for g in range(G):
@@ -91,7 +91,7 @@ def cut_outputs(layer, T, order, n_kept, rows):
 
 
 def ranked(scores, sink, window):
-    """Positions [G, T]: sinks and window first, then by score, ties by position."""
+    """Returns positions [G, T]: sinks and window first, then by score, ties by position."""
     scores = torch.as_tensor(np.asarray(scores)).double().clone()
     scores[:, :sink] = float("inf")
     scores[:, scores.shape[1] - window:] = float("inf")
@@ -103,7 +103,7 @@ def level_tokens(level, T, protect):
 
 
 def square(layer, difference):
-    """Mean squared size of what heads' outputs [n, H, d] add behind W_O."""
+    """Returns the mean squared norm of W_O times a difference of heads' outputs [n, H, d]."""
     return (difference.reshape(len(difference), H * d) @ output_matrix[layer].T).square().sum(-1).mean().item()
 
 
@@ -114,7 +114,7 @@ def keydiff_order(layer, T):
 
 
 def judge_gains(name, cache, T, tail, first, n, recorded):
-    """Largest relative difference of KL and of squares, over layers and kinds."""
+    """Returns the largest relative difference of KL and of squares, over layers and kinds."""
     rows, worst = torch.arange(first, first + n), 0.0
     full = tail_logits(cache, T, tail)[rows].log_softmax(-1)
     own = dict(seen)
@@ -140,7 +140,7 @@ def judge_gains(name, cache, T, tail, first, n, recorded):
 
 
 def judge_curves(name, T, rows, curves, scores, parameters):
-    """Largest difference of any level, relative to the head's largest error."""
+    """Returns the largest difference at any level, relative to the head's largest error."""
     sink, window = parameters["protect_sink"], parameters["protect_window"]
     order, protect, worst = None, min(sink + window, T), 0.0
     for layer in range(L):
@@ -170,7 +170,7 @@ with h5py.File(a.record) as record:
             tail_logits(cache, T, tail)
             rows = torch.arange(first, len(tail))
             for metric in a.metric or q["curves"]:
-                if metric.startswith("learned"):  # its curves are of a ranking that has not seen the context
+                if metric.startswith("learned"):  # its curves belong to a ranking fitted without this context
                     continue
                 curve = max(curve, judge_curves(f"{context_id} {number} {metric}", T, rows,
                                                 q["curves"][metric][:], c["scores"][metric][:], metrics[metric]))

@@ -1,7 +1,6 @@
 """Compares kvbudget's budgets and kept positions with kvpress's, head by head.
 
-usage: kvpress_budgets.py TABLE.npy TABLE.safetensors KVBUDGET [LIBKVBUDGET.so]      a table that was solved and
-       exported
+usage: kvpress_budgets.py TABLE.npy TABLE.safetensors KVBUDGET [LIBKVBUDGET.so]      a solved and exported table
        kvpress_budgets.py --random KVBUDGET [LIBKVBUDGET.so]                         random tables of several shapes
 
 KVBUDGET is the program (build/kvbudget), LIBKVBUDGET.so the shared library, by default the one beside the program.
@@ -29,14 +28,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 RATIOS = [0.01, 0.1, 0.125, 0.25, 0.333, 0.5, 0.575, 0.8, 0.9, 0.965, 0.99]
 LENGTHS = [13, 101, 997, 4099]
-# (layers, KV heads, sink, window) of the random tables; 16 and 40 heads walk through other parts of torch's sum and
-# topk
+# (layers, KV heads, sink, window) of the random tables; 16 and 40 heads reach other branches of torch's sum and topk
 SHAPES = [(3, 8, 4, 1), (4, 3, 4, 32), (2, 1, 0, 0), (2, 16, 4, 1), (2, 40, 0, 64)]
 
 
 @dataclass
 class GivenScores(ScorerPress):
-    """Hands out prepared scores; kvpress writes its protection into the tensor, so each call gets a copy."""
+    """Returns prepared scores; kvpress writes into the tensor to protect tokens, so each call gets a copy."""
 
     scores: list = field(default_factory=list)
 
@@ -70,7 +68,7 @@ def tiny_llama(layers, heads):
 
 
 def random_scores(rng, layers, heads, tokens):
-    """Half of the layers all distinct, half in plateaus as a max-pooled metric gives them."""
+    """Returns scores: distinct in half of the layers; in the others with ties, as from a max-pooled metric."""
     scores = [
         rng.random((1, heads, tokens)) if i % 2 else rng.integers(0, 9, (1, heads, tokens)) / 8 for i in range(layers)
     ]
@@ -78,7 +76,7 @@ def random_scores(rng, layers, heads, tokens):
 
 
 def masks(model, layer, heads, tokens):
-    """Boolean [heads, tokens] of what stays in one layer."""
+    """Returns booleans [heads, tokens]: the kept tokens of one layer."""
     kept = torch.ones(heads, tokens, dtype=torch.bool)
     indices = model.model.layers[layer].self_attn.masked_key_indices
     if indices is not None:
@@ -131,7 +129,7 @@ def compare(npy, table, program, library, sink, window):
 
 
 def write_random_table(folder, index, layers, heads, sink, window):
-    """Random prune ratios with the features that decide ties: equal heads, heads at the floor, ends of the range."""
+    """Writes random prune ratios with cases that lead to ties: equal heads, heads at the floor, ends of the range."""
     rng = np.random.default_rng(100 + index)
     ratio = np.arange(1, 100) / 100
     prune = np.clip(ratio[:, None, None] + rng.normal(0, 0.2, (99, layers, heads)), 0, 0.99)

@@ -1,7 +1,7 @@
-"""What tables are worth in kvpress: KL and NLL against the full cache, beside uniform and AdaKV budgets.
+"""Measures tables in kvpress: KL to the full cache and NLL, compared with uniform and AdaKV budgets.
 
 usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8] [--no-ada]
-Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, the contexts of a
+Each TABLE.npy needs the JSON file beside it, which names its metric. Every text (plain, the contexts of a
 .jsonl, or token ids as .npy) is cut to TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens.
 Prints the means over the texts, for every table the ratio of its KL to the uniform table's, and the runs per second
 (`kvbudget eval` prints its own). Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
@@ -32,7 +32,7 @@ model, tokenizer = hf_model.load(a.model)
 
 
 def read_texts():
-    """(name, ids [1, n])"""
+    """Yields (name, ids [1, n])."""
     def encode(text):
         return tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     for path in a.texts:

@@ -1,16 +1,16 @@
-"""A linear map of hidden states as a ranking (the form of KVzap-linear, arXiv 2601.07891), fitted on the same record
-as `kvbudget learn` and judged on the same texts, with a table of kvbudget's own solver.
+"""Measures a linear map of hidden states as a ranking (the form of KVzap-linear, arXiv 2601.07891), fitted on the same
+record as `kvbudget learn` and evaluated on the same texts, with a table of kvbudget's own solver.
 
 usage: linear_hidden.py MODEL RUN.h5 KVBUDGET --texts FILE... [--budgets RUN2.h5] [--target mean] [--window 16]
                         [--ratios 0.5 0.8 0.9] [--tokens 2048]
 
-Per KV head a ridge regression of what `learn` fits, log(I / mean I + 0.001) with I the mean or the maximum of RUN.h5's
-oracle over the questions, on the layer's input behind its norm, D numbers a token, tokens weighing the same; lambda by
-the squared error on texts left out. A copy of the record RUN2.h5 of the same contexts (by default RUN.h5) gets the
-scores, each text's by the map that has not seen it, and the program KVBUDGET solves a table for them. Then
-each text is prefilled, its tokens are ranked by the map of all texts,
-and the next 64 are teacher-forced with the evicted ones hidden. KL to the full cache, mean over the texts, as
-`kvbudget eval` has it. Needs torch, transformers, h5py and the package kvbudget (python/).
+Per KV head a ridge regression on the layer's input after its norm (D numbers per token, all tokens weighted equally)
+fits the target of `learn`, log(I / mean I + 0.001), where I is the mean or the maximum of RUN.h5's oracle over the
+questions; lambda is chosen by the squared error on left-out texts. A copy of the record RUN2.h5 of the same contexts
+(by default RUN.h5) gets the scores, each text's by a map fitted without it, and the program KVBUDGET solves a table for
+them. Then each text is prefilled, its tokens are ranked by the map of all texts, and the next 64 are teacher-forced
+with the evicted ones hidden. Prints the KL to the full cache, averaged over texts, as `kvbudget eval` does.
+Needs torch, transformers, h5py and the package kvbudget (python/).
 """
 import argparse
 import hashlib
@@ -47,28 +47,28 @@ for index, layer in enumerate(model.model.layers):
 
 @torch.no_grad()
 def hidden_states(ids):
-    """[L, T, D + 1] of token ids [T]: each layer's input behind its norm, and a constant."""
+    """Returns [L, T, D + 1] for token ids [T]: each layer's input after its norm, and a constant."""
     model(torch.tensor(ids)[None], use_cache=False, logits_to_keep=1)
     x = torch.stack([inputs[layer] for layer in sorted(inputs)])
     return torch.cat((x, torch.ones(*x.shape[:2], 1, dtype=x.dtype)), -1)
 
 
 def importance(context):
-    """[L, G, T]: log(I / mean I + 0.001), mean I that of the questions' mean, as `learn` has it."""
+    """Returns log(I / mean I + 0.001) [L, G, T], where mean I is that of the questions' mean, as in `learn`."""
     oracles = [q["oracle"][:].astype("f8") for q in context["questions"].values() if "oracle" in q]
     worth = np.max(oracles, 0) if a.target == "max" else np.mean(oracles, 0)
     return torch.from_numpy(np.log(worth / np.mean(oracles) + 1e-3))
 
 
 def equations(x, y):
-    """Means over the tokens behind the sinks: x x^T [L, P, P], x y [L, P, G], y y [L, G]."""
+    """Returns means over the tokens after the sinks: x x^T [L, P, P], x y [L, P, G], y y [L, G]."""
     x, y = x[:, SINK:], y[:, :, SINK:].transpose(1, 2)
     n = x.shape[1]
     return x.transpose(1, 2) @ x / n, x.transpose(1, 2) @ y / n, (y * y).mean(1)
 
 
 def solve(systems, strength):
-    """Weights [L, P, G]; all but the constant are held down."""
+    """Returns weights [L, P, G]; all except the constant are penalised."""
     A, b = sum(s[0] for s in systems), sum(s[1] for s in systems)
     ridge = torch.full((A.shape[1],), strength * len(systems), dtype=A.dtype)
     ridge[-1] = 0
@@ -81,7 +81,7 @@ def squared_error(w, system):
 
 
 def fit(record):
-    """(weights of all texts, scores of each text by the weights of the others {name: [L, G, T]})."""
+    """Returns (weights of all texts, scores of each text by the weights of the others {name: [L, G, T]})."""
     names = list(record["contexts"])
     states = {k: hidden_states(record["contexts"][k]["token_ids"][:].astype("i8")) for k in names}
     systems = {k: equations(states[k], importance(record["contexts"][k])) for k in names}
@@ -95,7 +95,7 @@ def fit(record):
 
 
 def make_table(scores, folder):
-    """The table that the solver makes of a copy of the record with these scores in it."""
+    """Returns the table that the solver makes from a copy of the record with these scores."""
     copy, table = os.path.join(folder, "run.h5"), os.path.join(folder, "table.safetensors")
     shutil.copy(a.budgets or a.record, copy)
     with h5py.File(copy, "r+", libver="v110") as record:
@@ -110,7 +110,7 @@ def make_table(scores, folder):
 
 
 def hidden_by(scores, table, ratio):
-    """[L, G, T]: the tokens that are not kept, scores [L, G, T] deciding."""
+    """Returns the evicted tokens [L, G, T] by scores [L, G, T]."""
     keep = table.keep(ratio, scores.shape[2])
     out = torch.ones(scores.shape, dtype=torch.bool)
     for layer, head in np.ndindex(*keep.shape):
@@ -120,7 +120,7 @@ def hidden_by(scores, table, ratio):
 
 
 def judge(path, weights, table):
-    """{ratio: KL} of one text; None where it is too short."""
+    """Returns {ratio: KL} of one text, or None if it is too short."""
     with open(path, encoding="utf-8") as f:
         ids = tokenizer(f.read(), add_special_tokens=False, return_tensors="pt").input_ids
     if ids.shape[1] < a.tokens + N:

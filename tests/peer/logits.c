@@ -1,4 +1,4 @@
-// Next-token logits of every position, for comparisons with other code (tests/peer/compare_logits.py, families.py).
+// Computes next-token logits of every position, to compare with other code (tests/peer/compare_logits.py, families.py).
 //
 // usage: logits MODEL IDS.npy LOGITS.npy [BACKEND [COMPUTE]]
 // Reads token ids, and writes [tokens, vocabulary] in float32.

@@ -1,8 +1,8 @@
 """Step 2 of the published LU-KV pipeline, rewritten from its description (methods.md 2.4-2.7, ecosystem.md 1).
 
-It keeps the numerical habits that decide single tokens: an unstable argsort that is then reversed, float32 running sums
-in discard order, a float64 lower hull that pops collinear points, slopes stored as float32, and a heap that drops one
-token at a time until the next of 99 targets is met. Slow on purpose: it is the judge.
+It keeps the numerical details that decide single tokens: an unstable argsort that is then reversed, float32 running
+sums in discard order, a float64 lower hull that pops collinear points, slopes stored as float32, and a heap that drops
+one token at a time until the next of 99 targets is met. Slow on purpose: it is the reference.
 """
 import heapq
 
@@ -14,7 +14,7 @@ def floor_tokens(n_tokens, sink, window):
 
 
 def discard_slopes(oracle, score):
-    """What dropping the 1st, 2nd, .. worst token of one head's middle region costs, convexified; float32 [M]."""
+    """Returns the convexified costs of dropping the 1st, 2nd, .. worst token of a head's middle region; float32 [M]."""
     best_first = np.argsort(score)[::-1]
     loss = np.zeros(len(score) + 1, np.float32)
     np.cumsum(oracle[best_first][::-1], dtype=np.float32, out=loss[1:])
@@ -58,7 +58,7 @@ def solve(oracle, score, sink, window):
 
 
 def stable_ranks(score):
-    """Scores without ties that order as score does, with the lower position first among equals; float32 [L,G,T]."""
+    """Returns scores without ties in the same order, the lower position first among equals; float32 [L,G,T]."""
     order = np.argsort(-score, axis=-1, kind="stable")
     ranks = np.empty(score.shape, np.float32)
     np.put_along_axis(ranks, order, -np.arange(score.shape[-1], dtype=np.float32) + np.zeros_like(score), -1)
@@ -66,7 +66,7 @@ def stable_ranks(score):
 
 
 def losses(oracle, order_of, keep, sink, window):
-    """Evicted importance for each row of keep [99,L,G]; order_of(scores of a head) gives its best-first order."""
+    """Returns the evicted importance for each row of keep [99,L,G]; order_of(layer, head) is best first."""
     n_layers, n_heads, n_tokens = oracle.shape
     out = np.zeros(len(keep))
     for l in range(n_layers):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A folder with the shape of a large model and random weights, to measure time and memory.
+"""Writes a folder with the shape of a large model and random weights, to measure time and memory.
 
     tests/peer/make_shape.py llama-3.1-8b FOLDER [--layers N]
 
-Writes config.json, sharded safetensors in bfloat16 and their index, and nothing else: texts must be given as token ids.
+Writes config.json, sharded safetensors in bfloat16 and their index, but no tokenizer: texts must be given as token ids.
 A tensor is one random tile, shifted by its number and repeated; matrices are scaled by the root of their columns, so
-that activations stay finite through all layers. --layers cuts the model, for machines whose disk is too small.
+that activations stay finite through all layers. --layers limits the model's layers, for small disks.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Shape = Tuple[int, ...]
 
 
 def layer_tensors(config: Dict[str, Any]) -> Iterator[Tuple[str, Shape]]:
-    """Names behind model.layers.N. and shapes."""
+    """Yields names after model.layers.N., and shapes."""
     width, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads, head = config["num_key_value_heads"], config.get("head_dim") or width // heads
     yield "self_attn.q_proj.weight", (heads * head, width)
@@ -63,7 +63,7 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 class Tile:
-    """Random numbers of deviation 1, to be taken again and again from other places on."""
+    """Normal random numbers with deviation 1, used repeatedly from different offsets."""
 
     def __init__(self, seed: int) -> None:
         self.values = np.random.default_rng(seed).standard_normal((1 << 22) + 4099, dtype=np.float32)
@@ -89,7 +89,7 @@ def size_of(shape: Shape) -> int:
 
 
 def split(tensors: List[Tuple[str, Shape]]) -> List[List[Tuple[str, Shape]]]:
-    """Into shards of about SHARD_BYTES."""
+    """Splits the tensors into shards of about SHARD_BYTES."""
     shards: List[List[Tuple[str, Shape]]] = [[]]
     filled = 0
     for name, shape in tensors:

@@ -1,4 +1,4 @@
-"""Attention over a cut cache by hiding: what transformers makes of a context when each KV head sees its own tokens."""
+"""Emulates a cut cache in transformers by hiding tokens: each KV head sees only its own tokens of the context."""
 import torch
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -23,8 +23,8 @@ ALL_ATTENTION_FUNCTIONS.register("kept", masked_attention)
 
 @torch.no_grad()
 def log_p(model, context, following, hidden=None, press=None):
-    """Log probabilities [n, vocabulary] of the rows of `following` [1, n] behind a prefilled `context` [1, T]: hidden
-    [L, G, T] or None; press: one of kvpress, or None."""
+    """Returns log probabilities [n, vocabulary] of `following` [1, n] after a prefilled `context` [1, T]. Tokens in
+    `hidden` [L, G, T] (or None) are not visible; press: a press of kvpress, or None."""
     cache, T, n = DynamicCache(), context.shape[1], following.shape[1]
     model.config._attn_implementation = "sdpa"
     if press is None:
@@ -44,5 +44,5 @@ def log_p(model, context, following, hidden=None, press=None):
 
 
 def divergence(full, other):
-    """KL, mean over the rows, nats."""
+    """Returns the KL in nats, averaged over the rows."""
     return (full.exp() * (full - other)).sum(-1).mean().item()

@@ -5,7 +5,7 @@ from kvpress import ExpectedAttentionPress, KeyDiffPress, SnapKVPress
 
 
 def scorer(metadata, ratio):
-    """The kvpress scorer that the table was calibrated for; for a :lukv variant the nearest one that kvpress has."""
+    """Returns the kvpress scorer that the table was calibrated for; for a :lukv variant, kvpress's most similar one."""
     name, par = metadata["metric"], json.loads(metadata["metric_parameters"])
     if name.startswith("snapkv"):
         return SnapKVPress(ratio, window_size=int(par["window"]), kernel_size=int(par["kernel"]))

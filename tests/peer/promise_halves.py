@@ -1,9 +1,9 @@
-"""Whether promises of `kvbudget recommend` are kept: halves of its texts promise, the other halves judge.
+"""Tests whether promises of `kvbudget recommend` are kept: made on half of its texts, checked on the other half.
 
-usage: promise_halves.py RESULTS.json [--draws 200]     RESULTS.json: what `recommend --json` printed
+usage: promise_halves.py RESULTS.json [--draws 200]     RESULTS.json: the output of `recommend --json`
 
-The rule is written anew here: p-values by betting with stakes of 1, 1/2, 1/4 and 1/8 (arXiv 2010.09686), tested from
-low to high ratios. Fails if more promises are broken than the confidence allows.
+The rule is implemented here again: p-values by betting with stakes of 1, 1/2, 1/4 and 1/8 (arXiv 2010.09686), tested
+from low to high ratios. Fails if more promises are broken than the confidence allows.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import json
 import math
 import random
 
-BETS = ((1, 0.5), (0.5, 0.25), (0.25, 0.125), (0.125, 0.125))  # bet, part of the wealth
+BETS = ((1, 0.5), (0.5, 0.25), (0.25, 0.125), (0.125, 0.125))  # bet, share of the wealth
 
 
 def p_value(losses: list[float], limit: float) -> float:

@@ -1,14 +1,14 @@
-"""Tokens and formats per head beside transformers' own QuantizedCache, in transformers, at equal bytes.
+"""Compares tokens and formats per head with transformers' own QuantizedCache, in transformers, at equal bytes.
 
 usage: quantized_cache.py MODEL TABLE --texts FILE... [--tokens 2048] [--bits 4 2]
                           [--pairs N [--ratios 0.8 0.95] [--tokens-alone TABLE] [--dtype bfloat16]]
 TABLE is of version 2 (`kvbudget solve --formats`). Every text is cut to TOKENS tokens and prefilled in one pass, then
 its next 64 are forced. Printed per way and text: bytes of the cache after the prefill, and the mean KL to the full
-cache in nats. QuantizedCache keeps all tokens, with 64 numbers to a group; its scales and zeros are counted as two
-bytes each, though it holds them in the model's float32. The table's ratio is the least, in whole per cents, at which
-kvbudget.compress takes no more bytes: bare, and with refit=True. The 64 tokens come on top in all ways, unpacked.
+cache in nats. QuantizedCache keeps all tokens, in groups of 64 numbers; its scales and zeros are counted as two bytes
+each, although it holds them in the model's float32. The table's ratio is the least, in whole per cents, at which
+kvbudget.compress takes no more bytes: bare, and with refit=True. The 64 tokens are added in all ways, unpacked.
 --pairs N: instead, bytes really held at --ratios on the first text, and the time of a decoding step, N times in turns
-of 16 steps, as a share of the full cache's; refitted, with the table and with one of --tokens-alone.
+of 16 steps, relative to the full cache's; refitted, with the table and with that of --tokens-alone.
 Needs optimum-quanto (backend quanto), hqq (backend hqq), gguf, and the package kvbudget in PYTHONPATH with
 KVBUDGET_LIBRARY and KVBUDGET_PROGRAM.
 """
@@ -49,7 +49,7 @@ WAYS = {
 
 
 def stored(cache):
-    """Bytes of codes, and two for each scale and zero."""
+    """Returns the bytes of codes, plus two for each scale and zero."""
     total = 0
     for layer in cache.layers:
         for x in (layer._quantized_keys, layer._quantized_values):
@@ -80,7 +80,7 @@ def whole(context, cache):
 
 
 def ratio_for(most):
-    """The least ratio of at most so many bytes, by the tables' own counts."""
+    """Returns the least ratio with at most so many bytes, by the table's own counts."""
     for percent in range(1, 100):
         ratio = percent / 100
         if promised(ratio) <= most:
@@ -130,7 +130,7 @@ def compare():
                 cache = QuantizedCache(
                     backend, model.config, nbits=bits, axis_key=keys, axis_value=values, q_group_size=GROUP
                 )
-                for i, layer in enumerate(plain.layers):  # what a prefill does, whose attention is not quantised
+                for i, layer in enumerate(plain.layers):  # as a prefill does; its attention is not quantised
                     cache.update(layer.keys[:, :, : a.tokens], layer.values[:, :, : a.tokens], i)
                 size = stored(cache)
                 judge(f"int{bits} {way}", size, cache)

@@ -1,11 +1,10 @@
-"""Logits of small random models of many shapes: kvbudget against transformers, in every precision.
+"""Compares logits of small random models of many shapes with transformers, in every precision.
 
 usage: random_models.py KVBUDGET [--tokens 300] [--seed 1]
-The models are made here by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output
-matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF. The judge is transformers in float64: kvbudget's
-f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that, bf16 by 1.5 times what transformers
-is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
-gguf, numpy.
+Models are made by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output
+matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF. The reference is transformers in float64.
+Allowed errors: for f32 4 times and for bf16x3 4 x 16 times that of transformers in float32, for bf16 1.5 times that of
+transformers in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3, gguf, numpy.
 """
 import argparse
 import copy
@@ -39,12 +38,12 @@ SHAPES = {
     "one layer, wide": dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=4, intermediate_size=4096,
                             num_hidden_layers=1),
 }
-# of the error of transformers in that type
+# times the error of transformers in that type
 FACTORS = {"f32": (torch.float32, 4), "bf16x3": (torch.float32, 64), "bf16": (torch.bfloat16, 1.5)}
 
 
 def logits_in(model, ids, kind):
-    """Logits of transformers computed in `kind`; the model itself stays as it is."""
+    """Returns logits of transformers computed in `kind`, without changing the model."""
     clone = copy.deepcopy(model).to(kind)
     clone.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)  # its frequencies are float32 in every engine
     with torch.no_grad():
@@ -63,7 +62,7 @@ with tempfile.TemporaryDirectory() as folder:
     for name, shape in SHAPES.items():
         for bfloat16 in (False, True):
             shape = {"num_hidden_layers": 3, "tie_word_embeddings": True, **shape}
-            # Weights with some size, so that attention is far from uniform.
+            # Large weights, so that attention is far from uniform.
             config = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=2048, initializer_range=0.15, **shape)
             model = LlamaForCausalLM(config).eval()
             if bfloat16:

@@ -1,8 +1,8 @@
-"""Budgets that are made from two records of the same tokens: what `compare_recorder.py` and `record_families.py` share.
+"""Budgets from two records of the same tokens, for `compare_recorder.py` and `record_families.py`.
 
-Two programs in float32 order scores otherwise that rounding alone tells apart, and then some budgets differ. So budgets
-are counted twice: as each record's own scores rank the tokens, and with the first record's scores in both. The second
-count is what the order of nearly equal scores does not explain.
+Two programs in float32 may order scores differently that differ only by rounding, and then some budgets differ. So
+budgets are compared twice: with each record's own scores, and with the first record's scores in both. The order of
+nearly equal scores does not explain differences in the second comparison.
 """
 import hashlib
 import pathlib
@@ -16,7 +16,7 @@ import kvbudget
 
 
 def solve(program, record, metric, folder):
-    """Budgets of 99 ratios at the context's length [99,L,G], and what the table says of itself."""
+    """Returns the budgets of 99 ratios at the context's length [99,L,G], and the table's info."""
     out = pathlib.Path(folder) / "budgets.safetensors"
     subprocess.run([program, "solve", record, "-m", metric, "-o", out, "--quiet"], check=True, capture_output=True)
     table = kvbudget.Table(out)
@@ -26,7 +26,7 @@ def solve(program, record, metric, folder):
 
 
 def ranked_by(first, second, path):
-    """A copy of the second record with the first one's scores, hashes included; both hold one context."""
+    """Writes a copy of the second record with the first one's scores and their hashes; both hold one context."""
     shutil.copy(second, path)
     with h5py.File(first) as f, h5py.File(path, "r+") as g:
         (x,), (y,) = f["contexts"].values(), g["contexts"].values()

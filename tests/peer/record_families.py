@@ -1,4 +1,4 @@
-"""The Python package's recorder against `kvbudget profile` on small random models of every family that both read.
+"""Compares the Python package's recorder with `kvbudget profile` on small random models of every family that both read.
 
 usage: record_families.py KVBUDGET [--only NAME,...] [--tokens 150] [--tolerance 1e-4]
 The models are those of families.py. Both record keydiff, knorm, snapkv and Expected Attention; oracle and scores are
@@ -35,8 +35,8 @@ METRICS = ["keydiff", "knorm", "snapkv:kvpress:window=16", "ea:kvpress"]
 
 
 def make(name, folder):
-    """The family's model, here and in the folder, and a calibration line. Without a GPU transformers would read packed
-    experts as bfloat16, so what is recorded here is the model that was saved."""
+    """Makes the family's model, saved in the folder too, and a calibration line. Without a GPU transformers would load
+    packed experts as bfloat16, so the recorder gets the model from memory."""
     model = family_models.make(name)
     family_models.save(model, folder)
     draw = torch.Generator().manual_seed(2)
@@ -48,7 +48,7 @@ def make(name, folder):
 
 
 def relative(x, y):
-    """Largest difference of [L,G,T] over each head's largest number."""
+    """Returns the largest difference of [L,G,T], relative to each head's largest number."""
     return float((np.abs(x - y) / np.abs(x).max(-1, keepdims=True)).max())
 
 
@@ -61,7 +61,7 @@ def say(off):
 
 
 def count_budgets(ours, theirs, scratch):
-    """How many budgets of all metrics there are, differ, and differ though tokens are ranked by the same scores."""
+    """Counts the budgets of all metrics, those that differ, and those that differ even with the same scores."""
     mixed = record_budgets.ranked_by(ours, theirs, scratch / "mixed.h5")
     total = apart = unexplained = 0
     for metric in METRICS:
@@ -87,7 +87,7 @@ def compare(model, folder, scratch):
         x, y = x["contexts/one"], y["contexts/one"]
         off = {"oracle": relative(x["questions/0/oracle"][:], y["questions/0/oracle"][:])}
         off |= {m: relative(x["scores"][m][:], y["scores"][m][:]) for m in x["scores"]}
-    if folder.name == "llama-dynamic":  # its angles change with every token: transformers rotates old keys otherwise
+    if folder.name == "llama-dynamic":  # its angles change with every token, and old keys are rotated differently
         del off["oracle"], off["ea:kvpress"]
         return agree(off), say(off)
     total, apart, unexplained = count_budgets(ours, theirs, scratch)

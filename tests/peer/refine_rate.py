@@ -1,4 +1,4 @@
-"""Cuts per second of `kvbudget refine` beside the same search in transformers, and the KLs of both side by side.
+"""Compares cuts per second, and KLs, of `kvbudget refine` with the same search in transformers.
 
 usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids IDS.npy IDS.npy...
        [--tokens 1024...] [--next 64...] [--ratios 0.8...] [--compute f32...] [--evaluations 10]
@@ -6,12 +6,12 @@ usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids 
 
 HF is the same model as a Hugging Face folder (or the .gguf). Both sides get the same token ids (build/tests/tokens
 writes them), at least two texts, and the same number of threads, one side after the other, for every length of
-context and continuation. The search in transformers, in float32, has two forms: "press" is kvpress as it is used, a
-prefill for every cut; "kept" holds keys, values and scores of a text, as refine does, selects with LUKVPress and hides,
-one cut after the other. What a cut takes there is the median over all cuts, prefills of the texts not counted. Beside
-it stands what refine measures without its prefills, and with them, of which a short search has many. Exit status 1 when
-a KL differs from `kvbudget eval`'s in f32 by more than 1e-2 of it and 1e-4. Needs the packages of kvpress_kl.py; tables
-of metrics that kvpress has.
+context and continuation. The search in transformers, in float32, has two forms: "press" is kvpress as usual, with a
+prefill for every cut; "kept" keeps keys, values and scores of a text, as refine does, selects with LUKVPress and hides,
+one cut after the other. The time of a cut is the median over all cuts, without the prefills of the texts. It is printed
+beside refine's time without prefills and with them; a short search has many. Exit status 1 if a KL differs from
+`kvbudget eval`'s in f32 by more than 1e-2 of it and 1e-4. Needs the packages of kvpress_kl.py; tables must be for
+metrics that kvpress has.
 """
 
 import argparse
@@ -49,14 +49,14 @@ class KeepScores(BasePress):
 
 
 class KeptScores(ScorerPress):
-    """A scorer that has scored already: `kept` is what KeepScores kept."""
+    """Returns scores that KeepScores has kept, set in `kept`."""
 
     def score(self, module, *_):
         return self.kept[module.layer_idx].clone()
 
 
 class Text:
-    """One text over a model: its cache, and how far the predictions of a cut cache are from the full one's."""
+    """One text and a model: its cache, and the KL between the predictions of a cut cache and of the full one."""
 
     def __init__(self, model, path, n_tokens, n_next):
         ids = torch.from_numpy(np.load(path).astype("i8"))[None]
@@ -85,11 +85,11 @@ class Text:
         return divergence(self.full, self.predict(cache))
 
     def kl_of_kept(self, cache, press):
-        """KL of a cut of a cache that stays; press has its scores."""
+        """Returns the KL after cutting a copy of the cache; press has its scores."""
         copy = DynamicCache()
         for i, (layer, kept) in enumerate(zip(self.model.model.layers, cache.layers)):
             press.compress(layer.self_attn, None, kept.keys, kept.values, None, {})
-            copy.update(kept.keys, kept.values, i)  # hiding writes into the keys that attention sees
+            copy.update(kept.keys, kept.values, i)  # because hiding writes into the keys that attention sees
         return self.kl(copy)
 
 
@@ -107,7 +107,7 @@ def exported(program, path, target):
 
 
 def run_theirs(a, model, tables, n_tokens, n_next):
-    """KL by (form, table, ratio), a list over texts each, and the seconds of every cut by form."""
+    """Returns KLs by (form, table, ratio), each a list over texts, and the seconds of every cut by form."""
     kl, seconds = {}, {"press": [], "kept": []}
     for path in a.ids:
         text = Text(model, path, n_tokens, n_next)
@@ -160,7 +160,7 @@ def run_eval(a, n_tokens, n_next):
 
 
 def run_refine(a, n_tokens, n_next, compute):
-    """Cuts, how many a second, and how many without the prefills."""
+    """Returns the number of cuts, cuts per second, and cuts per second without the prefills."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             a.program,
@@ -183,7 +183,7 @@ def run_refine(a, n_tokens, n_next, compute):
 
 
 def compare(kl, ours):
-    """Prints the KLs side by side; whether all are near."""
+    """Prints the KLs side by side. Returns whether all are close."""
     good = True
     for (form, t, ratio), values in sorted(kl.items()):
         found, expected = np.mean(values), ours[t, ratio]

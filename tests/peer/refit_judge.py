@@ -1,4 +1,4 @@
-"""Judges kvb_refit() by PyTorch in float64: the formulas of docs/refit.md, with a solver of its own for the weights.
+"""Compares kvb_refit() with PyTorch in float64: the formulas of docs/refit.md, with another solver for the weights.
 
     python tests/peer/refit_judge.py build/libkvbudget.so
 """
@@ -35,7 +35,7 @@ def library_refit(lib, K, V, Q, kept):
 
 
 def torch_refit(K, V, Q, kept):
-    """What is left as the library chooses, and the bare head's left-out error, both over the outputs' variance."""
+    """Returns left-out errors of the bare head and of the library's choice, relative to the outputs' variance."""
     K, V, Q = (torch.from_numpy(x).double() for x in (K, V, Q))
     full = (Q @ K.T).softmax(-1)
     O, S = full @ V, torch.from_numpy(kept.astype("int64"))

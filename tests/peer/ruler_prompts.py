@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The prompts of `kvbudget task` against NVIDIA's own generator, byte for byte, and its scores against kvpress's.
+"""Compares the prompts of `kvbudget task` with NVIDIA's own generator, byte for byte, and its scores with kvpress's.
 
     make build/tests/task_score
     ruler_prompts.py RULER KVPRESS build/kvbudget MODEL.gguf HAYSTACK.txt [--count 10] [--tokens 1000 4096 8000]
 
-RULER and KVPRESS are checkouts of NVIDIA/RULER and NVIDIA/kvpress. Python's random numbers cannot be had in C, so what
-a sample drew (words, numbers, places, orders) is read out of its text and handed to the generator in place of `random`;
-from there on the generator's code makes the prompt. Sentences end at a full stop and a blank for both, as NLTK's data
-are not here. Scores: drawn answers through kvpress's calculate_metrics and through build/tests/task_score.
+RULER and KVPRESS are checkouts of NVIDIA/RULER and NVIDIA/kvpress. Python's random numbers cannot be reproduced in C,
+so a sample's random choices (words, numbers, places, orders) are read from its text and given to the generator in place
+of `random`; the generator's code then makes the prompt. Sentences end at a full stop and a blank for both, without
+NLTK's data. Scores: random answers are scored by kvpress's calculate_metrics and by build/tests/task_score.
 """
 import argparse
 import collections
@@ -29,7 +29,7 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 
 class Draws:
-    """In place of the module `random`: every draw is the next of those that the sample shows."""
+    """Replaces the module `random`: every draw returns the next one of the sample."""
 
     def __init__(self, samples=(), shuffles=(), choices=()):
         self.samples, self.shuffles, self.given = list(samples), list(shuffles), list(choices)
@@ -73,7 +73,7 @@ class Generator:
                     text_to_tokens=lambda text: [])),
                 "manifest_utils": types.SimpleNamespace(write_manifest=None),
                 "scipy": types.SimpleNamespace(),
-                "scipy.special": types.SimpleNamespace(zeta=lambda alpha: math.pi ** 2 / 6),  # of 2.0, which fwe takes
+                "scipy.special": types.SimpleNamespace(zeta=lambda alpha: math.pi ** 2 / 6),  # of 2.0, for fwe
                 "nltk": types.SimpleNamespace(), "nltk.tokenize": types.SimpleNamespace(sent_tokenize=split_sentences)}
         before = {name: sys.modules.get(name) for name in stub}
         sys.modules.update(stub)
@@ -111,7 +111,7 @@ def niah(generator, sample, tokens, haystack):
     n_needles = max(arguments["num_needle_k"], arguments["num_needle_q"]) * arguments["num_needle_v"]
     for key, value in found:
         values[key].append(value)
-    if arguments["num_needle_v"] > 1:  # their order is the answer's, not that of the text
+    if arguments["num_needle_v"] > 1:  # their order is that of the answer, not of the text
         values[asked[0]] = sample["gold"][0]
     draws, text = [], {(k, v): f"One of the special magic {arguments['type_needle_v']} for {k} is: {v}."
                        for k, v in found}
@@ -205,7 +205,7 @@ def freq_words_extraction(generator, sample, tokens, haystack):
     vocabulary = ["qqqqqq"] + rank[1:] + [next(unseen) for _ in range(longest // 50 - len(rank))]
     least = int(counts["..."] * 1.6449)
     for units in range(max(least - 3, 1), least + 8):
-        # Of equal counts any order: those of the sample.
+        # Equal counts may have any order: take the sample's.
         try:
             return generator.run("generate_input_output", Draws(shuffles=[vocabulary, listed, listed],
                                                                 choices=vocabulary),
@@ -239,7 +239,7 @@ def check_prompts(o, folder, work):
 
 
 def check_scores(o, kvpress, work):
-    """Gold strings in any case, broken by blanks and control characters, cut, left out."""
+    """Compares scores of answers with gold strings in any case, split by blanks or control characters, cut, missing."""
     space = {}
     source = (kvpress / "evaluation/benchmarks/ruler/calculate_metrics.py").read_text()
     exec(compile(source, "calculate_metrics", "exec"), space)

@@ -1,4 +1,4 @@
-// Scores of one layer from tensors in files, for comparisons with other code on the same tensors
+// Computes scores of one layer from tensors in files, to compare with other code on the same tensors
 // (tests/peer/compare_scorers.py).
 //
 // usage: score_layer FOLDER [--keep N] METRIC...
@@ -45,7 +45,7 @@ static dev on_device(backend_device *on, const float *values, size_t n)
     return d;
 }
 
-// Column sums and output norms as the forward pass makes them.
+// Adds column sums and output norms, computed as in the forward pass.
 static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err)
 {
     attention_shape s = attention_heads(view->n_heads, view->n_kv_heads, view->head_dim);
@@ -64,7 +64,7 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
         return kvb_fail(err, KVB_MEMORY, "no memory for the layer");
     backend_cpu.column_sums(on, sums, row_log, q, &kv, 0, s);
     backend_cpu.output_norms(on, norms, &kv, w, s);
-    view->column_sums = sums.address; // the program ends soon: nothing is given back
+    view->column_sums = sums.address; // not freed, since the program ends soon
     view->output_norms = norms.address;
     return backend_cpu.check(on, err);
 }

@@ -1,4 +1,4 @@
-"""Eviction scores by other code, from one attention layer's tensors: kvpress where it has the metric, else the
+"""Eviction scores by other code, from one attention layer's tensors: kvpress if it has the metric, otherwise the
 published formula written out in PyTorch. Used by compare_scorers.py (real model) and tests/golden/make_scorers.py
 (golden data).
 
@@ -41,7 +41,7 @@ class Layer:
         return self.q.shape[0] // self.k.shape[0]
 
     def attention(self, rows):
-        """A [H, rows, T] of the last `rows` queries: causal softmax over all keys."""
+        """Returns attention [H, rows, T] of the last `rows` queries: causal softmax over all keys."""
         if self.weights is not None:
             return self.weights[:, self.T - rows:]
         keys = self.k.repeat_interleave(self.group, 0)
@@ -50,12 +50,12 @@ class Layer:
         return z.masked_fill(~seen, -math.inf).softmax(-1)
 
     def by_group(self, x):
-        """[H, ...] -> [G, group, ...]"""
+        """Returns x [H, ...] as [G, group, ...]."""
         return x.reshape(self.k.shape[0], self.group, *x.shape[1:])
 
     def press(self, press):
-        """The press's score, with torch.topk made to prefer lower positions where scores tie (SnapKV's window is one
-        tie)."""
+        """Returns the press's score, with torch.topk made to prefer lower positions if scores tie (as all do in SnapKV's
+        window)."""
         needs_all = self.weights is not None or isinstance(press, ObservedAttentionPress)
         full = self.attention(self.T)[None] if needs_all else None
         with mock.patch("torch.topk", stable_topk):
@@ -66,7 +66,7 @@ class Layer:
 
 @torch.no_grad()
 def layer_of(module, rotary, x):
-    """Runs the projections of a transformers attention module on its input x [1, T, D]."""
+    """Returns the Layer of a transformers attention module for its input x [1, T, D]."""
     module.rotary_emb = rotary
     T, d = x.shape[1], module.head_dim
     cos, sin = rotary(x, torch.arange(T)[None])
@@ -83,7 +83,7 @@ def layer_of(module, rotary, x):
 
 
 def save(layer, folder):
-    """The tensors as score_layer.c reads them."""
+    """Writes the tensors as score_layer.c reads them."""
     def put(name, t):
         np.save(f"{folder}/{name}.npy", np.ascontiguousarray(t.detach().numpy().astype("<f4")))
     put("q_raw", layer.q_raw.transpose(0, 1))
@@ -122,7 +122,7 @@ def keydiff(layer, anchor, similarity):
 
 
 def ea_lukv(layer, future=512, sinks=4, epsilon=0.02):
-    """As LU-KV published it: the softmax runs over all keys."""
+    """Returns Expected Attention as LU-KV published it, with a softmax over all keys."""
     q = layer.q_raw[:, sinks:].double()
     mean = q.mean(1, keepdim=True)
     cov = (q - mean).transpose(1, 2) @ (q - mean) / q.shape[1]
@@ -139,7 +139,7 @@ def ea_lukv(layer, future=512, sinks=4, epsilon=0.02):
 
 
 def lagkv_raw(layer, sink, lag, mode):
-    """t^K and t^V [G, partitions - 1, lag] by the formulas of the paper (eq. 4 to 8)."""
+    """Returns t^K and t^V [G, partitions - 1, lag] by the formulas of the paper (eq. 4 to 8)."""
     n = (layer.T - sink) // lag
 
     def part(z):
@@ -169,8 +169,8 @@ def lagkv(layer, sink, lag, mode="lag", cross=False, mean=False):
 
 
 def lagkv_kept(layer, sink, lag, ratio):
-    """Kept positions [G][...] of the published one-shot compression: int(ratio * lag) of every partition but the
-    last."""
+    """Returns the kept positions [G][...] of the published one-shot compression: int(ratio * lag) of every partition
+    but the last."""
     tk, tv, _ = lagkv_raw(layer, sink, lag, "lag")
     best = (tk + tv).topk(int(ratio * lag), -1).indices
     best = best + sink + lag * torch.arange(best.shape[1])[None, :, None]
@@ -196,8 +196,8 @@ def ea_press(**kw):
 
 
 def scores(lag):
-    """(our metric, who says so, function of a Layer, sinks and tail whose scores are only a fill, and for ranks the
-    function of a Layer that gives what they rank, [G, partitions, lag]). `lag`: LagKV's partition."""
+    """Returns [(our metric, source, function of a Layer, number of sinks and of last tokens with filler scores, and for
+    ranks a function of a Layer for the ranked scores [G, partitions, lag])]. `lag`: LagKV's partition."""
     kvp = "kvpress 0.5.5 "
     cases = [
         ("snapkv:kvpress", kvp + "SnapKVPress", lambda a: a.press(SnapKVPress()), 0, 64),
@@ -256,13 +256,13 @@ def scores(lag):
 
 
 def top(s, n):
-    """Positions of the n best, the lower one where scores tie."""
+    """Returns the positions of the n best, the lower one if scores tie."""
     return [sorted(row.sort(descending=True, stable=True).indices[:n].tolist()) for row in s]
 
 
 def inversion(got, raw, sink):
-    """Of ranks within partitions: the most by which the peer's raw scores [G, partitions, lag] fail to ascend in our
-    order, as a share of their range. Tokens that the peer itself tells apart only by rounding may stand in either
+    """For ranks within partitions, returns the most by which the peer's raw scores [G, partitions, lag] fail to ascend
+    in our order, as a share of their range. Tokens with raw scores that differ only by rounding may be in either
     order: layer 0 has many equal keys."""
     ranks = got[:, sink:sink + raw.shape[1] * raw.shape[2]].reshape(raw.shape)
     ordered = raw.double().gather(-1, ranks.sort(dim=-1, stable=True).indices)
@@ -276,8 +276,8 @@ def h2o_half_kept(layer, n):
 
 
 def kept(lag, ratio):
-    """(our metric, who says so, function of a Layer -> kept positions per head, tokens kept per head as a function of
-    T, and where near ties decide the function of a Layer that gives the peer's scores)."""
+    """Returns [(our metric, source, function of a Layer for kept positions per head, function of T for tokens per head,
+    and, if near ties matter, a function of a Layer for the peer's scores)]."""
     def press(p):
         p.compression_ratio = ratio
         return lambda a: top(a.press(p), count(a.T))

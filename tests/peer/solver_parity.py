@@ -3,13 +3,13 @@
 
   solver_parity.py RUN.h5                      a record of kvbudget profile
   solver_parity.py --steps DIR                 a directory of context_*/{metric,question_*}.npy
-  solver_parity.py --synthetic                 arrays made here, of the default model's shape
+  solver_parity.py --synthetic                 generated arrays of the default model's shape
 
 For every metric: the largest difference of any head's budget at any of 99 ratios, for every question and for the mean
-table. Where scores tie (max-pooled SnapKV), the published code breaks ties by an unstable sort, so budgets can only be
-compared with ties taken out (stable ranks in place of scores); the losses are compared with the real scores, each
-solver's budgets in its own order, at ratios from 5 % on (with --synthetic this is shown but not judged).
-Exit status 1 when a limit is passed. Needs numpy and h5py; run it from a virtual environment.
+table. If scores tie (max-pooled SnapKV), the published code breaks ties by an unstable sort, so budgets can only be
+compared without ties (with stable ranks as scores); losses are compared with the real scores, each solver's budgets in
+its own order, at ratios from 5 % on (with --synthetic they are printed but not judged). Exit status 1 if a limit is
+exceeded. Needs numpy and h5py; run it from a virtual environment.
 """
 import argparse
 import json
@@ -28,7 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def synthetic(folder, n_layers, n_heads, n_tokens, n_questions, seed):
-    """Heavy-tailed importance whose scale differs from head to head, and metrics that see it through noise."""
+    """Writes heavy-tailed importance with another scale for every head, and metrics that are noisy versions of it."""
     rng = np.random.default_rng(seed)
     shape = (n_layers, n_heads, n_tokens)
     scale = np.exp(rng.normal(0, 1.5, (n_layers, n_heads, 1)))
@@ -37,7 +37,7 @@ def synthetic(folder, n_layers, n_heads, n_tokens, n_questions, seed):
     context.mkdir(parents=True)
     for q in range(n_questions):
         oracle = scale * (shared * rng.random(shape) + 0.3 * rng.pareto(1.2, shape)) / n_tokens
-        oracle[oracle < np.quantile(oracle, 0.1)] = 0  # weights below the least f16 are zeros in the published arrays
+        oracle[oracle < np.quantile(oracle, 0.1)] = 0  # weights below the smallest f16 are zero in the published arrays
         np.save(context / f"question_{q}.npy", oracle.astype(np.float32))
     noisy = lambda sigma: (np.log(shared + 1e-6) + rng.normal(0, sigma, shape)).astype(np.float32)
     np.save(context / "keydiff.npy", noisy(2))
@@ -71,7 +71,7 @@ def is_tied(score, sink, window):
 
 
 def solve_with_kvbudget(args, record_path, metric, work):
-    """(what `solve --json` says, every question's budgets [questions,99,L,G], the mean table [99,L,G])"""
+    """Returns (the output of `solve --json`, every question's budgets [questions,99,L,G], the mean table [99,L,G])."""
     budgets, table, array = work / "budgets.npy", work / "table.safetensors", work / "table.npy"
     options = ["--questions", args.questions] if args.questions else []
     text = run(args.kvbudget, "solve", record_path, "--metric", metric, "--hull", "full", "--aggregate", "mean_ratio",
@@ -105,9 +105,8 @@ def compare(args, record_path, record, metric, work):
     own_order, one_order = (100 * np.abs(np.mean(x, axis=0)) for x in (own_order, one_order))
     off = np.abs(table - ratios).max() * oracle.shape[-1]
     passed = (real <= args.tokens or (tied and distinct <= args.tokens)) and off <= args.tokens
-    # How much the order of tied tokens moves the loss is a property of the data: no limit holds for made-up scores.
-    # Below 5 % pruned the loss itself is next to nothing and one token of a plateau is a large share of it: shown, not
-    # judged.
+    # How much the order of tied tokens changes the loss depends on the data: no limit holds for generated scores. Below
+    # 5 % pruned the loss is tiny, and one token of many ties is a large share of it: printed, but not judged.
     judged = own_order[FIRST_JUDGED - 1:]
     passed = passed and (args.synthetic or judged.max() <= 100 * args.loss)
     print(f"{metric}: {len(ours)} questions, sink {sink}, window {window}, scores {'tie' if tied else 'are distinct'}")

@@ -1,4 +1,4 @@
-// Scores of answers as `kvbudget task` gives them (tests/peer/ruler_prompts.py).
+// Scores answers as `kvbudget task` does (for tests/peer/ruler_prompts.py).
 //
 // usage: task_score FILE.jsonl
 // Reads lines {"gold": ["...", ...], "answer": "..."} and prints the score of each, 0 to 1.

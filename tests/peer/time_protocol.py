@@ -1,14 +1,14 @@
-"""Seconds of `kvbudget profile` beside those of the published protocol in PyTorch, in pairs on the same tokens.
+"""Compares seconds of `kvbudget profile` with the published protocol in PyTorch, in pairs on the same tokens.
 
 usage: time_protocol.py KVBUDGET MODEL CALIB.jsonl [--pairs N] [--compute f32 bf16x3 bf16] [--new-tokens N] [--questions
        N] [--recorder]
 MODEL is the GGUF. The protocol (LU-KV's released code): the context once with attention maps for the scores, then, for
 every question, context and question again and NEW_TOKENS sampled tokens, one question at a time, eager attention,
-float32. PyTorch runs ONE question of each pair and its seconds are multiplied by the number of questions, which
-flatters it: writing records is left out as well. kvbudget's seconds are those of the whole command, loading included.
-Beside it: the prefill of the context by PyTorch's SDPA in float32, without scores, against kvbudget's prefill; and a
-profile that follows given answers. --recorder: the Python package's recorder too, which samples answers of the same
-tokens, with two metrics (kvbudget in PYTHONPATH, KVBUDGET_LIBRARY). Prints every pair, then the medians. Needs torch,
+float32. PyTorch runs ONE question of each pair and its seconds are multiplied by the number of questions, which favours
+it, as does leaving out the writing of records. kvbudget's seconds are those of the whole command, loading included.
+Also: the prefill of the context by PyTorch's SDPA in float32, without scores, compared with kvbudget's prefill; and a
+profile that follows given answers. --recorder: also the Python package's recorder, which samples answers to the same
+questions, with two metrics (kvbudget in PYTHONPATH, KVBUDGET_LIBRARY). Prints all pairs, then the medians. Needs torch,
 transformers >= 4.56, < 5.3, gguf, numpy, h5py.
 """
 import argparse
@@ -48,8 +48,8 @@ S = {}
 
 
 def attend(mod, q, k, v, mask, dropout=0.0, scaling=None, **_):
-    """Eager attention that keeps what the protocol keeps of it: SnapKV and KeyDiff of the context, the maximum of the
-    decoded rows."""
+    """Eager attention that stores what the protocol uses: SnapKV and KeyDiff of the context, the maximum over decoded
+    rows."""
     l, T, n = mod.layer_idx, S["T"], q.shape[1] // k.shape[1]
     w = q @ k.repeat_interleave(n, 1).transpose(2, 3) * scaling
     if mask is not None:
@@ -87,7 +87,7 @@ def run_kvbudget(compute, calib, record, *more):
 
 
 def run_torch(m, ids, suffix):
-    """(seconds of the context, seconds of one question)."""
+    """Returns (seconds of the context, seconds of one question)."""
     S.update(T=ids.shape[1], phase="context", norm={}, scores={})
     start = time.perf_counter()
     m(ids, logits_to_keep=1)
@@ -111,7 +111,7 @@ def time_sdpa(m, ids):
 
 
 def time_recorder(m, given, record):
-    """Seconds of kvbudget.record, with SDPA: a prefill, scores, and all questions one by one; writing included."""
+    """Returns seconds of kvbudget.record with SDPA: a prefill, scores, all questions one by one, and writing."""
     import kvbudget
 
     m.set_attn_implementation("sdpa")
@@ -124,7 +124,7 @@ def time_recorder(m, given, record):
 
 
 def answers_of(record, path):
-    """The record's tokens as calibration data with given answers."""
+    """Writes the record's tokens as calibration data with given answers."""
     with h5py.File(record) as f, open(path, "w") as out:
         for cid, c in f["contexts"].items():
             questions = [c["questions"][q] for q in sorted(c["questions"], key=int)]

@@ -1,10 +1,10 @@
-// The token ids of a text, or the text of ids, for comparisons with other tokenizers (tests/peer/compare_tokens.py,
+// Prints the token ids of a text, or the text of ids, to compare with other tokenizers (tests/peer/compare_tokens.py,
 // train_tokenizers.py, compare_chat.py).
 //
 // usage: tokens MODEL TEXT [--bos yes|no|auto] [--chat] [--special] [--pre NAME] [--npy FILE | --hash]
 //        tokens MODEL IDS.npy --decode
-// Prints the ids on one line, or writes them as int32. TEXT is a file, or - for standard input. --hash prints that of
-// the tokenizer.
+// Prints the ids on one line, or writes them as int32. TEXT is a file, or - for standard input. --hash prints the
+// tokenizer's hash.
 #include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/npy.h"
@@ -21,7 +21,7 @@
 static const char *bos = "auto", *pre, *npy;
 static int special, chat, hash, decode;
 
-// The whole of a file or of standard input, which may be empty or a pipe.
+// Reads all of a file or of standard input, which may be empty or a pipe.
 static kvb_status read_text(const char *path, char **out, size_t *size, kvb_error *err)
 {
     enum { PIECE = 1 << 16 };
@@ -85,7 +85,7 @@ static kvb_status print_text(const tokenizer *t, const char *path, kvb_error *er
     return status;
 }
 
-// Of a GGUF file, which may hold nothing else, or of a Hugging Face folder.
+// Opens the tokenizer of a GGUF file, which needs no weights, or of a Hugging Face folder.
 static kvb_status open_tokenizer(tokenizer **out, const char *path, kvb_error *err)
 {
     struct stat info;

@@ -1,12 +1,12 @@
-"""Trains tokenizers of every kind on mixed text and compares the ids of tokens.c with their libraries' on
-another 1 MB: English, code, Chinese, emoji, odd spaces, special tokens, broken UTF-8; and, line by line, on strings
-that are hard to cut.
+"""Trains tokenizers of every kind on mixed text and compares the ids of tokens.c with those of their libraries on
+another 1 MB (English, code, Chinese, emoji, odd spaces, special tokens, broken UTF-8), and on single strings that are
+hard to split.
 
 usage: train_tokenizers.py KVBUDGET [--out FOLDER] [--kinds NAME...]     (needs: pip install tokenizers sentencepiece
        gguf numpy)
-tokenizer.json of ten byte-level kinds and five with byte fallback (judge: Hugging Face's tokenizers), and
-SentencePiece's BPE in GGUF files (judge: sentencepiece). The long text's ids are also decoded, by `--decode`, and
-compared with what the libraries decode. Prints a line for each, and PASS or FAIL.
+Compares tokenizer.json of ten byte-level kinds and five with byte fallback with Hugging Face's tokenizers, and
+SentencePiece's BPE in GGUF files with sentencepiece. The long text's ids are also decoded, by `--decode`, and compared
+with the libraries' decoding. Prints a line for each, and PASS or FAIL.
 """
 
 import argparse
@@ -142,7 +142,7 @@ class Trainer:
         return self.byte_level(pre_tokenizers.Sequence(steps), **options)
 
     def byte_fallback(self, normalizer, pre, added=(), fuse=True):
-        """BPE over characters: trained on words, as SentencePiece does, then set up as the model's converter does."""
+        """Returns BPE over characters: trained on words, as in SentencePiece, then set up as the converter does."""
         trained = Tokenizer(models.BPE(unk_token="<unk>"))
         trained.normalizer = normalizer
         trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
@@ -202,7 +202,7 @@ def json_kinds(train):
 
 
 def sentencepiece_gguf(folder, texts, prefix):
-    """A model trained by sentencepiece, as a vocabulary in a GGUF file. Returns its path, an encoder and a decoder."""
+    """Trains with sentencepiece and writes the vocabulary as GGUF. Returns its path, an encoder and a decoder."""
     import gguf
     import sentencepiece
 
@@ -264,7 +264,7 @@ def text_of(program, model, ids, folder):
 
 
 def compare(name, program, model, encode, decode, text, folder, hard=HARD):
-    """Ids of the long text and of each hard one, and the long text's ids as text again."""
+    """Compares the ids of the long text and of each hard one, and the decoding of the long text's ids."""
     path = os.path.join(folder, "text.bin")
     different, total = 0, 0
     for number, piece in enumerate([text] + [h.encode() for h in hard]):
