@@ -78,7 +78,7 @@ expect 0 'a page of it' report nats.safetensors --record nats.h5 -o nats.html
 says 'it says what is predicted' 'predicts a KL of' nats.html
 kvb inspect nats.safetensors --json
 kvb recommend tiny.gguf nats.safetensors calib.jsonl -t 64 -n 4 --confidence 0.2 --json \
-    --max-kl "$("$PYTHON" -c 'import json; print(1.0001 * json.load(open("out"))["rows"][0]["table_loss"])')" # of 50 %
+    --max-kl "$("$PYTHON" -c 'import json; print(1.0001 * json.load(open("out"))["rows"][0]["table_loss"])')" # at 50 %
 json 'recommend tries ratios up to where the limit is predicted' out '0.5 == [r["ratio"] for r in j["rows"]][-1]'
 expect 0 'solve without curves' solve run.h5 --metric keydiff
 says 'says what is minimised and what there is beyond' 'importance[; ].*profile --curves' err

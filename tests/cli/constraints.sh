@@ -96,7 +96,7 @@ expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratio
 expect 0 'inspect shows them all' inspect --json fine.safetensors
 json 'all 99' out '[round(1000 * r["ratio"]) for r in j["rows"]] == list(range(5, 500, 5))'
 
-# ---- budgets in bytes: 2 layers x 2 KV heads of 32 elements, keys and values of 2 bytes: 128 bytes a token
+# ---- budgets in bytes: keys and values of 2 bytes take 4 x dim bytes per token and head; of the 4 heads' bytes a third
 dim=$("$KVB" inspect run.h5 --json | "$PYTHON" -c 'import json,sys; print(json.load(sys.stdin)["head_dim"])')
 size=$((4 * dim * 1024 * 4 / 3))
 expect 0 'a budget in bytes' solve run.h5 --metric keydiff --bytes $size --dtype f16 --tokens 1024 -o t.safetensors \

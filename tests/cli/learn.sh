@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rankings learned from a record, on the tiny model: learn, then solve, profile, eval, inspect and report with them.
+# Rankings learned from a record, on the tiny model: learn, then solve, profile, eval, task and inspect with them.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_record --metric knorm --metric snapkv:kvpress:window=8
 

@@ -1,5 +1,5 @@
 """Gives every option of every command that takes a value every file that the command reads: outputs.py KVBUDGET, in a
-folder with tiny.gguf, calib.jsonl, run.h5, table.safetensors, table.npy and texts. Exits 1 if one fails."""
+folder with tiny.gguf, calib.jsonl, run.h5, table.safetensors, table.npy and texts. Exit status: failures."""
 import os
 import re
 import subprocess

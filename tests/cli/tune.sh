@@ -65,7 +65,7 @@ same 'which does not cost the table that is there' three.safetensors two.safeten
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl
-# What fits into a time depends on the machine: hence 1 s, and a time for all texts, stopped while they are read.
+# How many texts fit into a time depends on the machine: 1 s allows hardly any, 2 h all; the latter is stopped early.
 expect 0 'with a time' "${TUNE[@]}" -o timed --time 1s
 says 'it has a step more' 'tune 10 of 10: the report' err
 interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h

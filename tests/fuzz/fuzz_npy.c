@@ -1,4 +1,4 @@
-// The .npy reader, and every conversion of what it accepts.
+// The .npy reader, and every conversion of the arrays that it accepts.
 #include "formats/npy.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -281,11 +281,11 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
                   for i, r in enumerate(json.loads(out)["rows"])}, np.load(folder / "keep.npy")[0]
     done = better = 0
     for ratio in ratios:
-        if ratio not in rows: # beyond what floors and pins allow
+        if ratio not in rows: # floors and pins do not allow this ratio
             continue
         at, row = rows[ratio]
         budget, raised = budgets_of(model, shape, scope, ratio / 100, constrained, c["block"])
-        if c["levels"] and row["saturated"]: # what few levels demand at least is not worked out here
+        if c["levels"] and row["saturated"]: # lower limits with few levels are not computed here
             continue
         expected, second = highs(model, budget), server.solve(model, budget)
         found = row["optimum"] * total

@@ -128,7 +128,7 @@ def add_rope(g, c, head):
             g.add_tensor(f"rope_factors_{length}.weight", np.array(r[f"{length}_factor"], np.float32))
     if kind == "llama3":
         plain = r["rope_theta"] ** -(np.arange(0, turning, 2) / turning)
-        turns = r["original_max_position_embeddings"] * plain / (2 * np.pi)  # within the original context
+        turns = r["original_max_position_embeddings"] * plain / (2 * np.pi)  # rotations within the original context
         low, high = r["low_freq_factor"], r["high_freq_factor"]
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         factors = 1 / ((1 - smooth) / r["factor"] + smooth)

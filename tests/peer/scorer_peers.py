@@ -54,8 +54,8 @@ class Layer:
         return x.reshape(self.k.shape[0], self.group, *x.shape[1:])
 
     def press(self, press):
-        """Returns the press's score, with torch.topk made to prefer lower positions if scores tie (as all do in SnapKV's
-        window)."""
+        """Returns the press's score; torch.topk is made to prefer lower positions if scores tie, as all do in SnapKV's
+        window."""
         needs_all = self.weights is not None or isinstance(press, ObservedAttentionPress)
         full = self.attention(self.T)[None] if needs_all else None
         with mock.patch("torch.topk", stable_topk):
