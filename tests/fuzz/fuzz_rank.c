@@ -1,4 +1,4 @@
-// Any bytes as a learned ranking, or as a table with one: if it opens, it must also rank, or fail with a reason.
+// Any bytes as a learned ranking, or as a table with one: refused with a message, or able to rank finite features.
 #include "runtime/rank.h"
 #include "tests/fuzz/fuzz.h"
 

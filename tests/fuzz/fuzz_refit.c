@@ -1,4 +1,4 @@
-// Refitting a head of any numbers and sizes: it is refused, or the result is finite, and unchanged if it says so.
+// Refitting a head of any numbers and sizes: it is refused, or the result is finite and its error is not larger.
 #include "runtime/kvbudget.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -111,7 +111,7 @@ class Engine:
             self.run(ids[first : first + CHUNK], first)
 
     def cut(self, arrays, table, ratio, tokens):
-        """Replaces every head's state by the rows that it keeps by the table."""
+        """Replaces every head's state by the rows that it keeps according to the table."""
         keep, kept = table.keep(ratio, tokens, strict=True), {}
         for n in range(self.layers):
             for g in range(self.heads):
