@@ -10,7 +10,8 @@ exists 'the tiny model is written' tiny.gguf
 
 # ---- profile
 expect 0 'profile --plan' "${PROFILE[@]}" --plan
-says 'the plan tells memory and time' 'memory|GiB|MiB'
+says 'the plan tells memory' '^memory +[0-9.]+ GiB'
+says 'the plan tells time' '^time +about [0-9.]+ s'
 absent 'a plan writes nothing' run.h5
 expect 0 'profile' "${PROFILE[@]}" -o run.h5
 exists 'a record' run.h5

@@ -28,7 +28,8 @@ static void try_others(const char *text)
     if (task_parse(&t, text, &err) == KVB_OK &&
         (task_parse(&t_again, t.spec, &err) != KVB_OK || strcmp(t.spec, t_again.spec) != 0))
         abort();
-    if (strchr(text, '=') < strchr(text, ':') || !strchr(text, ':')) return; // a file name
+    const char *equals = strchr(text, '='), *colon = strchr(text, ':');
+    if (!equals || !colon || equals < colon) return; // a file name
     if (allocator_parse(&a, text, &err) == KVB_OK &&
         (allocator_parse(&a_again, a.label, &err) != KVB_OK || strcmp(a.identity, a_again.identity) != 0))
         abort();
