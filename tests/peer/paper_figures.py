@@ -1,6 +1,6 @@
 """The figures of the LU-KV paper (arXiv 2602.08585) for models that can be had here: 1, 2a, 2b, 3, 4, and its table 3.
 
-usage: paper_figures.py [NAME...] [--work build/paper] [--svg docs/paper.svg] [--page docs/paper.md] [--samples 20]
+usage: paper_figures.py [NAME...] [--work build/paper] [--svg docs/paper.svg] [--page docs/paper.md] [--samples 10]
 NAME is one of tools/scripts/get-model.sh (default: smollm2-135m qwen2.5-coder-0.5b). Everything is made by the program
 from one record of calib-data's four texts: 1 and 3 to 4 by `solve --ablation`, 2a by `validate`, 2b by `solve --paper
 -c TEXT`, the ablation by `eval` on calib-data/eval and by `task`. What a step has written into --work is not made
@@ -35,7 +35,7 @@ p.add_argument("names", nargs="*", default=["smollm2-135m", "qwen2.5-coder-0.5b"
 p.add_argument("--work", type=pathlib.Path, default=ROOT / "build/paper")
 p.add_argument("--svg", type=pathlib.Path, default=ROOT / "docs/paper.svg")
 p.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/paper.md")
-p.add_argument("--samples", type=int, default=20)
+p.add_argument("--samples", type=int, default=10)
 p.add_argument("--ratio", type=float, default=0.8)
 a = p.parse_args()
 
@@ -98,6 +98,10 @@ class Subject:
         rows = [self.table("keydiff", c).prune_ratios[round(100 * a.ratio) - 1].ravel() for c in self.contexts]
         return np.array(rows)
 
+    def n_tokens(self, text):
+        tool = pathlib.Path(PROGRAM).parent / "tests/tokens"
+        return len(subprocess.check_output([tool, self.model, text, "--bos", "auto"]).split())
+
     def ablation(self, metric):
         """{split: [KL, score of each task]} with the table that knows how well the metric ranks, and without."""
         tables = []
@@ -105,9 +109,8 @@ class Subject:
             self.table(metric, which)
             tables.append(f"{which}={self.at / f'{which}-{metric[:6]}.safetensors'}")
         splits = ["-a", "uniform", "-a", "pyramid", "-a", "ada", "-r", a.ratio]
-        texts = sorted((ROOT / "calib-data/eval").glob("*.txt"))
-        fit = [t for t in texts if len(t.read_bytes()) > 10000]
-        worth = results(self.at / f"eval-{metric[:6]}.json", "eval", self.model, *tables, *fit, *splits)
+        texts = [t for t in sorted((ROOT / "calib-data/eval").glob("*.txt")) if self.n_tokens(t) >= 2112]
+        worth = results(self.at / f"eval-{metric[:6]}.json", "eval", self.model, *tables, *texts, *splits)
         out = {r["allocator"]: [r["kl"]] for r in worth["rows"] if r["allocator"]}
         words = [word for t in TASKS for word in ("-k", t)]
         asked = results(self.at / f"task-{metric[:6]}.json", "task", self.model, *tables, *words, "-t", 1000,
