@@ -69,11 +69,13 @@ class Masks(kvpress.LUKVPress):
 
 @torch.no_grad()
 def prefill_for_all(table, context):
-    """Returns the full cache of a context, and by ratio a run for cut_of() and LUKVPress's masks of all layers. One
-    prefill, most of the work, serves all ratios."""
+    """Returns the full cache of a context, and by ratio a run for cut_of() and LUKVPress's masks of all layers. Two
+    prefills, most of the work, serve all ratios."""
     runs = {r: kvbudget.compress(model, table, r, when="call") for r in a.ratios}
     press, cache, first = masks_of(table), DynamicCache(), runs[a.ratios[0]]
-    with press(model), first:
+    with press(model):
+        model(context, past_key_values=DynamicCache(), logits_to_keep=1)
+    with first:
         model(context, past_key_values=cache, logits_to_keep=1)
         first.cut(copy.deepcopy(cache))
     return cache, runs, press.by_ratio
