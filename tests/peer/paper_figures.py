@@ -4,7 +4,7 @@ usage: paper_figures.py [NAME...] [--work build/paper] [--svg docs/paper.svg] [-
 NAME is one of tools/scripts/get-model.sh (default: smollm2-135m qwen2.5-coder-0.5b). Everything is made by the program
 from one record of calib-data's four texts: 1 and 3 to 4 by `solve --ablation`, 2a by `validate`, 2b by `solve --paper
 -c TEXT`, the ablation by `eval` on calib-data/eval and by `task`. What a step has written into --work is not made
-again, so a run can be stopped. Needs matplotlib, numpy, the package kvbudget in PYTHONPATH, KVBUDGET_PROGRAM and
+again, so a run can be stopped. Needs matplotlib, h5py, the package kvbudget in PYTHONPATH, KVBUDGET_PROGRAM and
 KVBUDGET_LIBRARY.
 """
 import argparse
@@ -15,6 +15,7 @@ import pathlib
 import subprocess
 
 import board_page
+import h5py
 import kvbudget
 import matplotlib
 import numpy as np
@@ -78,10 +79,16 @@ class Subject:
         return np.array(of_heads).reshape(-1, self.table("snapkv:kvpress", "with").info.n_kv_heads)
 
     def perfect(self):
-        """Loss of uniform budgets if tokens are ranked by the oracle: (pruned shares, loss)."""
-        rows = results(self.at / "oracle.json", "solve", self.record, "-m", "keydiff", "--paper", "--alone",
-                       "--order", "oracle")["rows"]  # fmt: skip
-        return [r["ratio"] for r in rows], [r["uniform_loss"] for r in rows]
+        """(pruned shares, loss) of uniform budgets if tokens go in the oracle's order, with KeyDiff's protected tokens."""
+        x, found = self.losses("keydiff", "uniform")[0], []
+        sink, window = (getattr(self.table("keydiff", "with").info, name) for name in ("sink", "window"))
+        with h5py.File(self.record) as record:
+            for question in (q for c in record["contexts"].values() for q in c["questions"].values() if "oracle" in q):
+                oracle = question["oracle"][:]
+                least_first = np.sort(oracle[..., sink : oracle.shape[-1] - window], -1).cumsum(-1).sum((0, 1))
+                gone = [min(round(r * oracle.shape[-1]), len(least_first)) for r in x]
+                found.append([least_first[n - 1] / least_first[-1] for n in gone])
+        return x, np.mean(found, 0)
 
     def greedy_and_exact(self):
         return results(self.at / "validate.json", "validate", self.record, "-m", "keydiff")["rows"]
