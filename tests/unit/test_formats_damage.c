@@ -208,11 +208,11 @@ static const struct {
     {KVB_FORMAT, "one chunk per layer", ARRAY, SCORES, .array = {F32, 3, three, .chunk = NULL}},
     {KVB_FORMAT, "Fletcher-32", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .no_checksum = true}},
     {KVB_FORMAT, "one chunk per layer", ARRAY, SCORES, .array = {F32, 3, three, .chunk = three}},
-    {KVB_FORMAT, "bytes that are stored", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .not_stored = true}},
+    {KVB_FORMAT, "number of bytes stored", ARRAY, SCORES, .array = {F32, 3, three, .chunk = layer, .not_stored = true}},
     {KVB_FORMAT, "one chunk", ARRAY, "contexts/zeta/token_ids",
      .array = {I32, 1, huge, .chunk = page, .not_stored = true}},
     // Reading this would make up 1 GiB of zeros.
-    {KVB_FORMAT, "bytes that are stored", ARRAY, "contexts/zeta/token_ids",
+    {KVB_FORMAT, "number of bytes stored", ARRAY, "contexts/zeta/token_ids",
      .array = {I32, 1, many, .chunk = many, .not_stored = true}},
     {KVB_FORMAT, "questions/0/oracle", NUMBER, QUESTION, "n_queries", .number = 0},
     {KVB_FORMAT, "questions/0/oracle: is missing", NO_LINK, .at = QUESTION "/oracle"},
