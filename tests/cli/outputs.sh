@@ -17,9 +17,9 @@ fails 'a ranking that is read' 'would be both read and written' profile tiny.ggu
     --metric learned=rank.safetensors -o rank.safetensors --force
 fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
     -o both --dump-kept both.csv
-fails 'one of the files for each metric' 'both read and written' solve run.h5 -m keydiff -o '{metric}.safetensors' --force
-fails 'a record that is merged' 'both read and written' merge run.h5 run.h5 --force
-fails 'a second name of the record' 'both read and written' solve hard.h5 --metric keydiff -o run.h5
+fails 'one of the files for each metric' 'both read and' solve run.h5 -m keydiff -o '{metric}.safetensors' --force
+fails 'a record that is merged' 'both read and' merge run.h5 run.h5 --force
+fails 'a second name of the record' 'both read and' solve hard.h5 --metric keydiff -o run.h5
 fails 'a name that is empty' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ''
 fails 'a folder where names are formed' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ./
 echo 'my notes, of today' >notes

@@ -79,7 +79,7 @@ class Subject:
         return np.array(of_heads).reshape(-1, self.table("snapkv:kvpress", "with").info.n_kv_heads)
 
     def perfect(self):
-        """(pruned shares, loss) of uniform budgets if tokens go in the oracle's order, with KeyDiff's protected tokens."""
+        """(pruned shares, loss) of uniform budgets in the oracle's order, with KeyDiff's protected tokens."""
         x, found = self.losses("keydiff", "uniform")[0], []
         sink, window = (getattr(self.table("keydiff", "with").info, name) for name in ("sink", "window"))
         with h5py.File(self.record) as record:
@@ -176,7 +176,8 @@ def numbers(subjects):
         spread = {split: s.head_losses("keydiff", split) for split in SPLITS}
         out.append(f"| {name} | 1 | importance kept at {a.ratio:.0%}, uniform budgets | {', '.join(kept)} |")
         out.append(f"| {name} | 2a | greedy above exact at 10 % pruned and beyond, at most | {100 * gap:.2g} % |")
-        out.append(f"| {name} | 2b | rank correlation of two texts' budgets, mean | {mean_correlation(s.profiles()):.2f} |")
+        like = mean_correlation(s.profiles())
+        out.append(f"| {name} | 2b | rank correlation of two texts' budgets, mean | {like:.2f} |")
         for number, what, f in (("3", "all layers; the worst layer", lambda x: f"{x.sum():.3f}; {x.sum(1).max():.4f}"),
                                 ("4", "the worst head", lambda x: f"{x.max():.4f}")):
             row = ", ".join(f"{SPLITS[split]} {f(x)}" for split, x in spread.items())
