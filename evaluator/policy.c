@@ -399,7 +399,7 @@ static void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *pi
 }
 
 // Returns the share of a query's sum of |q_c| that the picked channels hold.
-static double hsa_share(const hsa *h, const float *query, const uint32_t *picked, uint32_t k1)
+static float hsa_share(const hsa *h, const float *query, const uint32_t *picked, uint32_t k1)
 {
     double all = 0, some = 0;
     for (uint32_t c = 0; c < h->head_dim; c++) all += fabsf(query[c]);
@@ -428,8 +428,8 @@ static void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, fl
     hsa_channels(h, q, k1, picked);
     memset(out, 0, h->n * sizeof *out);
     for (uint32_t r = 0; r < h->group; r++) {
-        double share = hsa_share(h, q + (size_t)r * h->head_dim, picked, k1);
-        float scale = (float)(sqrt(share) / unit), top = -INFINITY;
+        float share = hsa_share(h, q + (size_t)r * h->head_dim, picked, k1);
+        float scale = (float)(sqrt((double)share) / unit), top = -INFINITY;
         double sum = 0;
         for (uint32_t p = 0; p < pages; p++) {
             scratch[p] = scale > 0 ? hsa_estimate(h, q, r, p, picked, k1) / scale : 0;

@@ -8,6 +8,7 @@ again, so a run can be stopped. Needs matplotlib, h5py, the package kvbudget in 
 KVBUDGET_LIBRARY.
 """
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -62,8 +63,10 @@ class Subject:
             metrics = [word for m in METRICS for word in ("-m", m)]
             run("profile", self.model, *sorted((ROOT / "calib-data").glob("*.jsonl")), "-o", self.record, *metrics,
                 "-q", 8, "--ignore-answers", "--max-tokens", 2048, "--resume")  # fmt: skip
-        self.contexts = [c["id"] for c in json.loads(run("inspect", self.record, "--json"))["contexts"]]
+        shown = json.loads(run("inspect", self.record, "--json"))
+        self.contexts, self.n_kv_heads = [c["id"] for c in shown["contexts"]], shown["n_kv_heads"]
 
+    @functools.cache
     def study(self, metric):
         return results(self.at / f"ablation-{metric[:6]}.json", "solve", self.record, "-m", metric, "--ablation")
 
@@ -76,8 +79,9 @@ class Subject:
         """[L, G] at --ratio."""
         found = self.study(metric)["details"][0]
         of_heads = found["head_loss"][split][int(np.argmin(np.abs(np.array(found["ratios"]) - a.ratio)))]
-        return np.array(of_heads).reshape(-1, self.table("snapkv:kvpress", "with").info.n_kv_heads)
+        return np.array(of_heads).reshape(-1, self.n_kv_heads)
 
+    @functools.cache
     def perfect(self):
         """(pruned shares, loss) of uniform budgets in the oracle's order, with KeyDiff's protected tokens."""
         x, found = self.losses("keydiff", "uniform")[0], []
@@ -105,9 +109,12 @@ class Subject:
         rows = [self.table("keydiff", c).prune_ratios[round(100 * a.ratio) - 1].ravel() for c in self.contexts]
         return np.array(rows)
 
-    def n_tokens(self, text):
-        tool = pathlib.Path(PROGRAM).parent / "tests/tokens"
-        return len(subprocess.check_output([tool, self.model, text, "--bos", "auto"]).split())
+    @functools.cached_property
+    def texts(self):
+        """Those of calib-data/eval that `eval` can take, with a context of 2,048 tokens and the next 64."""
+        tool = [pathlib.Path(PROGRAM).parent / "tests/tokens", self.model]
+        texts = sorted((ROOT / "calib-data/eval").glob("*.txt"))
+        return [t for t in texts if len(subprocess.check_output([*tool, t, "--bos", "auto"]).split()) >= 2112]
 
     def ablation(self, metric):
         """{split: [KL, score of each task]} with the table that knows how well the metric ranks, and without."""
@@ -116,12 +123,12 @@ class Subject:
             self.table(metric, which)
             tables.append(f"{which}={self.at / f'{which}-{metric[:6]}.safetensors'}")
         splits = ["-a", "uniform", "-a", "pyramid", "-a", "ada", "-r", a.ratio]
-        texts = [t for t in sorted((ROOT / "calib-data/eval").glob("*.txt")) if self.n_tokens(t) >= 2112]
-        worth = results(self.at / f"eval-{metric[:6]}.json", "eval", self.model, *tables, *texts, *splits)
+        worth = results(self.at / f"eval-{metric[:6]}-{a.ratio}.json", "eval", self.model, *tables, *self.texts,
+                        *splits)  # fmt: skip
         out = {r["allocator"]: [r["kl"]] for r in worth["rows"] if r["allocator"]}
         words = [word for t in TASKS for word in ("-k", t)]
-        asked = results(self.at / f"task-{metric[:6]}.json", "task", self.model, *tables, *words, "-t", 1000,
-                        "-c", a.samples, *splits)["rows"]  # fmt: skip
+        asked = results(self.at / f"task-{metric[:6]}-{a.ratio}-{a.samples}.json", "task", self.model, *tables, *words,
+                        "-t", 1000, "-c", a.samples, *splits)["rows"]  # fmt: skip
         for row in asked:
             out.setdefault(row["allocator"] or "full", [0.0]).append(100 * row["score"])
         return out
