@@ -81,9 +81,11 @@ kvb_status kvb_growth_budgets(const kvb_table *table, const kvb_growth *g, uint3
     opt.strict |= !g->loose && (cut_at || g->interval);
     kvb_status status = budgets_for(table, ratio, n, &opt, keep, cap, &sum, err);
     uint64_t wanted = (uint64_t)g->target_size * info->n_budgeted * info->n_kv_heads;
-    if (status == KVB_OK && wanted && sum.total > wanted) // the last rows prune less than that
-        status = budgets_for(table, ratio, (uint32_t)((double)n * (double)wanted / (double)sum.total), &opt, keep, cap,
-                             &sum, err);
+    while (status == KVB_OK && wanted && sum.total > wanted) { // the last rows prune less than that
+        uint32_t less = (uint32_t)((double)n * (double)wanted / (double)sum.total);
+        n = less < n ? less : n - 1;
+        status = budgets_for(table, ratio, n, &opt, keep, cap, &sum, err);
+    }
     if (status != KVB_OK) return status;
     for (size_t h = 0; h < (size_t)info->n_layers * info->n_kv_heads; h++) keep[h] += hold;
     if (out) *out = sum;

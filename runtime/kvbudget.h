@@ -427,7 +427,8 @@ KVB_API int kvb_growth_due(const kvb_growth *growth, uint32_t n_tokens, uint32_t
 //   cut_at    0 as long as no token has been evicted
 //   keep      [n_layers, n_kv_heads], the result; cap is the number of elements that it has room for
 //   out       NULL, or gets kvb_budgets_summarize() of the counts without the newest buffer - interval rows
-// Takes as long as kvb_budgets(), or twice as long, and fails as it does; `keep` is then undefined.
+// With a target_size, all heads together never keep more than it allows. Takes as long as kvb_budgets(), or a few calls
+// of it, and fails as it does; `keep` is then undefined.
 KVB_API kvb_status kvb_growth_budgets(const kvb_table *table, const kvb_growth *growth, uint32_t n_tokens,
                                       uint32_t cut_at, uint32_t *keep, size_t cap, kvb_budget_summary *out,
                                       kvb_error *err);

@@ -1,0 +1,131 @@
+"""Judges the defaults of `learn` and `solve` on models that they were not chosen on.
+
+usage: leave_one_out.py measure KVBUDGET MODEL FOLDER [--calibrate TEXT...] [--judge TEXT...]
+       leave_one_out.py report FOLDER... [--csv FILE]
+measure: texts are read once as `tune` reads them, then every choice of every default is varied alone: a ranking is
+learned, a table solved, and tokens are really evicted on the texts that judge (default: those of calib-data). Whatever
+is in FOLDER is not made again.
+report: the score of a choice is its KL relative to the default's, as a geometric mean over 50, 80, 90 and 95 %. For
+each model: what the default has relative to the choice that is best there, and what the choice has that is best on
+average over the other models. 1 means that nothing was lost; with only so many texts, 1.1 is often chance.
+"""
+
+import argparse
+import csv
+import math
+import pathlib
+import re
+import subprocess
+
+FEATURES = ("keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm")
+RATIOS = (0.5, 0.8, 0.9, 0.95)
+RANKINGS = {
+    "learned": "--all-features --target mean",
+    "max": "--all-features --target max",
+    "searched": "--target mean",
+    "own": "--all-features --target mean --own",
+    "ridge0.001": "--all-features --target mean --lambda 0.001",
+    "ridge0.1": "--all-features --target mean --lambda 0.1",
+}
+# default: its choices, the one in use first, each a ranking, options of solve, and what goes behind the table in eval
+BASE, IMPORTANCE = ("learned", "", ""), ("learned", "--loss importance --window 16", "")
+CHOICES = {
+    "loss": {"output": BASE, "importance": IMPORTANCE},
+    "aggregate": {"mean_loss": BASE} | {x: ("learned", f"--aggregate {x}", "") for x in ("mean_ratio", "worst",
+                                                                                       "cvar:0.2")},
+    "shrink": {"0.1": BASE} | {x: ("learned", f"--shrink {x}", "") for x in ("0", "0.3")},
+    "protection": {"as solved": BASE, "strict": ("learned", "", ":strict")},
+    "window": {"16": IMPORTANCE} | {x: ("learned", f"--loss importance --window {x}", "") for x in ("1", "64")},
+    "target": {"mean": IMPORTANCE, "max": ("max", "--loss importance --window 16", "")},
+    "features": {"all": IMPORTANCE} | {x: (x, "--loss importance --window 16", "") for x in ("searched", "own")},
+    "lambda": {"held out": IMPORTANCE} | {x: (f"ridge{x}", "--loss importance --window 16", "")
+                                          for x in ("0.001", "0.1")},
+}
+
+
+def plain(name):
+    return re.sub("[:. ]", "", name)
+
+
+def measure(a):
+    calib = pathlib.Path(__file__).parents[2] / "calib-data"
+    work = pathlib.Path(a.files[2])
+    work.mkdir(parents=True, exist_ok=True)
+
+    def make(name, *command):
+        if not (work / name).exists():
+            subprocess.run([a.files[0], *map(str, command)], cwd=work, check=True)
+
+    model = pathlib.Path(a.files[1]).resolve()
+    texts = [pathlib.Path(x).resolve() for x in a.calibrate or sorted((calib / "plain").glob("*.txt"))]
+    kept = [pathlib.Path(x).resolve() for x in a.judge or sorted((calib / "eval").glob("*.txt"))]
+    kept = [x for x in kept if not subprocess.run([a.files[0], "calib", model, x, "-o", work / "kept.jsonl", "--force",
+                                                   "--continue", "1"], capture_output=True).returncode]  # long enough
+    curves = "--curves --gain-rows 48 --curve-queries 128".split()
+    make("calib.jsonl", "calib", model, *texts, "-o", "calib.jsonl", "--continue", 1, "-n", 129)
+    make("run.h5", "profile", model, "calib.jsonl", "-o", "run.h5", *(f"--metric={x}" for x in FEATURES), *curves)
+    for name, options in RANKINGS.items():
+        make(f"{name}.safetensors", "learn", "run.h5", "-o", f"{name}.safetensors", *options.split(),
+             *(f"--feature={x}" for x in FEATURES))
+    learned = "--metric=learned=learned.safetensors"
+    make("added", "profile", model, "--add", "-o", "run.h5", learned, "--window", 16, *curves)
+    (work / "added").touch()
+    tables = []
+    for default, choices in CHOICES.items():
+        for choice, (ranking, options, behind) in choices.items():
+            name = plain(f"{default}-{choice}")
+            make(f"{name}.safetensors", "solve", "run.h5", f"--metric=learned={ranking}.safetensors", "--alone",
+                 *options.split(), "-o", f"{name}.safetensors")
+            if choice != next(iter(choices)) or default in ("loss", "window"):  # the other first ones are these
+                tables.append(f"{name}={name}.safetensors{behind}")
+    windows = {"kl": [x for x in tables if not x.startswith("window-") or x.startswith("window-16=")],
+               "kl-1": ["window-1=window-1.safetensors"], "kl-64": ["window-64=window-64.safetensors"]}
+    for name, some in windows.items():  # one run of eval protects the same tokens everywhere
+        make(f"{name}.csv", "eval", model, *some, *kept, "--allocator", "none", "--ratio", ",".join(map(str, RATIOS)),
+             "--tokens", 2048, "-o", name)
+
+
+def scores(folder):
+    """Returns, for each default, the score of each of its choices on one model."""
+    kl = {(row["allocator"], float(row["ratio"])): float(row["kl"])
+          for path in pathlib.Path(folder).glob("kl*.csv") for row in csv.DictReader(open(path))}
+
+    def score(name, base):
+        logs = [math.log(kl[name, r] / kl[base, r]) for r in RATIOS]
+        return sum(logs) / len(logs)
+
+    found = {}
+    for default, choices in CHOICES.items():
+        first, *others = choices
+        base = "loss-output" if choices[first] is BASE else "window-16"
+        found[default] = {first: 0.0} | {x: score(plain(f"{default}-{x}"), base) for x in others}
+    return found
+
+
+def report(a):
+    models = {pathlib.Path(x).name: scores(x) for x in a.files}
+    lines = [("default", "model", "in_use", "in_use_to_best", "chosen_on_the_others", "chosen_to_best",
+              "best", *("score",) * 4)]
+    for default, choices in CHOICES.items():
+        for name, found in models.items():
+            own = found[default]
+            others = [x[default] for key, x in models.items() if key != name]
+            chosen = min(choices, key=lambda x: sum(other[x] for other in others))
+            best = min(own, key=own.get)
+            lines.append((default, name, next(iter(choices)), f"{math.exp(-own[best]):.2f}", chosen,
+                          f"{math.exp(own[chosen] - own[best]):.2f}", best,
+                          *(f"{x} {math.exp(own[x]):.2f}" for x in choices)))
+    for line in lines:
+        print("  ".join(line))
+    if a.csv:
+        csv.writer(open(a.csv, "w", newline=""), lineterminator="\n").writerows(lines)
+
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("act", choices=("measure", "report"))
+p.add_argument("files", nargs="+")
+p.add_argument("--calibrate", nargs="+")
+p.add_argument("--judge", nargs="+")
+p.add_argument("--csv")
+arguments = p.parse_args()
+{"measure": measure, "report": report}[arguments.act](arguments)
