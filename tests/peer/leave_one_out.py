@@ -21,7 +21,6 @@ FEATURES = ("keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm")
 RATIOS = (0.5, 0.8, 0.9, 0.95)
 RANKINGS = {
     "learned": "--all-features --target mean",
-    "max": "--all-features --target max",
     "searched": "--target mean",
     "own": "--all-features --target mean --own",
     "ridge0.001": "--all-features --target mean --lambda 0.001",
@@ -36,7 +35,6 @@ CHOICES = {
     "shrink": {"0.1": BASE} | {x: ("learned", f"--shrink {x}", "") for x in ("0", "0.3")},
     "protection": {"as solved": BASE, "strict": ("learned", "", ":strict")},
     "window": {"16": IMPORTANCE} | {x: ("learned", f"--loss importance --window {x}", "") for x in ("1", "64")},
-    "target": {"mean": IMPORTANCE, "max": ("max", "--loss importance --window 16", "")},
     "features": {"all": IMPORTANCE} | {x: (x, "--loss importance --window 16", "") for x in ("searched", "own")},
     "lambda": {"held out": IMPORTANCE} | {x: (f"ridge{x}", "--loss importance --window 16", "")
                                           for x in ("0.001", "0.1")},
@@ -86,7 +84,7 @@ def measure(a):
 
 
 def scores(folder):
-    """Returns, for each default, the score of each of its choices on one model."""
+    """Returns, for each default whose choices were all measured, the score of each of them on one model."""
     kl = {(row["allocator"], float(row["ratio"])): float(row["kl"])
           for path in pathlib.Path(folder).glob("kl*.csv") for row in csv.DictReader(open(path))}
 
@@ -98,18 +96,19 @@ def scores(folder):
     for default, choices in CHOICES.items():
         first, *others = choices
         base = "loss-output" if choices[first] is BASE else "window-16"
-        found[default] = {first: 0.0} | {x: score(plain(f"{default}-{x}"), base) for x in others}
+        if all((plain(f"{default}-{x}"), r) in kl for x in others for r in RATIOS):
+            found[default] = {first: 0.0} | {x: score(plain(f"{default}-{x}"), base) for x in others}
     return found
 
 
 def report(a):
     models = {pathlib.Path(x).name: scores(x) for x in a.files}
     lines = [("default", "model", "in_use", "in_use_to_best", "chosen_on_the_others", "chosen_to_best",
-              "best", *("score",) * 4)]
+              "best", *(f"choice_{i}" for i in range(1, 5)))]
     for default, choices in CHOICES.items():
-        for name, found in models.items():
-            own = found[default]
-            others = [x[default] for key, x in models.items() if key != name]
+        known = {name: found[default] for name, found in models.items() if default in found}
+        for name, own in known.items():
+            others = [x for key, x in known.items() if key != name]
             chosen = min(choices, key=lambda x: sum(other[x] for other in others))
             best = min(own, key=own.get)
             lines.append((default, name, next(iter(choices)), f"{math.exp(-own[best]):.2f}", chosen,
