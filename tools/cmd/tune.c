@@ -284,7 +284,8 @@ static const char *judged(const tune_command *c)
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    size_t searched = c->seconds > 0 ? SEARCH_TEXTS : 1;
+    uint64_t evaluations = c->seconds > 0 ? evaluations_in_time(c) : 1;
+    size_t searched = evaluations > 1 ? SEARCH_TEXTS : 1;
     add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
     for (size_t i = 0; i < c->texts.count && searched; i++) {
         if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
@@ -293,7 +294,7 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     }
     add_texts(&w, c, PART_SELECT, "--select");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
-    add_word(&w, "--evaluations=%" PRIu64, c->seconds > 0 ? evaluations_in_time(c) : 1);
+    add_word(&w, "--evaluations=%" PRIu64, evaluations);
     if (c->refit) add_words(&w, c, "--refit");
     add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
     return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
