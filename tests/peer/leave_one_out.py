@@ -27,22 +27,22 @@ RANKINGS = {
     "ridge0.1": "--all-features --target mean --lambda 0.1",
 }
 # default: its choices, the one in use first, each a ranking, options of solve, and what goes behind the table in eval
-BASE, IMPORTANCE = ("learned", "", ""), ("learned", "--loss importance --window 16", "")
+OUTPUT, IMPORTANCE = ("learned", "", ""), ("learned", "--loss importance --window 16", "")
 CHOICES = {
-    "loss": {"output": BASE, "importance": IMPORTANCE},
-    "aggregate": {"mean_loss": BASE} | {x: ("learned", f"--aggregate {x}", "") for x in ("mean_ratio", "worst",
-                                                                                       "cvar:0.2")},
-    "shrink": {"0.1": BASE} | {x: ("learned", f"--shrink {x}", "") for x in ("0", "0.3")},
-    "protection": {"as solved": BASE, "strict": ("learned", "", ":strict")},
+    "loss": {"output": OUTPUT, "importance": IMPORTANCE},
+    "aggregate": {"mean_loss": OUTPUT} | {x: ("learned", f"--aggregate {x}", "")
+                                          for x in ("mean_ratio", "worst", "cvar:0.2")},
+    "shrink": {"0.1": OUTPUT} | {x: ("learned", f"--shrink {x}", "") for x in ("0", "0.3")},
+    "protection": {"as solved": OUTPUT, "strict": ("learned", "", ":strict")},
     "window": {"16": IMPORTANCE} | {x: ("learned", f"--loss importance --window {x}", "") for x in ("1", "64")},
-    "features": {"all": IMPORTANCE} | {x: (x, "--loss importance --window 16", "") for x in ("searched", "own")},
-    "lambda": {"held out": IMPORTANCE} | {x: (f"ridge{x}", "--loss importance --window 16", "")
-                                          for x in ("0.001", "0.1")},
+    "features": {"all": IMPORTANCE} | {x: (x, *IMPORTANCE[1:]) for x in ("searched", "own")},
+    "lambda": {"held out": IMPORTANCE} | {x: (f"ridge{x}", *IMPORTANCE[1:]) for x in ("0.001", "0.1")},
 }
 
 
-def plain(name):
-    return re.sub("[:. ]", "", name)
+def name_of(choice):
+    """Returns the name of a choice's table. What several defaults have in common is measured once."""
+    return "-".join(["table", *re.findall("[a-z0-9_]+", " ".join(choice))])
 
 
 def measure(a):
@@ -68,18 +68,15 @@ def measure(a):
     learned = "--metric=learned=learned.safetensors"
     make("added", "profile", model, "--add", "-o", "run.h5", learned, "--window", 16, *curves)
     (work / "added").touch()
-    tables = []
-    for default, choices in CHOICES.items():
-        for choice, (ranking, options, behind) in choices.items():
-            name = plain(f"{default}-{choice}")
-            make(f"{name}.safetensors", "solve", "run.h5", f"--metric=learned={ranking}.safetensors", "--alone",
-                 *options.split(), "-o", f"{name}.safetensors")
-            if choice != next(iter(choices)) or default in ("loss", "window"):  # the other first ones are these
-                tables.append(f"{name}={name}.safetensors{behind}")
-    windows = {"kl": [x for x in tables if not x.startswith("window-") or x.startswith("window-16=")],
-               "kl-1": ["window-1=window-1.safetensors"], "kl-64": ["window-64=window-64.safetensors"]}
-    for name, some in windows.items():  # one run of eval protects the same tokens everywhere
-        make(f"{name}.csv", "eval", model, *some, *kept, "--allocator", "none", "--ratio", ",".join(map(str, RATIOS)),
+    evals = {"kl": [], "kl-1": [], "kl-64": []}  # one run of eval protects the same tokens everywhere
+    for choice in dict.fromkeys(x for choices in CHOICES.values() for x in choices.values()):
+        (ranking, options, behind), name = choice, name_of(choice)
+        make(f"{name}.safetensors", "solve", "run.h5", f"--metric=learned={ranking}.safetensors", "--alone",
+             *options.split(), "-o", f"{name}.safetensors")
+        window = re.search("window (1|64)$", options)
+        evals[f"kl-{window[1]}" if window else "kl"].append(f"{name}={name}.safetensors{behind}")
+    for name, tables in evals.items():
+        make(f"{name}.csv", "eval", model, *tables, *kept, "--allocator", "none", "--ratio", ",".join(map(str, RATIOS)),
              "--tokens", 2048, "-o", name)
 
 
@@ -88,17 +85,13 @@ def scores(folder):
     kl = {(row["allocator"], float(row["ratio"])): float(row["kl"])
           for path in pathlib.Path(folder).glob("kl*.csv") for row in csv.DictReader(open(path))}
 
-    def score(name, base):
-        logs = [math.log(kl[name, r] / kl[base, r]) for r in RATIOS]
+    def score(choice, base):
+        logs = [math.log(kl[name_of(choice), r] / kl[name_of(base), r]) for r in RATIOS]
         return sum(logs) / len(logs)
 
-    found = {}
-    for default, choices in CHOICES.items():
-        first, *others = choices
-        base = "loss-output" if choices[first] is BASE else "window-16"
-        if all((plain(f"{default}-{x}"), r) in kl for x in others for r in RATIOS):
-            found[default] = {first: 0.0} | {x: score(plain(f"{default}-{x}"), base) for x in others}
-    return found
+    return {default: {x: score(choice, next(iter(choices.values()))) for x, choice in choices.items()}
+            for default, choices in CHOICES.items()
+            if all((name_of(x), r) in kl for x in choices.values() for r in RATIOS)}
 
 
 def report(a):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From nothing to a table: the default model, and what `kvbudget tune` makes for it in two minutes. Called by `make
-# quickstart`, which has installed what is needed and built the program. What is done is not done again.
+# From nothing to a table: the default model, and what `kvbudget tune` makes for it in about two minutes. Called by
+# `make quickstart`, which has installed what is needed and built the program. What is done is not done again.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -16,7 +16,7 @@ step '1. The model'
 MODEL=$(tools/scripts/get-model.sh)
 echo "$MODEL"
 
-step '2. A table for it, in two minutes: which tokens each head keeps, and how many, for 99 compression ratios'
+step '2. A table for it, in about two minutes: which tokens each head keeps, and how many, for 99 compression ratios'
 "$KVB" tune "$MODEL" -o "${TABLE%.safetensors}" --time 2min
 
 step '3. What an engine would get for a context of 4096 tokens, 80 % pruned'
