@@ -458,8 +458,8 @@ typedef struct kvb_ranking_info {
     const char *name; // "learned:" and 12 digits of its SHA-256: the metric of tables that were made with it
     uint32_t n_layers, n_kv_heads;
     uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
-    uint32_t n_columns;  // P, the number of weights of a head: 2 F + 2, or 3 F + 2 with layer_mean. They are for z and
-                         // z|z| of each feature; with layer_mean, the mean of z of each; recency; and a constant
+    uint32_t n_columns;  // P, the number of weights of a head: for z and z|z| of each feature; with layer_mean for the
+                         // mean of z of each; if frozen, mean and 1 / deviation of each; for recency; and a constant
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
     const int *logarithm;       // [F] nonzero if the feature is the logarithm of the score
     uint32_t sink;            // how many first tokens are left out of means and deviations; pass it to kvb_select() too
@@ -467,6 +467,8 @@ typedef struct kvb_ranking_info {
     const char *about;        // how it was fitted, text of a JSON object
     const double *weights;    // [n_layers, n_kv_heads, P]
     int layer_mean;           // nonzero if a head's scores also depend on the other KV heads of its layer
+    int frozen;               // nonzero if means and deviations are those of the calibration, so that a token's score
+                              // stays the same when others are evicted
 } kvb_ranking_info;
 
 // Reads a ranking from the file that `kvbudget learn` wrote, or from a table that carries one. The second function
@@ -484,8 +486,8 @@ KVB_API const kvb_ranking_info *kvb_ranking_about(const kvb_ranking *ranking);
 KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 
 // Computes the scores of one head's tokens by the table's ranking, for kvb_select(). Let x be a token's score by metric
-// f, or the logarithm of max(score, 1e-12), and z = (x - mean) / deviation, taken over the tokens sink to T - 1; z is 0
-// for the sinks. Then
+// f, or the logarithm of max(score, 1e-12), and z = (x - mean) / deviation, taken over the tokens sink to T - 1, or if
+// the ranking is frozen over those of the calibration; z is 0 for the sinks. Then
 //     out[j] = sum over f of (w_f z + w'_f z |z|)  -  w_r log(T - j)  +  w_1
 //   features  [F] pointers to the scores [n_tokens] of the ranking's metrics, in its order
 //   out       [n_tokens], the result; must not overlap the features

@@ -40,55 +40,21 @@ kvb_status kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, u
     return KVB_OK;
 }
 
-kvb_status kvb_rank_weights(const double *weights, uint32_t n_features, const int *logarithm, uint32_t sink,
-                            const float *const *features, uint32_t n_tokens, float *out, const char *name,
-                            kvb_error *err)
-{
-    double mean[KVB_RANK_FEATURES_MAX], scale[KVB_RANK_FEATURES_MAX];
-    for (uint32_t f = 0; f < n_features; f++) {
-        uint32_t bad = 0;
-        if (kvb_rank_moments(features[f], logarithm[f], sink, n_tokens, &mean[f], &scale[f], &bad)) {
-            return kvb_fail(err, KVB_NUMERIC, "%s: feature %u, token %u: expected a finite score, found %g", name,
-                            (unsigned)f, (unsigned)bad, (double)features[f][bad]);
-        }
-    }
-    double recency = weights[2 * n_features], constant = weights[2 * n_features + 1];
-    for (uint32_t j = 0; j < n_tokens; j++) {
-        double sum = constant - recency * log((double)(n_tokens - j));
-        for (uint32_t f = 0; j >= sink && f < n_features; f++) {
-            double z = (kvb_rank_value(features[f][j], logarithm[f]) - mean[f]) * scale[f];
-            sum += z * (weights[2 * f] + weights[2 * f + 1] * fabs(z));
-        }
-        out[j] = (float)sum;
-    }
-    return KVB_OK;
-}
-
-static const double *fold_weights(const kvb_ranking *r, uint32_t fold, size_t head)
-{
-    size_t n_heads = (size_t)r->info.n_layers * r->info.n_kv_heads;
-    return r->weights + (fold * n_heads + head) * r->info.n_columns;
-}
-
-kvb_status kvb_rank_fold(const kvb_ranking *r, uint32_t fold, size_t head, const float *const *features,
-                         uint32_t n_tokens, float *out, kvb_error *err)
-{
-    return kvb_rank_weights(fold_weights(r, fold, head), r->info.n_features, r->logarithm, r->info.sink, features,
-                            n_tokens, out, r->info.name, err);
-}
-
-// Adds feature f's part to the scores of all heads of a layer: from a head's z, and from the mean z. weights [G, P].
-static kvb_status add_feature(const kvb_ranking *r, const double *weights, uint32_t f, const float *scores,
+// Adds feature f's part to the scores out [G, T]: from a head's z, and with layer_mean from the mean z of the G heads.
+// weights [G, P], columns as in kvb_ranking_info; scores [G, T].
+static kvb_status add_feature(const kvb_ranking *r, const double *weights, uint32_t G, uint32_t f, const float *scores,
                               uint32_t n_tokens, float *out, kvb_error *err)
 {
     double mean[KVB_MAX_KV_HEADS], scale[KVB_MAX_KV_HEADS];
-    uint32_t G = r->info.n_kv_heads, P = r->info.n_columns, bad = 0;
+    uint32_t F = r->info.n_features, P = r->info.n_columns, bad = 0;
     for (uint32_t g = 0; g < G; g++) {
         const float *own = scores + (size_t)g * n_tokens;
+        const double *frozen = weights + (size_t)(g + 1) * P - 2 - 2 * F + 2 * f;
         if (kvb_rank_moments(own, r->logarithm[f], r->info.sink, n_tokens, &mean[g], &scale[g], &bad)) {
             return kvb_fail(err, KVB_NUMERIC, "%s: feature %u, head %u, token %u: expected a finite score, found %g",
                             r->info.name, (unsigned)f, (unsigned)g, (unsigned)bad, (double)own[bad]);
         }
+        if (r->info.frozen) mean[g] = frozen[0], scale[g] = frozen[1];
     }
     for (uint32_t j = r->info.sink; j < n_tokens; j++) {
         double sum = 0;
@@ -99,29 +65,25 @@ static kvb_status add_feature(const kvb_ranking *r, const double *weights, uint3
             sum += z;
             out[i] += (float)(z * (w[0] + w[1] * fabs(z)));
         }
-        for (uint32_t g = 0; g < G; g++)
-            out[(size_t)g * n_tokens + j] += (float)(weights[(size_t)g * P + 2 * r->info.n_features + f] * sum / G);
+        for (uint32_t g = 0; r->info.layer_mean && g < G; g++)
+            out[(size_t)g * n_tokens + j] += (float)(weights[(size_t)g * P + 2 * F + f] * sum / G);
     }
     return KVB_OK;
 }
 
-kvb_status kvb_rank_layer_fold(const kvb_ranking *r, uint32_t fold, uint32_t layer, const float *const *features,
-                               uint32_t n_tokens, float *out, kvb_error *err)
+kvb_status kvb_rank_heads(const kvb_ranking *r, uint32_t fold, size_t head, uint32_t n_heads,
+                          const float *const *features, uint32_t n_tokens, float *out, kvb_error *err)
 {
-    uint32_t G = r->info.n_kv_heads, F = r->info.n_features, P = r->info.n_columns;
-    const double *weights = fold_weights(r, fold, (size_t)layer * G);
+    size_t P = r->info.n_columns, all = (size_t)r->info.n_layers * r->info.n_kv_heads;
+    const double *weights = r->weights + (fold * all + head) * P;
     kvb_status status = KVB_OK;
-    for (uint32_t g = 0; g < G && status == KVB_OK; g++) {
-        const float *of_head[KVB_RANK_FEATURES_MAX];
-        const double *w = weights + (size_t)g * P;
-        float *own = out + (size_t)g * n_tokens;
-        for (uint32_t f = 0; f < F; f++) of_head[f] = features[f] + (size_t)g * n_tokens;
-        if (!r->info.layer_mean) status = kvb_rank_fold(r, fold, (size_t)layer * G + g, of_head, n_tokens, own, err);
-        for (uint32_t j = 0; r->info.layer_mean && j < n_tokens; j++)
-            own[j] = (float)(w[P - 1] - w[P - 2] * log((double)(n_tokens - j)));
+    for (uint32_t g = 0; g < n_heads; g++) {
+        const double *last = weights + (g + 1) * P - 2; // recency, constant
+        for (uint32_t j = 0; j < n_tokens; j++)
+            out[(size_t)g * n_tokens + j] = (float)(last[1] - last[0] * log((double)(n_tokens - j)));
     }
-    for (uint32_t f = 0; r->info.layer_mean && f < F && status == KVB_OK; f++)
-        status = add_feature(r, weights, f, features[f], n_tokens, out, err);
+    for (uint32_t f = 0; f < r->info.n_features && status == KVB_OK; f++)
+        status = add_feature(r, weights, n_heads, f, features[f], n_tokens, out, err);
     return status;
 }
 
@@ -175,15 +137,23 @@ static kvb_status read_features(kvb_ranking *r, const char *name, kvb_error *err
     return status;
 }
 
-// Reads layer_mean, which older rankings do not have, and derives the number of columns.
+// Reads an entry that is true, false or missing.
+static kvb_status read_flag(int *out, const kvb_ranking *r, const char *key, const char *name, kvb_error *err)
+{
+    const cJSON *flag = cJSON_GetObjectItemCaseSensitive(r->tree, key);
+    if (flag && !cJSON_IsBool(flag))
+        return kvb_fail(err, KVB_FORMAT, "%s: metadata \"ranking\": %s: expected true or false", name, key);
+    *out = cJSON_IsTrue(flag);
+    return KVB_OK;
+}
+
+// Reads layer_mean and frozen, which older rankings do not have, and derives the number of columns.
 static kvb_status read_form(kvb_ranking *r, const char *name, kvb_error *err)
 {
-    const cJSON *mean = cJSON_GetObjectItemCaseSensitive(r->tree, "layer_mean");
-    if (mean && !cJSON_IsBool(mean))
-        return kvb_fail(err, KVB_FORMAT, "%s: metadata \"ranking\": layer_mean: expected true or false", name);
-    r->info.layer_mean = cJSON_IsTrue(mean);
-    r->info.n_columns = (r->info.layer_mean ? 3 : 2) * r->info.n_features + 2;
-    return KVB_OK;
+    kvb_status status = read_flag(&r->info.layer_mean, r, "layer_mean", name, err);
+    if (!status) status = read_flag(&r->info.frozen, r, "frozen", name, err);
+    r->info.n_columns = (2u + !!r->info.layer_mean + 2u * !!r->info.frozen) * r->info.n_features + 2;
+    return status;
 }
 
 static bool is_hash(const cJSON *item)

@@ -28,16 +28,11 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
 // if no fold has it: then nothing was fitted to this context, and the weights of all texts (fold 0) are honest too.
 uint32_t kvb_ranking_fold(const kvb_ranking *r, const char *context_sha256);
 
-// kvb_rank_layer() with a fold's weights.
-kvb_status kvb_rank_layer_fold(const kvb_ranking *r, uint32_t fold, uint32_t layer, const float *const *features,
-                               uint32_t n_tokens, float *out, kvb_error *err);
-// kvb_rank() with a fold's weights; head = l * G + g. Not for rankings with layer_mean.
-kvb_status kvb_rank_fold(const kvb_ranking *r, uint32_t fold, size_t head, const float *const *features,
-                         uint32_t n_tokens, float *out, kvb_error *err);
-// The same with weights [2 F + 2] that are not in a ranking yet. `name` is for messages.
-kvb_status kvb_rank_weights(const double *weights, uint32_t n_features, const int *logarithm, uint32_t sink,
-                            const float *const *features, uint32_t n_tokens, float *out, const char *name,
-                            kvb_error *err);
+// Ranks n_heads KV heads from `head` = l G + g on, with a fold's weights: all heads of a layer as kvb_rank_layer()
+// does, or fewer without layer_mean.
+//   features  [F] pointers to scores [n_heads, n_tokens]; out [n_heads, n_tokens]
+kvb_status kvb_rank_heads(const kvb_ranking *r, uint32_t fold, size_t head, uint32_t n_heads,
+                          const float *const *features, uint32_t n_tokens, float *out, kvb_error *err);
 
 // Returns a feature's score, or its logarithm.
 double kvb_rank_value(float score, int logarithm);

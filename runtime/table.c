@@ -776,7 +776,9 @@ kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *c
                           float *out, kvb_error *err)
 {
     kvb_status status = check_arguments("kvb_rank_layer", table, layer, 0, features, out, err);
-    return status ? status : kvb_rank_layer_fold(table->ranking, 0, layer, features, n_tokens, out, err);
+    if (status) return status;
+    uint32_t G = table->ranking->info.n_kv_heads;
+    return kvb_rank_heads(table->ranking, 0, (size_t)layer * G, G, features, n_tokens, out, err);
 }
 
 kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
@@ -791,5 +793,5 @@ kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const
                         "kvb_rank_layer()",
                         table->name);
     }
-    return kvb_rank_fold(r, 0, (size_t)layer * r->info.n_kv_heads + head, features, n_tokens, out, err);
+    return kvb_rank_heads(r, 0, (size_t)layer * r->info.n_kv_heads + head, 1, features, n_tokens, out, err);
 }

@@ -89,6 +89,7 @@ static kvb_status standardise(learn_text *t, const learned *l, size_t k, kvb_err
             failed = row < failed ? row : failed;
             continue;
         }
+        if (l->options.frozen) mean = l->moments[2 * row], scale = l->moments[2 * row + 1];
         for (size_t j = 0; j < T; j++) z[j] = j < sink ? 0 : (float)((kvb_rank_value(s[j], logarithm) - mean) * scale);
     }
     if (failed == SIZE_MAX) return KVB_OK;
@@ -156,6 +157,36 @@ static kvb_status find_signs(learned *l, learn_text *t, kvb_error *err)
         for (size_t i = 0; i < l->from->n_metrics * n && status == KVB_OK; i++)
             if (t->plain[i] < 0) l->logarithm[i / n] = 0;
     }
+    return status;
+}
+
+// Takes the mean and 1 / deviation of every row of scores [T] over all texts, which count alike, however long they are.
+static kvb_status gather_moments(learned *l, learn_text *t, kvb_error *err)
+{
+    size_t rows = l->from->n_metrics * shape_heads(&t->shape);
+    kvb_status status = KVB_OK;
+    l->moments = need(2 * rows, sizeof *l->moments, "means and deviations");
+    double *sum = need(2 * rows, sizeof *sum, "means and deviations"); // of means; of variances and squares of means
+    for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
+        status = read_scores(t, l, k, err);
+        for (size_t row = 0; row < rows && status == KVB_OK; row++) {
+            double mean, scale;
+            uint32_t T = t->shape.n_tokens, bad;
+            if (kvb_rank_moments(t->plain + row * T, l->logarithm[row / shape_heads(&t->shape)], t->shape.sink, T,
+                                 &mean, &scale, &bad) != KVB_OK)
+                continue; // standardise() says so
+            sum[2 * row] += mean;
+            sum[2 * row + 1] += mean * mean + (scale > 0 ? 1 / (scale * scale) : 0);
+        }
+    }
+    for (size_t row = 0; row < rows; row++) {
+        double n = (double)l->from->n_contexts, mean = sum[2 * row] / n, square = sum[2 * row + 1] / n;
+        double variance = square - mean * mean;
+        if (!(variance > 1e-12 * square)) continue; // says nothing: 0 and 0, as in kvb_rank_moments()
+        l->moments[2 * row] = mean;
+        l->moments[2 * row + 1] = 1 / sqrt(variance);
+    }
+    free(sum);
     return status;
 }
 
@@ -497,19 +528,41 @@ static kvb_status search_settings(ranking_fit *f, uint32_t set, kvb_error *err)
     return status;
 }
 
+// Number of columns of a head in the file.
+static uint32_t written_columns(const learned *l)
+{
+    return column_count(l->n_features, l->options.layer_mean) + (l->options.frozen ? 2 * l->n_features : 0);
+}
+
+// Copies a fold's weights [N, fitted columns] to l->weights, with frozen moments before the last two columns.
+static void keep_weights(learned *l, const double *found, size_t n_heads, uint32_t fold)
+{
+    size_t P = written_columns(l), n = column_count(l->n_features, l->options.layer_mean);
+    for (size_t h = 0; h < n_heads; h++) {
+        double *to = l->weights + (fold * n_heads + h) * P;
+        memcpy(to, found + h * n, (n - 2) * sizeof *to);
+        for (uint32_t f = 0; f < l->n_features && l->options.frozen; f++)
+            memcpy(to + n - 2 + 2 * f, l->moments + 2 * (l->feature[f] * n_heads + h), 2 * sizeof *to);
+        memcpy(to + P - 2, found + h * n + n - 2, 2 * sizeof *to);
+    }
+}
+
 // Fits the weights to all texts, then to all texts but those of each fold.
 static kvb_status fit_weights(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
     const learn_trial *t = &l->trials[l->chosen];
     const learn_systems *s = systems_of(f, t->exponent);
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
         if (t->set >> i & 1) l->feature[l->n_features++] = i;
-    size_t numbers = (size_t)s->n_heads * column_count(l->n_features, s->layer_mean);
-    l->weights = need((1 + l->n_folds) * numbers, sizeof *l->weights, "weights");
-    kvb_status status = solve_systems(s, t->set, t->lambda, UINT32_MAX, l->weights, err);
-    for (uint32_t fold = 0; fold < l->n_folds && status == KVB_OK; fold++)
-        status = solve_systems(s, t->set, t->lambda, fold, l->weights + (1 + fold) * numbers, err);
+    double *found = need((size_t)s->n_heads * column_count(l->n_features, s->layer_mean), sizeof *found, "weights");
+    l->weights = need((1 + l->n_folds) * (size_t)s->n_heads * written_columns(l), sizeof *l->weights, "weights");
+    for (uint32_t fold = 0; fold <= l->n_folds && status == KVB_OK; fold++) {
+        status = solve_systems(s, t->set, t->lambda, fold ? fold - 1 : UINT32_MAX, found, err);
+        if (status == KVB_OK) keep_weights(l, found, s->n_heads, fold);
+    }
+    free(found);
     l->options.lambda = t->lambda;
     l->options.exponent = t->exponent;
     return status;
@@ -583,6 +636,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     status = deal_folds(out, err);
     if (status == KVB_OK) status = text_init(&f.text, out, err);
     if (status == KVB_OK) status = find_signs(out, &f.text, err);
+    if (status == KVB_OK && o->frozen) status = gather_moments(out, &f.text, err);
     if (status == KVB_OK) status = gather_equations(&f, err);
     if (status == KVB_OK) status = search_sets(&f, &set, err);
     if (status == KVB_OK) status = search_settings(&f, set, err);
@@ -594,8 +648,8 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
 
 void learn_free(learned *l)
 {
-    free_all(l->weights, l->contexts, l->fold);
-    l->weights = NULL;
+    free_all(l->weights, l->moments, l->contexts, l->fold);
+    l->weights = l->moments = NULL;
     l->contexts = NULL;
     l->fold = NULL;
 }
@@ -637,8 +691,9 @@ static void add_fit(cJSON *about, const learned *l)
 {
     const learn_trial *t = &l->trials[l->chosen];
     cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
-    json_put(about, "sink %u layer_mean %d target %s lambda %g exponent %g", l->options.sink, l->options.layer_mean,
-             l->options.target == TARGET_MAX ? "max" : "mean", t->lambda, t->exponent);
+    json_put(about, "sink %u layer_mean %d frozen %d target %s lambda %g exponent %g", l->options.sink,
+             l->options.layer_mean, l->options.frozen, l->options.target == TARGET_MAX ? "max" : "mean", t->lambda,
+             t->exponent);
     for (int r = 0; r < LEARN_RATIOS; r++) {
         char key[16];
         snprintf(key, sizeof key, "%g", LEARN_RATIO[r]);
@@ -674,8 +729,7 @@ static kvb_status write_spread(const learned *l, const char *path, cJSON *about,
 {
     layer_map layers;
     double *weights = NULL;
-    uint32_t heads = record_get_shape(l->from->r).n_kv_heads,
-             columns = column_count(l->n_features, l->options.layer_mean);
+    uint32_t heads = record_get_shape(l->from->r).n_kv_heads, columns = written_columns(l);
     kvb_status status = layer_map_read(&layers, l->from->r, err);
     if (status == KVB_OK) weights = layer_map_spread(&layers, l->weights, 1 + l->n_folds, (size_t)heads * columns);
     rank_content content = {l->n_folds, layers.n_layers, heads, columns, weights, NULL};

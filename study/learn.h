@@ -4,8 +4,8 @@
 //     target     y_j = log(I_j / mean I + 0.001), I_j the oracle importance over the text's questions (their mean, or
 //                their maximum), mean I over all heads and tokens of the text
 //     weight     (I_j / mean I + 0.001)^exponent, with a sum of 1 for each text
-//     features   z and z |z| of every metric, standardised over the head's tokens; with layer_mean also the mean of
-//                z over the layer's KV heads; recency -log(T - j); 1
+//     features   z and z |z| of every metric, standardised over the head's tokens in this text, or if frozen in all;
+//                with layer_mean also the mean of z over the layer's KV heads; recency -log(T - j); 1
 // This is the form that KVzap, arXiv 2601.07891, fits to hidden states, here on features that an engine has anyway.
 // Metrics, lambda and exponent are chosen by the least loss of oracle importance on texts that were left out.
 #pragma once
@@ -26,6 +26,7 @@ typedef struct learn_options {
     bool all_features;       // use all metrics, without a search for a set
     bool layer_mean;         // every metric's mean over the layer's heads is a feature too; no effect with one head
     uint32_t sink;           // first tokens that take no part
+    bool frozen;             // standardised by the means and deviations of all texts together, not of each
 } learn_options;
 
 // One attempt and its loss on texts left out: shares of the importance that can be lost, means over the texts, with the
@@ -46,7 +47,8 @@ typedef struct learned {
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
     int logarithm[METRICS_MAX];              // of the selection's metrics: 1 if log(score) is the feature
     double cost[METRICS_MAX];                // of the selection's metrics, as the record says
-    double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
+    double *moments;                         // if frozen: [metrics, L, G, 2], mean and 1 / deviation over all texts
+    double *weights;                         // [1 + n_folds, L, G, P], columns as in kvb_ranking_info
     learn_trial trials[LEARN_TRIALS_MAX];    // all attempts: plain metrics, sets, then settings of the chosen set
     uint32_t n_trials, chosen, best;         // trials: with the final settings; of the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids

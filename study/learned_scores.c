@@ -21,13 +21,14 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
 static kvb_status rank_heads(const kvb_ranking *r, const layer_map *layers, uint32_t fold, const float *features,
                              uint32_t T, float *out, kvb_error *err)
 {
-    size_t heads = (size_t)r->info.n_kv_heads * T, place = 0, L = layers->n_budgeted;
+    uint32_t G = r->info.n_kv_heads;
+    size_t heads = (size_t)G * T, place = 0, L = layers->n_budgeted;
     kvb_status status = KVB_OK;
     for (uint32_t l = 0; l < layers->n_layers && status == KVB_OK; l++) {
         const float *of_layer[KVB_RANK_FEATURES_MAX];
         if (layers->bounded && layers->bounded[l]) continue;
         for (uint32_t f = 0; f < r->info.n_features; f++) of_layer[f] = features + (f * L + place) * heads;
-        status = kvb_rank_layer_fold(r, fold, l, of_layer, T, out + place * heads, err);
+        status = kvb_rank_heads(r, fold, (size_t)l * G, G, of_layer, T, out + place * heads, err);
         place++;
     }
     return status;

@@ -47,22 +47,14 @@ static uint32_t learned_least_tokens(const metric *m)
 static kvb_status rank_heads(const metric *m, const layer_view *view, const float *features, float *s, kvb_error *err)
 {
     const kvb_ranking *r = ranking_of(m)->ranking;
-    size_t T = view->n_tokens, G = view->n_kv_heads;
+    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     const float *of[KVB_RANK_FEATURES_MAX];
-    kvb_status status = KVB_OK;
-    if (G == r->info.n_kv_heads) {
-        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * G * T;
-        return kvb_rank_layer_fold(r, m->fold, view->layer, of, view->n_tokens, s, err);
-    }
-    if (r->info.layer_mean)
-        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: needs all %u KV heads of a layer together, found %zu of them",
-                        m->spec, r->info.n_kv_heads, G);
-    for (size_t g = 0; g < G && status == KVB_OK; g++) {
-        size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
-        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + (f * G + g) * T;
-        status = kvb_rank_fold(r, m->fold, head, of, view->n_tokens, s + g * T, err);
-    }
-    return status;
+    if (r->info.layer_mean && view->n_kv_heads != r->info.n_kv_heads)
+        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: needs all %u KV heads of a layer together, found %u of them",
+                        m->spec, r->info.n_kv_heads, view->n_kv_heads);
+    for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * n;
+    return kvb_rank_heads(r, m->fold, (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head, view->n_kv_heads,
+                          of, view->n_tokens, s, err);
 }
 
 static kvb_status score_learned(const metric *m, const layer_view *view, float *s, kvb_error *err)

@@ -72,7 +72,7 @@ class RankingInfo(c.Structure):
         ("sink", c.c_uint32),
         *_fields(c.c_char_p, "model_sha256 about"),
         ("weights", c.POINTER(c.c_double)),
-        ("layer_mean", c.c_int),
+        *_fields(c.c_int, "layer_mean frozen"),
     ]
 
 

@@ -29,9 +29,11 @@ class Ranking(Compared):
     metrics: tuple[str, ...]  # whose scores are the features, in this order
     logarithm: tuple[bool, ...]  # whether the feature is the score's logarithm
     sink: int  # first tokens that take no part in means and deviations
-    # [L, G, P]: z and z|z| of each feature; with layer_mean the mean of z over the layer, of each; recency, constant
+    # [L, G, P]: for z and z|z| of each feature; with layer_mean for the mean of z over the layer, of each; if frozen,
+    # mean and 1 / deviation of each; for recency; a constant
     weights: NDArray[np.float64] = field(repr=False)
     layer_mean: bool  # heads of a layer can only be ranked together
+    frozen: bool  # means and deviations are the calibration's, whatever was evicted
 
 
 def read_ranking(handle: Any) -> Ranking | None:
@@ -43,7 +45,7 @@ def read_ranking(handle: Any) -> Ranking | None:
     weights.flags.writeable = False
     metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
     logarithm = tuple(map(bool, r.logarithm[: r.n_features]))
-    return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean))
+    return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean), bool(r.frozen))
 
 
 def open_ranking(path: str | os.PathLike[str]) -> Ranking:

@@ -177,7 +177,7 @@ def test_queries_that_are_not_known_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
-    """Returns a table for a ranking that scores each head alone."""
+    """Returns a table for a ranking that scores each token by itself, with frozen means and deviations."""
     return learn(tmp_path_factory, "--own")
 
 
@@ -218,8 +218,8 @@ def by_formula(table: kvbudget.Table, layer: int, head: int, features: np.ndarra
     out += w[-1] - w[-2] * np.log(n - np.arange(n))
     for f, x in enumerate(features.astype(np.float64)):
         x = np.log(np.maximum(x, 1e-12)) if r.logarithm[f] else x
-        z = np.zeros(n)
-        z[r.sink :] = (x[r.sink :] - x[r.sink :].mean()) / x[r.sink :].std()
+        mean, scale = w[2 * len(features) :][2 * f : 2 * f + 2]  # frozen
+        z = (x - mean) * scale * (np.arange(n) >= r.sink)
         out += w[2 * f] * z + w[2 * f + 1] * z * abs(z)
     return out
 
@@ -228,7 +228,8 @@ def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -
     """Names, weights and kvb_rank's numbers reach Python; so do its errors."""
     r = learned.ranking
     assert r is not None and r.name == learned.info.metric and set(r.metrics) == set(FEATURES)
-    assert r.weights.shape == (4, 2, 2 * len(FEATURES) + 2) and not r.weights.flags.writeable
+    assert r.weights.shape == (4, 2, 4 * len(FEATURES) + 2) and not r.weights.flags.writeable
+    assert r.frozen and not r.layer_mean
     features = np.random.default_rng(1).uniform(0.1, 3, (len(FEATURES), 50)).astype(np.float32)
     for layer, head in ((0, 0), (3, 1)):
         assert np.allclose(learned.rank(layer, head, features), by_formula(learned, layer, head, features), atol=1e-5)

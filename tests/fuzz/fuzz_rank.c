@@ -18,8 +18,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     const kvb_ranking_info *info = kvb_ranking_about(r);
     uint32_t fold = kvb_ranking_fold(r, "0000000000000000000000000000000000000000000000000000000000000000");
-    if (fold > r->n_folds || info->n_columns != (info->layer_mean ? 3 : 2) * info->n_features + 2) abort();
-    if (kvb_rank_layer_fold(r, fold, info->n_layers - 1, features, T, out, &err) != KVB_OK) abort(); // all are finite
+    if (fold > r->n_folds || info->n_columns != (2 + info->layer_mean + 2 * info->frozen) * info->n_features + 2)
+        abort();
+    if (kvb_rank_heads(r, fold, (info->n_layers - 1) * (size_t)info->n_kv_heads, info->n_kv_heads, features, T, out,
+                       &err) != KVB_OK)
+        abort(); // all are finite
     kvb_ranking_close(r);
     return 0;
 }

@@ -91,7 +91,7 @@ UNIT_TEST(tables_carry_them)
     const float *features[1] = {knorm};
     float out[4], same[4];
     help_ok(kvb_rank(table, 1, 0, features, 4, out, err));
-    help_ok(kvb_rank_fold(alone, 0, 1, features, 4, same, err));
+    help_ok(kvb_rank_heads(alone, 0, 1, 1, features, 4, same, err));
     ck_assert(memcmp(out, same, sizeof out) == 0);
     ck_assert_double_eq_tol(out[2], 3 - 0.25 * log(2), 1e-6); // the mean token: z = 0
     help_fails(kvb_rank(table, 2, 0, features, 4, out, err), KVB_ARGUMENT, "found 2 and 0");
@@ -163,7 +163,7 @@ UNIT_TEST(rankings_of_whole_layers)
     const float *features[1] = {knorm}, *missing[1] = {NULL};
     float out[4], same[4];
     help_ok(kvb_rank_layer(table, 1, features, 4, out, err));
-    help_ok(kvb_rank_layer_fold(r, 0, 1, features, 4, same, err));
+    help_ok(kvb_rank_heads(r, 0, G, G, features, 4, same, err));
     ck_assert(memcmp(out, same, sizeof out) == 0);
     ck_assert_double_eq_tol(out[2], 3 - 0.25 * log(2), 1e-6); // the mean token: z = 0
     help_fails(kvb_rank(table, 1, 0, features, 4, out, err), KVB_ARGUMENT, "kvb_rank_layer()");

@@ -64,7 +64,7 @@ UNIT_TEST(scores_are_the_runtimes)
     help_ok(metric_score(&snapkv, &v, b, err));
     for (uint32_t g = 0; g < s.G; g++) {
         const float *features[] = {a + g * T, b + g * T};
-        help_ok(kvb_rank_fold(learned_ranking_of(&m), 0, s.G + g, features, T, want, err));
+        help_ok(kvb_rank_heads(learned_ranking_of(&m), 0, s.G + g, 1, features, T, want, err));
         ck_assert(memcmp(got + g * T, want, sizeof want) == 0);
     }
     v.layer = LAYERS;

@@ -113,6 +113,8 @@ UNIT_TEST(damaged_files)
         {"rank_weights", "rank_wEights", "rank_weights", KVB_FORMAT},
         {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"layer_mean\\\":1", "layer_mean: expected true", KVB_FORMAT},
         {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"layer_mean\\\":true", "F64 [2, layers, heads, 8]", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"frozen\\\":0", "frozen: expected true", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"frozen\\\":true", "F64 [2, layers, heads, 10]", KVB_FORMAT},
         {"[2,2,2,6]", "[1,4,2,6]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
         {"[2,2,2,6]", "[2,2,1,12]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
     };
@@ -173,15 +175,15 @@ UNIT_TEST(scores_are_the_formula)
     for (uint32_t fold = 0; fold <= FOLDS; fold++)
         for (size_t head = 0; head < L * G; head++) {
             kvb_error err = {0};
-            ck_assert_int_eq(kvb_rank_fold(r, fold, head, features, T, out, &err), KVB_OK);
+            ck_assert_int_eq(kvb_rank_heads(r, fold, head, 1, features, T, out, &err), KVB_OK);
             const double *w = r->weights + (fold * L * G + head) * P;
             for (uint32_t j = 0; j < T; j++)
                 ck_assert_double_eq_tol(out[j], expected(w, features, r->logarithm, 2, T, j), 2e-5);
         }
     for (uint32_t j = 0; j < T; j++) a[j] = 3; // a feature that does not vary says nothing
-    ck_assert_int_eq(kvb_rank_fold(r, 0, 1, features, T, out, NULL), KVB_OK);
+    ck_assert_int_eq(kvb_rank_heads(r, 0, 1, 1, features, T, out, NULL), KVB_OK);
     ck_assert_double_eq_tol(out[20], expected(r->weights + P, features, r->logarithm, 2, T, 20), 2e-5);
-    ck_assert_int_eq(kvb_rank_fold(r, 0, 1, features, 2, out, NULL), KVB_OK); // sinks alone
+    ck_assert_int_eq(kvb_rank_heads(r, 0, 1, 1, features, 2, out, NULL), KVB_OK); // sinks alone
     ck_assert_double_eq_tol(out[1], r->weights[P + 5] - 0 * r->weights[P + 4], 1e-6);
     kvb_ranking_close(r);
 }
@@ -202,14 +204,14 @@ UNIT_TEST(layers_are_ranked_together)
         b[i] = expf(cosf((float)i));
     }
     r.info.n_columns = P; // without layer_mean, every head is ranked alone
-    help_ok(kvb_rank_layer_fold(&r, 0, 1, features, T, own, err));
+    help_ok(kvb_rank_heads(&r, 0, N, N, features, T, own, err));
     for (uint32_t g = 0; g < N; g++) {
         const float *of_head[F] = {a + g * T, b + g * T};
-        help_ok(kvb_rank_fold(&r, 0, N + g, of_head, T, alone, err));
+        help_ok(kvb_rank_heads(&r, 0, N + g, 1, of_head, T, alone, err));
         ck_assert(memcmp(own + g * T, alone, sizeof alone) == 0);
     }
     r.info.n_columns = P + F, r.info.layer_mean = 1;
-    help_ok(kvb_rank_layer_fold(&r, 0, 1, features, T, out, err));
+    help_ok(kvb_rank_heads(&r, 0, N, N, features, T, out, err));
     for (uint32_t g = 0; g < N; g++) {
         const double *of = w + (N + g) * (P + F);
         double plain[P], one[P] = {0};
@@ -230,7 +232,31 @@ UNIT_TEST(layers_are_ranked_together)
         }
     }
     b[2 * T + 7] = NAN;
-    help_fails(kvb_rank_layer_fold(&r, 0, 1, features, T, out, err), KVB_NUMERIC, "case: feature 1, head 2, token 7");
+    help_fails(kvb_rank_heads(&r, 0, N, N, features, T, out, err), KVB_NUMERIC, "case: feature 1, head 2, token 7");
+}
+
+// If frozen, z is (x - mean) / deviation with those of the file, and so the rest of the tokens does not matter but for
+// recency: the score of a token stays when every third is evicted.
+UNIT_TEST(frozen_scores_stay)
+{
+    enum { T = 30 };
+    double w[P + 2 * F] = {0.5, 0.25, -1, 0.125, 2, 0.5, -3, 2, 0, 0.75}; // recency weighs nothing
+    kvb_ranking r = {.info = {.n_columns = P + 2 * F, .n_kv_heads = 1, .n_features = F, .sink = 2, .frozen = 1},
+                     .logarithm = {0, 1},
+                     .weights = w};
+    float all[F][T], left[F][T], out[T], after[T];
+    const float *features[F] = {all[0], all[1]}, *cut[F] = {left[0], left[1]};
+    uint32_t n = 0;
+    for (uint32_t j = 0; j < T; j++) all[0][j] = sinf((float)(j * j)), all[1][j] = expf(cosf((float)j));
+    help_ok(kvb_rank_heads(&r, 0, 0, 1, features, T, out, err));
+    for (uint32_t j = 2; j < T; j++) {
+        double z = (all[0][j] - 2) * 0.5, y = (log(all[1][j]) + 3) * 2;
+        ck_assert_double_eq_tol(out[j], 0.5 * z + 0.25 * z * fabs(z) - y + 0.125 * y * fabs(y) + 0.75, 2e-5);
+    }
+    for (uint32_t j = 0; j < T; j++)
+        if (j % 3 != 2) left[0][n] = all[0][j], left[1][n] = all[1][j], out[n++] = out[j];
+    help_ok(kvb_rank_heads(&r, 0, 0, 1, cut, n, after, err));
+    ck_assert(n == 20 && memcmp(out, after, n * sizeof *out) == 0);
 }
 
 UNIT_TEST(values_and_moments)
@@ -246,14 +272,8 @@ UNIT_TEST(values_and_moments)
     ck_assert_double_eq_tol(kvb_rank_value(0, 1), log(1e-12), 1e-9);
     ck_assert_double_eq(kvb_rank_value(-2, 0), -2);
     const float damaged[3] = {1, 2, INFINITY};
-    const int plain[1] = {0};
-    const double w[4] = {1, 1, 1, 1};
-    const float *features[1] = {damaged};
-    float out[3];
     ck_assert_int_eq(kvb_rank_moments(damaged, 0, 0, 3, &mean, &scale, &bad), KVB_NUMERIC);
     ck_assert_uint_eq(bad, 2);
-    help_fails(kvb_rank_weights(w, 1, plain, 0, features, 3, out, "case", err), KVB_NUMERIC,
-               "case: feature 0, token 2");
 }
 
 UNIT_MAIN("runtime_rank")

@@ -65,18 +65,32 @@ static const char *open_all(uint32_t texts)
     return path;
 }
 
+static learned fitted, *const l = &fitted;
+
 static void teardown(void)
 {
+    learn_free(l);
     together = same_tokens = false;
     bounded = said = NULL;
     case_teardown();
 }
 
-static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, false, 2};
+static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, false, 2, false};
+
+// Fits a ranking and returns it as its file says; the next one has the same file.
+static kvb_ranking *fit(const learn_options *o)
+{
+    char name[24];
+    kvb_ranking *r;
+    help_ok(learn_fit(l, &from, o, NULL, err));
+    help_ok(learn_write(l, help_path("rank.safetensors"), name, err));
+    help_ok(kvb_ranking_open(&r, help_path("rank.safetensors"), err));
+    ck_assert_str_eq(kvb_ranking_about(r)->name, name);
+    return r;
+}
 
 UNIT_TEST(finds_the_metrics_that_count)
 {
-    learned *l = calloc(1, sizeof *l);
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
     ck_assert_uint_eq(l->n_folds, TEXTS);
@@ -92,21 +106,16 @@ UNIT_TEST(finds_the_metrics_that_count)
     ck_assert_double_lt(fabs(l->weights[2] + l->weights[3]), 0.2);              // head 0 does not look at knorm
     ck_assert_double_eq_tol(l->weights[6 + 2] + l->weights[6 + 3], 1.15, 0.25); // head 1 does
     ck_assert_double_lt(fabs(l->weights[6 + 0] + l->weights[6 + 1]), 0.2);
-    learn_free(l);
-    free(l);
 }
 
 UNIT_TEST(settings_that_are_given_stay)
 {
-    learned *l = calloc(1, sizeof *l);
-    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, false, 2};
+    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, false, 2, false};
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &o, NULL, err));
     ck_assert_uint_eq(l->n_features, 3);
     ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
-    learn_free(l);
-    free(l);
 }
 
 // A metric's cost is in its record. If the loss may be any amount larger, the fit chooses `random`, which no head needs
@@ -117,15 +126,13 @@ UNIT_TEST(costs_are_the_records)
                                         "{\"keydiff\":{\"cost\":1},\"knorm\":{\"cost\":16},\"random\":{\"cost\":0}}"};
     static const double costs[2][3] = {{1, 1, 1}, {1, 16, 0}};
     for (int k = 0; k < 2; k++) {
-        learned *l = calloc(1, sizeof *l);
-        learn_options o = {TARGET_MEAN, 0.01, 0, 1e6, false, false, 2};
+        learn_options o = {TARGET_MEAN, 0.01, 0, 1e6, false, false, 2, false};
         said = texts[k];
         open_all(TEXTS);
         help_ok(learn_fit(l, &from, &o, NULL, err));
         for (int i = 0; i < 3; i++) ck_assert_double_eq(l->cost[i], costs[k][i]);
         if (k == 1) ck_assert(l->n_features == 1 && strcmp(from.metrics[l->feature[0]], "random") == 0);
         learn_free(l);
-        free(l);
         selection_close(&from);
     }
     open_all(TEXTS);
@@ -134,67 +141,66 @@ UNIT_TEST(costs_are_the_records)
 // If both heads need the mean of what they say, layer_mean loses less on texts left out, and the file says so.
 UNIT_TEST(the_mean_of_a_layer)
 {
-    learned *own = calloc(1, sizeof *own), *mean = calloc(1, sizeof *mean);
-    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2};
-    char name[24];
-    kvb_ranking *r;
+    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2, false};
     float scores[NUMBERS], recorded[3][NUMBERS], expected[NUMBERS];
     together = true;
     open_all(TEXTS);
-    help_ok(learn_fit(own, &from, &o, NULL, err));
+    help_ok(learn_fit(l, &from, &o, NULL, err));
+    const learn_trial own = l->trials[l->chosen];
+    learn_free(l);
     o.layer_mean = true;
-    help_ok(learn_fit(mean, &from, &o, NULL, err));
-    for (int i = 0; i < LEARN_RATIOS; i++)
-        ck_assert_double_lt(mean->trials[mean->chosen].loss[i], 0.75 * own->trials[own->chosen].loss[i]);
-    const char *path = help_path("layers.safetensors");
-    help_ok(learn_write(mean, path, name, err));
-    help_ok(kvb_ranking_open(&r, path, err));
+    kvb_ranking *r = fit(&o);
+    for (int i = 0; i < LEARN_RATIOS; i++) ck_assert_double_lt(l->trials[l->chosen].loss[i], 0.75 * own.loss[i]);
     ck_assert(kvb_ranking_about(r)->layer_mean && kvb_ranking_about(r)->n_columns == 3 * 3 + 2);
     const float *features[] = {recorded[0], recorded[1], recorded[2]};
     help_ok(learned_scores_read(&from, 1, r, scores, err));
     for (uint32_t m = 0; m < 3; m++) help_ok(record_read_scores(from.r, 1, METRICS[m], recorded[m], err));
-    help_ok(kvb_rank_layer_fold(r, 2, 0, features, TOKENS, expected, err));
+    help_ok(kvb_rank_heads(r, 2, 0, CASE_HEADS, features, TOKENS, expected, err));
     ck_assert(memcmp(scores, expected, sizeof expected) == 0);
     kvb_ranking_close(r);
-    learn_free(own);
-    learn_free(mean);
-    free(own);
-    free(mean);
+}
+
+// A frozen ranking is standardised by mean and deviation over all texts, which the file has for every head and feature.
+UNIT_TEST(means_of_all_texts)
+{
+    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2, true};
+    double sum[2] = {0};
+    open_all(TEXTS);
+    kvb_ranking *r = fit(&o);
+    const kvb_ranking_info *info = kvb_ranking_about(r);
+    ck_assert(info->frozen && !info->layer_mean && info->n_columns == 4 * 3 + 2);
+    for (uint32_t k = 0; k < TEXTS; k++)
+        for (uint32_t j = 2; j < TOKENS; j++) {
+            double x = noise(k, 1, TOKENS + j); // knorm of head 1
+            sum[0] += x / (TEXTS * (TOKENS - 2)), sum[1] += x * x / (TEXTS * (TOKENS - 2));
+        }
+    const double *knorm = info->weights + info->n_columns + 3 * 2 + 2;
+    ck_assert_double_eq_tol(knorm[0], sum[0], 1e-6);
+    ck_assert_double_eq_tol(knorm[1], 1 / sqrt(sum[1] - sum[0] * sum[0]), 1e-6);
+    kvb_ranking_close(r);
 }
 
 // The same text under two names, each with its own questions, is left out as one.
 UNIT_TEST(a_text_that_was_recorded_twice)
 {
-    learned *l = calloc(1, sizeof *l);
-    kvb_ranking *r;
-    char name[24], sha256[65];
+    char sha256[65];
     same_tokens = true; // of the last two contexts
     open_all(TEXTS);
-    help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
+    kvb_ranking *r = fit(&CHOOSE);
     ck_assert_uint_eq(l->n_folds, TEXTS - 1);
     ck_assert(l->fold[0] == 0 && l->fold[1] == 1 && l->fold[2] == 1);
-    const char *path = help_path("twice.safetensors");
-    help_ok(learn_write(l, path, name, err));
-    help_ok(kvb_ranking_open(&r, path, err));
     help_ok(context_sha256(&from, 2, sha256, err));
     ck_assert_uint_eq(kvb_ranking_fold(r, sha256), 2);
     kvb_ranking_close(r);
-    learn_free(l);
-    free(l);
 }
 
 // In the file, layers with a window have weights of 0, and the other layer has its own; scores do not change.
 UNIT_TEST(layers_that_are_not_budgeted)
 {
-    learned *l = calloc(1, sizeof *l);
-    kvb_ranking *r, *whole;
-    char name[24];
     float with[NUMBERS], without[NUMBERS];
-    learn_options o = {TARGET_MAX, 0.01, 0.25, 0, true, true, 2};
+    learn_options o = {TARGET_MAX, 0.01, 0.25, 0, true, true, 2, false};
     open_all(TEXTS);
-    help_ok(learn_fit(l, &from, &o, NULL, err));
-    help_ok(learn_write(l, help_path("whole.safetensors"), name, err));
-    help_ok(kvb_ranking_open(&whole, help_path("whole.safetensors"), err));
+    kvb_ranking *whole = fit(&o);
     help_ok(learned_scores_read(&from, 1, whole, without, err));
     learn_free(l);
     selection_close(&from);
@@ -202,9 +208,7 @@ UNIT_TEST(layers_that_are_not_budgeted)
     bounded = "0,2";
     open_all(TEXTS);
     help_fails(selection_check_ranking(&from, whole, err), KVB_MISMATCH, "1 layers x 2 KV heads, is of another");
-    help_ok(learn_fit(l, &from, &o, NULL, err));
-    help_ok(learn_write(l, help_path("three.safetensors"), name, err));
-    help_ok(kvb_ranking_open(&r, help_path("three.safetensors"), err));
+    kvb_ranking *r = fit(&o);
     ck_assert_uint_eq(kvb_ranking_about(r)->n_layers, 3);
     size_t layer = (size_t)CASE_HEADS * kvb_ranking_about(r)->n_columns;
     for (uint32_t fold = 0; fold <= l->n_folds; fold++) {
@@ -217,42 +221,20 @@ UNIT_TEST(layers_that_are_not_budgeted)
     ck_assert(memcmp(with, without, sizeof with) == 0);
     kvb_ranking_close(r);
     kvb_ranking_close(whole);
-    learn_free(l);
-    free(l);
 }
 
 UNIT_TEST(one_text_is_too_few)
 {
-    learned *l = calloc(1, sizeof *l);
     open_all(1);
     help_fails(learn_fit(l, &from, &CHOOSE, NULL, err), KVB_ARGUMENT, "at least two");
-    learn_free(l);
-    free(l);
-}
-
-static const char *fit_file(kvb_ranking **r)
-{
-    learned *l = calloc(1, sizeof *l);
-    char name[24];
-    const char *path = help_path("rank.safetensors");
-    help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
-    help_ok(learn_write(l, path, name, err));
-    help_ok(kvb_ranking_open(r, path, err));
-    ck_assert_str_eq(kvb_ranking_about(*r)->name, name);
-    size_t numbers = (size_t)CASE_HEADS * (2 * l->n_features + 2);
-    ck_assert(memcmp((*r)->weights, l->weights, (1 + TEXTS) * numbers * sizeof(double)) == 0);
-    learn_free(l);
-    free(l);
-    return path;
 }
 
 UNIT_TEST(texts_that_were_fitted_on_are_ranked_by_others)
 {
-    kvb_ranking *r;
     char sha256[65];
     float scores[NUMBERS], features[2][NUMBERS], expected[TOKENS];
     open_all(TEXTS);
-    fit_file(&r);
+    kvb_ranking *r = fit(&CHOOSE);
     for (size_t k = 0; k < TEXTS; k++) {
         help_ok(context_sha256(&from, k, sha256, err));
         ck_assert_uint_eq(kvb_ranking_fold(r, sha256), k + 1);
@@ -260,7 +242,7 @@ UNIT_TEST(texts_that_were_fitted_on_are_ranked_by_others)
         for (int f = 0; f < 2; f++) help_ok(record_read_scores(from.r, k, METRICS[f], features[f], err));
         for (size_t h = 0; h < CASE_HEADS; h++) {
             const float *of_head[] = {features[0] + h * TOKENS, features[1] + h * TOKENS};
-            help_ok(kvb_rank_fold(r, (uint32_t)k + 1, h, of_head, TOKENS, expected, err));
+            help_ok(kvb_rank_heads(r, (uint32_t)k + 1, h, 1, of_head, TOKENS, expected, err));
             ck_assert(memcmp(scores + h * TOKENS, expected, sizeof expected) == 0);
         }
     }
@@ -270,12 +252,12 @@ UNIT_TEST(texts_that_were_fitted_on_are_ranked_by_others)
 // solve --metric learned=FILE; the table carries the ranking, and its bounds are checked with that alone.
 UNIT_TEST(tables_of_a_ranking)
 {
-    kvb_ranking *r;
     char named[300];
     study_table *t = calloc(1, sizeof *t);
     char source[256], table[256];
     strcpy(source, open_all(TEXTS));
-    snprintf(named, sizeof named, "learned=%s", fit_file(&r));
+    kvb_ranking *r = fit(&CHOOSE);
+    snprintf(named, sizeof named, "learned=%s", help_path("rank.safetensors"));
     selection_close(&from);
     const char *metrics[] = {named, "keydiff"};
     const selection_request wanted = {metrics, 2, NULL, UINT64_MAX, NULL};
@@ -305,11 +287,10 @@ UNIT_TEST(tables_of_a_ranking)
 
 UNIT_TEST(rankings_of_other_records)
 {
-    kvb_ranking *r;
-    open_all(TEXTS);
-    const char *file = fit_file(&r);
     char named[300];
-    snprintf(named, sizeof named, "learned=%s", file);
+    open_all(TEXTS);
+    kvb_ranking *r = fit(&CHOOSE);
+    snprintf(named, sizeof named, "learned=%s", help_path("rank.safetensors"));
     const case_context other = {.id = "z", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
     const char *metrics[] = {named};
     const selection_request wanted = {metrics, 1, NULL, UINT64_MAX, NULL};

@@ -69,6 +69,7 @@ static int check(learn_command *c, int n_operands)
     o->target = strcmp(c->target, "max") == 0 ? TARGET_MAX : TARGET_MEAN;
     o->sink = (uint32_t)c->sink;
     o->layer_mean = !c->own;
+    o->frozen = c->own;
     return EXIT_DONE;
 }
 
@@ -84,7 +85,9 @@ static int learn_main(const cli_command *self, int argc, char **argv)
         {"feature", 'f', CLI_LIST, &c.features, "M",
          "recorded metric that the ranking may use, repeatable (default: all of the record)"},
         {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "use all of them instead of searching for a set"},
-        {"own", 0, CLI_FLAG, &c.own, NULL, "use each head's own scores only, not the mean over its layer's heads"},
+        {"own", 0, CLI_FLAG, &c.own, NULL,
+         "rank each token by its own scores only: without the mean over the layer's heads, and with the\nmeans and "
+         "deviations of the calibration; for caches that are cut again while the model writes"},
         {"within", 0, CLI_REAL, &c.options.slack, "S",
          "take the cheapest set whose loss is at most this share above the best set's (0.05)"},
         {"target", 0, CLI_CHOICE, &c.target, "max|mean",

@@ -18,7 +18,8 @@ static uint32_t count_effects(const kvb_ranking_info *r)
 static double effect_of(const kvb_ranking_info *r, size_t head, uint32_t i)
 {
     const double *w = r->weights + head * r->n_columns;
-    return i < r->n_features ? fabs(w[2 * i] + w[2 * i + 1]) : fabs(w[r->n_features + i]);
+    if (i < r->n_features) return fabs(w[2 * i] + w[2 * i + 1]);
+    return fabs(i + 1 < count_effects(r) ? w[r->n_features + i] : w[r->n_columns - 2]);
 }
 
 // Adds the mean of every effect over the heads that are ranked: those of layers with a window have weights of 0.
