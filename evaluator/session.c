@@ -36,7 +36,7 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
                         plan->max_tokens, plan->max_new, m->config.context_length);
     session *s = need(1, sizeof *s, "sessions");
     *s = (session){.m = m, .plan = *plan};
-    forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle, false};
+    forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle, false, 1};
     kvb_status status = forward_open(&s->prefill, m, &prefill, err);
     if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
     s->now = open_context(s);
@@ -130,7 +130,7 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
         rows[i] = (decode_row){0, i, s->plan.oracle};
         wanted[i] = i;
     }
-    forward_begin_questions(s->prefill, 1);
+    forward_begin_questions(s->prefill, NULL, 1);
     kvb_status status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
     if (status == KVB_OK && importance) spread_importance(s, importance);

@@ -9,6 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+// One question while its batch is decoded.
+typedef struct question_run {
+    const profile_context *c;
+    uint32_t number; // in its context
+    const profile_question *q;
+    int32_t *answer; // given, or drawn so far
+    uint32_t n_answer, n_queries, tail;
+    bool ended;
+} question_run;
+
 typedef struct profile_run {
     const model *m;
     const profile_job *job;
@@ -28,17 +38,11 @@ typedef struct profile_run {
     int32_t *ids;         // [batch * tail]
     uint32_t *logit_rows; // [batch]
     int32_t *answers;     // [batch, new_tokens]
+    question_run *batch;  // [batch] waiting, n_batch of n_places contexts
+    uint32_t *places;     // [batch] of their contexts (forward.h)
+    uint32_t n_batch, n_places;
     profile_losses losses;
 } profile_run;
-
-// One question while its batch is decoded.
-typedef struct question_run {
-    uint32_t number; // in its context
-    const profile_question *q;
-    int32_t *answer; // given, or drawn so far
-    uint32_t n_answer, n_queries, tail;
-    bool ended;
-} question_run;
 
 static bool advance(profile_run *r, double work)
 {
@@ -60,8 +64,10 @@ static kvb_status open_buffers(profile_run *r, kvb_error *err)
     r->ids = need(rows, sizeof *r->ids, "token ids");
     r->logit_rows = need(batch, sizeof *r->logit_rows, "rows");
     r->answers = need(batch * r->o->new_tokens, sizeof *r->answers, "token ids");
-    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0,
-                         r->o->oracle == ORACLE_OUTPUT};
+    r->batch = need(batch, sizeof *r->batch, "questions");
+    r->places = need(batch, sizeof *r->places, "questions");
+    forward_plan plan = {r->job->max_tokens,  r->job->max_questions,         r->job->max_tail,
+                         r->job->n_pairs > 0, r->o->oracle == ORACLE_OUTPUT, r->job->max_contexts};
     kvb_status status = forward_open(&r->f, r->m, &plan, err);
     if (status == KVB_OK) profile_losses_open(&r->losses, r->m, r->job, r->o, r->f, r->times);
     return status;
@@ -72,7 +78,8 @@ static void close_buffers(profile_run *r)
     profile_losses_close(&r->losses);
     forward_close(r->f);
     for (size_t i = 0; r->scores && i < r->o->n_metrics; i++) free(r->scores[i]);
-    free_all(r->scores, r->importance, r->keys, r->drawn, r->rows, r->ids, r->logit_rows, r->answers);
+    free_all(r->scores, r->importance, r->keys, r->drawn, r->rows, r->ids, r->logit_rows, r->answers, r->batch,
+             r->places);
 }
 
 // For layer_observer: computes every metric's scores of one layer.
@@ -155,22 +162,23 @@ static uint32_t first_rows(profile_run *r, question_run *batch, uint32_t n_batch
 }
 
 // Lists the keys of the next draw of every question that goes on: besides the logits it depends on nothing else.
-static void list_keys(profile_run *r, const profile_context *c, const question_run *batch, uint32_t n_batch)
+static void list_keys(profile_run *r, const question_run *batch, uint32_t n_batch)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_batch; i++)
-        if (!batch[i].ended) r->keys[n++] = (draw_key){c->key, batch[i].number, batch[i].n_answer};
+        if (!batch[i].ended) r->keys[n++] = (draw_key){batch[i].c->key, batch[i].number, batch[i].n_answer};
 }
 
-static kvb_status take_tokens(profile_run *r, const profile_context *c, question_run *batch, uint32_t n_batch,
-                              kvb_error *err)
+static kvb_status take_tokens(profile_run *r, question_run *batch, uint32_t n_batch, kvb_error *err)
 {
+    const profile_context *bad = NULL;
     uint32_t n = 0, failed = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
         question_run *a = &batch[i];
         if (a->ended) continue;
         int32_t id = r->drawn[n++];
         failed += id < 0;
+        if (id < 0) bad = a->c;
         a->answer[a->n_answer++] = id;
         a->ended = a->n_answer == r->o->new_tokens || (!r->o->ignore_eos && model_text_ends_answer(r->job->text, id));
     }
@@ -178,35 +186,36 @@ static kvb_status take_tokens(profile_run *r, const profile_context *c, question
         return kvb_fail(
             err, KVB_NUMERIC,
             "sample %s: the logits of %u questions are not finite; the model's activations overflow on this text",
-            c->id, failed);
+            bad->id, failed);
     return KVB_OK;
 }
 
-static double work_per_row(const profile_run *r, const profile_context *c, const question_run *batch, uint32_t n_batch)
+static double work_per_row(const profile_run *r, const question_run *batch, uint32_t n_batch)
 {
     double work = 0, rows = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
-        work += profile_work(r->m, c, batch[i].q);
+        work += profile_work(r->m, batch[i].c, batch[i].q);
         rows += batch[i].q->tail;
     }
     return rows > 0 ? work / rows : 0;
 }
 
-static kvb_status decode_batch(profile_run *r, const profile_context *c, question_run *batch, uint32_t n_batch,
+// `places` as in forward_begin_questions().
+static kvb_status decode_batch(profile_run *r, question_run *batch, const uint32_t *places, uint32_t n_batch,
                                kvb_error *err)
 {
-    forward_begin_questions(r->f, n_batch);
+    forward_begin_questions(r->f, places, n_batch);
     uint32_t n_logits, n = first_rows(r, batch, n_batch, &n_logits);
-    double row_work = work_per_row(r, c, batch, n_batch);
+    double row_work = work_per_row(r, batch, n_batch);
     while (n) {
-        list_keys(r, c, batch, n_batch);
+        list_keys(r, batch, n_batch);
         profile_losses_begin_rows(&r->losses);
         kvb_status status =
             forward_draw(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, &r->o->draw, r->keys, r->drawn, err);
-        if (status == KVB_OK) status = take_tokens(r, c, batch, n_batch, err);
+        if (status == KVB_OK) status = take_tokens(r, batch, n_batch, err);
         if (status != KVB_OK) return status;
         if (!advance(r, n * row_work))
-            return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", c->id);
+            return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", batch->c->id);
         n = n_logits = 0;
         for (uint32_t i = 0; i < n_batch; i++)
             if (!batch[i].ended) {
@@ -232,10 +241,10 @@ static kvb_status judge_losses(profile_run *r, const profile_context *c, const q
     return status;
 }
 
-static kvb_status write_question(profile_run *r, const profile_context *c, const question_run *a, uint32_t slot,
-                                 kvb_error *err)
+static kvb_status write_question(profile_run *r, const question_run *a, uint32_t slot, kvb_error *err)
 {
     const model_config *m = &r->m->config;
+    const profile_context *c = a->c;
     size_t n = (size_t)model_budgeted(m, m->n_layers) * m->n_kv_heads * c->n_tokens;
     if (a->n_queries == 0) {
         char text[200];
@@ -288,13 +297,12 @@ static kvb_status run_recorded(profile_run *r, const profile_context *c, kvb_err
                                           .answer = q->answer,
                                           .n_answer = q->n_answer,
                                           .tail = q->n_suffix + q->n_answer - 1};
-        batch[i] =
-            (question_run){.number = q->number, .q = &questions[i], .answer = q->answer, .n_answer = q->n_answer};
+        batch[i] = (question_run){c, q->number, &questions[i], .answer = q->answer, .n_answer = q->n_answer};
     }
     double start = meter_now();
     for (uint32_t first = 0, n; first < held.n && status == KVB_OK; first += n) {
         n = held.n - first < r->job->max_questions ? held.n - first : r->job->max_questions;
-        status = decode_batch(r, c, batch + first, n, err);
+        status = decode_batch(r, batch + first, NULL, n, err);
         if (status == KVB_OK) status = judge_losses(r, c, batch + first, n, err);
         for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
             record_losses losses;
@@ -309,34 +317,41 @@ static kvb_status run_recorded(profile_run *r, const profile_context *c, kvb_err
     return status;
 }
 
-// Runs those of questions [first, first + n) of a context that the record lacks: no number depends on which others are
-// in the batch.
-static kvb_status run_batch(profile_run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
+// Decodes and writes the questions that wait.
+static kvb_status run_batch(profile_run *r, kvb_error *err)
 {
-    question_run *batch = need(n, sizeof *batch, "questions");
-    uint32_t missing = 0;
-    for (uint32_t i = 0; i < n; i++)
-        if (!record_writer_has_question(r->record, c->id, first + i)) {
-            const profile_question *q = &c->questions[first + i];
-            batch[missing] =
-                (question_run){.number = first + i,
-                               .q = q,
-                               .answer = q->answer ? q->answer : r->answers + (size_t)missing * r->o->new_tokens,
-                               .n_answer = q->n_answer};
-            missing++;
-        } else {
-            r->done += profile_work(r->m, c, &c->questions[first + i]);
-        }
     double start = meter_now(), done = r->done;
-    kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
+    kvb_status status = r->n_batch ? decode_batch(r, r->batch, r->places, r->n_batch, err) : KVB_OK;
     r->times->decode += meter_now() - start;
-    if (status == KVB_OK) status = judge_losses(r, c, batch, missing, err);
-    for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
-        done += profile_work(r->m, c, batch[i].q); // an early end counts as done
-        status = write_question(r, c, &batch[i], i, err);
+    if (status == KVB_OK && profile_losses_wanted(&r->losses)) // then all are of one context
+        status = judge_losses(r, r->c, r->batch, r->n_batch, err);
+    for (uint32_t i = 0; status == KVB_OK && i < r->n_batch; i++) {
+        done += profile_work(r->m, r->batch[i].c, r->batch[i].q); // an early end counts as done
+        status = write_question(r, &r->batch[i], i, err);
     }
-    r->done = done;
-    free(batch);
+    bool ended = r->n_batch && done > r->done + 1e-9 * r->total;
+    if (r->n_batch) r->done = done;
+    r->n_batch = 0;
+    if (status != KVB_OK || !ended || advance(r, 0)) return status;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped after sample %s", r->c->id);
+}
+
+// Adds those of a context's questions to the batch that the record lacks: no number depends on which others are in it.
+static kvb_status add_questions(profile_run *r, const profile_context *c, const profile_piece *p, uint32_t place,
+                                kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (uint32_t number = p->first; number < p->first + p->count && status == KVB_OK; number++) {
+        const profile_question *q = &c->questions[number];
+        if (record_writer_has_question(r->record, c->id, number)) {
+            r->done += profile_work(r->m, c, q);
+            continue;
+        }
+        if (r->n_batch == r->job->max_questions) status = run_batch(r, err);
+        int32_t *drawn = r->answers + (size_t)r->n_batch * r->o->new_tokens;
+        r->places[r->n_batch] = place;
+        r->batch[r->n_batch++] = (question_run){c, number, q, q->answer ? q->answer : drawn, q->n_answer, 0, 0, false};
+    }
     return status;
 }
 
@@ -368,14 +383,19 @@ static double piece_work(const profile_run *r, const profile_context *c, const p
 
 static kvb_status run_questions(profile_run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
 {
-    uint32_t end = p->first + p->count;
-    kvb_status status = prefill(r, c, err);
+    uint32_t places = r->job->max_contexts;
+    kvb_status status = KVB_OK;
+    if (r->n_places == places || r->n_batch + p->count > r->job->max_questions) {
+        status = run_batch(r, err);
+        r->n_places = 0;
+    }
+    uint32_t place = r->n_places++;
+    forward_set_place(r->f, place);
+    if (status == KVB_OK) status = prefill(r, c, err);
     if (status == KVB_OK) status = run_recorded(r, c, err); // before the context, which marks this as done
     if (status == KVB_OK) status = write_context(r, c, err);
-    for (uint32_t first = p->first; status == KVB_OK && first < end; first += r->job->max_questions) {
-        uint32_t left = end - first;
-        status = run_batch(r, c, first, left < r->job->max_questions ? left : r->job->max_questions, err);
-    }
+    if (status == KVB_OK) status = add_questions(r, c, p, place, err);
+    if (status == KVB_OK && places == 1) status = run_batch(r, err);
     return status;
 }
 
@@ -407,6 +427,7 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
     }
     for (size_t i = 0; status == KVB_OK && i < share->n; i++)
         status = run_piece(&r, &job->contexts[share->pieces[i].context], &share->pieces[i], err);
+    if (status == KVB_OK) status = run_batch(&r, err);
     close_buffers(&r);
     return status;
 }

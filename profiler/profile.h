@@ -1,5 +1,6 @@
 // The profiling run: calibration texts in, record out. Every context is prefilled once; its questions are decoded in
-// batches over the shared keys and values (methods.md 2.2).
+// batches over the shared keys and values (methods.md 2.2), those of several contexts together if answers are drawn: a
+// step then reads the weights once for all.
 #pragma once
 #include "formats/calib.h"
 #include "formats/record_growth.h"
@@ -80,6 +81,7 @@ typedef struct profile_job {
     profile_context *contexts;
     size_t n_contexts;
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
+    uint32_t max_contexts;                        // whose questions are in one batch
     uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
     uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
     uint64_t n_given;                             // questions with answers
@@ -115,8 +117,9 @@ typedef struct profile_memory {
 
 profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch);
 uint64_t profile_memory_total(const profile_memory *memory);
-// Lowers job->max_questions, on entry the most questions of any context, to what options and memory allow. Fails with
-// KVB_MEMORY if not even one question fits, or the requested batch does not. The record's numbers do not depend on it.
+// Sets job->max_questions, on entry the most questions of any context, and job->max_contexts to what options and memory
+// allow. Fails with KVB_MEMORY if not even one question fits, or the requested batch does not. The record's numbers do
+// not depend on it.
 kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err);
 
 double profile_flops(const model *m, const profile_job *job); // of matrix products and attention, causal half only

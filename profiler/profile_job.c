@@ -414,6 +414,7 @@ static void count_recorded(profile_job *job, const profile_options *o)
 
 static void count_job(profile_job *job, const model *m, const profile_options *o)
 {
+    job->max_contexts = 1;
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *context = &job->contexts[i];
         uint32_t n_new = context->n_questions - context->n_recorded;

@@ -1,6 +1,7 @@
-// What a profiling run keeps in memory, and how many questions at a time fit. Everything is linear in T, and in the
-// number of questions.
+// What a profiling run keeps in memory, and how many questions at a time fit. Everything is linear in T, in the number
+// of questions, and in that of contexts.
 #include "profiler/model/loss_pass.h"
+#include "profiler/model/rope.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <omp.h>
@@ -8,6 +9,9 @@
 // The most for importance and tails of one batch, unless the user sets the batch or the memory: more does not make
 // products faster, and a batch is what an interrupted run loses.
 enum { BATCH_BYTES = 2000000000 };
+
+// Questions whose steps share a pass over the weights, if memory allows: more save little.
+enum { BATCH_ROWS = 64 };
 
 // What the product library keeps per thread for packed blocks and kernels, besides stacks: measured, 7 to 10 MiB.
 enum { THREAD_BYTES = 9 << 20 };
@@ -35,7 +39,7 @@ static uint64_t metric_bytes(const model *m, const profile_job *job, const profi
 profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch)
 {
     const model_config *c = &m->config;
-    forward_plan plan = {job->max_tokens, batch, job->max_tail, job->n_pairs > 0, true};
+    forward_plan plan = {job->max_tokens, batch, job->max_tail, job->n_pairs > 0, true, job->max_contexts};
     uint64_t layers = c->n_layers, heads = (uint64_t)model_budgeted(c, c->n_layers) * c->n_kv_heads,
              T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;
@@ -69,8 +73,27 @@ static kvb_status too_much(const profile_job *job, uint32_t batch, uint64_t need
                     batch == 1 ? "" : "--batch 1, ");
 }
 
+// Adds contexts to the batch while there is memory. Losses are judged context by context, and given answers take one
+// pass anyway.
+static void add_contexts(profile_job *job, const model *m, const profile_options *o, uint64_t left)
+{
+    uint32_t each = job->max_questions, rows = o->batch ? o->batch : BATCH_ROWS;
+    if (o->loss_queries || job->n_given == job->n_pairs || rope_depends_on_length(&m->config.rope)) return;
+    for (uint32_t n = 2; n <= job->n_contexts && n * each <= rows; n++) {
+        profile_job more = *job;
+        more.max_contexts = n;
+        profile_memory memory = profile_memory_of(m, &more, o, n * each);
+        if (left && profile_memory_total(&memory) > left) return;
+        if (!o->memory_is_asked && memory.questions + memory.cache > BATCH_BYTES) return;
+        job->max_contexts = n;
+        job->max_questions = n * each;
+    }
+}
+
 kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err)
 {
+    job->max_questions /= job->max_contexts; // of an earlier call
+    job->max_contexts = 1;
     uint32_t most = job->max_questions;
     if (o->batch) most = o->batch < most ? o->batch : most;
     if (most == 0) return KVB_OK; // no contexts
@@ -88,6 +111,8 @@ kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_opt
         uint64_t fit = BATCH_BYTES / one.questions;
         most = fit < 1 ? 1 : fit < most ? (uint32_t)fit : most;
     }
+    bool whole = most == job->max_questions;
     job->max_questions = most;
+    if (whole) add_contexts(job, m, o, left);
     return KVB_OK;
 }

@@ -22,6 +22,7 @@ static uint32_t budgeted(const model *m)
     return model_budgeted(&m->config, m->config.n_layers);
 }
 
+// Of one context.
 static uint64_t packed_floats(const model *m, const forward_plan *plan)
 {
     const model_config *c = &m->config;
@@ -33,7 +34,7 @@ static uint64_t packed_floats(const model *m, const forward_plan *plan)
 // being prefilled.
 static uint32_t plain_layers(const model *m, const forward_plan *plan)
 {
-    return packed_floats(m, plan) ? 1 : m->config.n_layers;
+    return packed_floats(m, plan) ? 1 : m->config.n_layers * plan->places;
 }
 
 static void list_arrays(forward_array out[N_ARRAYS], const model *m, const forward_plan *p)
@@ -45,8 +46,8 @@ static void list_arrays(forward_array out[N_ARRAYS], const model *m, const forwa
     const forward_array all[N_ARRAYS] = {
         {offsetof(forward, k), context},
         {offsetof(forward, v), context},
-        {offsetof(forward, packed), packed_floats(m, p)},
-        {offsetof(forward, weights), p->oracle ? B * H * p->max_tokens : 0},
+        {offsetof(forward, packed), p->places * packed_floats(m, p)},
+        {offsetof(forward, weights), p->oracle ? p->places * B * H * p->max_tokens : 0},
         {offsetof(forward, centre), p->oracle && p->output ? H * d : 0},
         {offsetof(forward, tail_k), tails},
         {offsetof(forward, tail_v), tails},
@@ -72,7 +73,7 @@ uint64_t forward_cache_bytes(const model *m, const forward_plan *plan)
 {
     const model_config *c = &m->config;
     uint64_t layer = 2ull * c->n_kv_heads * plan->max_tokens * c->head_dim;
-    return (plain_layers(m, plan) * layer + packed_floats(m, plan)) * sizeof(float);
+    return (plain_layers(m, plan) * layer + plan->places * packed_floats(m, plan)) * sizeof(float);
 }
 
 static backend_limits limits_of(const model *m, const forward_plan *plan)
@@ -100,6 +101,8 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
             *(dev *)((char *)f + arrays[i].offset) = backend_memory(m->device, arrays[i].floats, "a pass");
     backend_limits limits = limits_of(m, plan);
     f->positions = need(larger(plan->max_tokens, CHUNK_ROWS), sizeof *f->positions, "positions");
+    f->held = need(plan->places, sizeof *f->held, "contexts");
+    f->place_of = need(plan->max_questions, sizeof *f->place_of, "questions");
     kvb_status status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
     f->views = (layer_views){.m = m, .on = f->pass.on, .max_tokens = plan->max_tokens};
     if (status != KVB_OK) {
@@ -194,16 +197,25 @@ void forward_close(forward *f)
     for (int i = 0; i < N_ARRAYS; i++) f->b->release(f->m->device, *(dev *)((char *)f + arrays[i].offset));
     layer_views_close(&f->views);
     layer_pass_close(&f->pass);
-    free_all(f->positions, f);
+    free_all(f->positions, f->held, f->place_of, f);
+}
+
+void forward_set_place(forward *f, uint32_t place)
+{
+    f->place = place;
+    f->n_tokens = f->held[place];
 }
 
 prefix_kv forward_prefix(const forward *f, uint32_t layer)
 {
-    size_t at = f->packed.address ? 0 : (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
+    const model_config *c = &f->m->config;
+    size_t token = (size_t)c->n_kv_heads * c->head_dim, before = (size_t)f->place * c->n_layers * f->plan.max_tokens;
+    size_t at = f->packed.address ? 0 : (before + (size_t)layer * f->n_tokens) * token;
     prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
     if (f->packed.address)
         kv.packed =
-            dev_at(f->packed, layer * f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, layer)));
+            dev_at(f->packed, f->place * packed_floats(f->m, &f->plan) +
+                                  layer * f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, layer)));
     return kv;
 }
 
@@ -244,14 +256,21 @@ static void mix_context(forward *f, uint32_t layer)
     }
 }
 
+// Floats from one question's importance to the next one's.
+static size_t best_stride(const forward *f)
+{
+    return (size_t)budgeted(f->m) * f->m->config.n_kv_heads * f->plan.max_tokens;
+}
+
 // Returns a layer's part of the oracle; a bounded layer has none.
 static oracle_view oracle_of(const forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
     size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens, at = model_budgeted(c, layer);
-    oracle_view oracle = {{NULL}, {NULL}, budgeted(f->m) * per_layer, f->plan.output};
+    size_t before = (size_t)f->place * budgeted(f->m) * c->n_heads * f->plan.max_tokens;
+    oracle_view oracle = {{NULL}, {NULL}, best_stride(f), f->plan.output};
     if (!f->plan.oracle || model_layer_bounded(c, layer)) return oracle;
-    oracle.weights = dev_at(f->weights, at * c->n_heads * f->n_tokens);
+    oracle.weights = dev_at(f->weights, before + at * c->n_heads * f->n_tokens);
     oracle.best = dev_at(f->best, at * per_layer);
     return oracle;
 }
@@ -296,7 +315,7 @@ static kvb_status begin_context(forward *f, const int32_t *ids, uint32_t n_token
     kvb_status status = layer_check_ids(&f->pass, ids, n_tokens, err);
     if (status != KVB_OK) return status;
     layer_begin_context(&f->pass, n_tokens);
-    f->n_tokens = n_tokens;
+    f->n_tokens = f->held[f->place] = n_tokens;
     for (uint32_t i = 0; i < n_tokens; i++) f->positions[i] = i;
     layer_embed(&f->pass, f->x, ids, n_tokens);
     return KVB_OK;
@@ -318,29 +337,41 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
     return layer_end(&f->pass, err);
 }
 
-void forward_begin_questions(forward *f, uint32_t n_questions)
+void forward_begin_questions(forward *f, const uint32_t *places, uint32_t n_questions)
 {
-    size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
+    size_t n = n_questions * best_stride(f);
     if (f->kept) f->kept->n_kept = f->kept->n_rows = 0;
     if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
+    for (uint32_t i = 0; i < n_questions; i++) f->place_of[i] = places ? places[i] : f->place;
+}
+
+// Rows attend to their contexts: of neighbouring rows with the same one, all together.
+static void attend_contexts(forward *f, uint32_t layer, const tail_kv *tails, const decode_row *rows, uint32_t n)
+{
+    size_t H = (size_t)f->m->config.n_heads * f->m->config.head_dim;
+    for (uint32_t first = 0, next = 0; first < n; first = next) {
+        while (next < n && f->place_of[rows[next].question] == f->place_of[rows[first].question]) next++;
+        forward_set_place(f, f->place_of[rows[first].question]);
+        prefix_kv kv = forward_prefix(f, layer);
+        oracle_view oracle = oracle_of(f, layer);
+        f->b->attend_rows(f->pass.on, dev_at(f->pass.attended, first * H), dev_at(f->q, first * H), &kv, tails,
+                          rows + first, next - first, model_attention(f->m, layer), &oracle);
+    }
 }
 
 // Runs one chunk of rows through all layers; leaves the residual stream in x.
 static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n)
 {
     const model_config *c = &f->m->config;
-    for (uint32_t i = 0; i < n; i++) f->positions[i] = f->n_tokens + rows[i].tail;
+    for (uint32_t i = 0; i < n; i++) f->positions[i] = f->held[f->place_of[rows[i].question]] + rows[i].tail;
     layer_embed(&f->pass, f->x, ids, n);
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        prefix_kv kv = forward_prefix(f, layer);
         tail_kv tails = forward_tails(f, layer);
-        oracle_view oracle = oracle_of(f, layer);
         layer_project(&f->pass, layer, f->q_raw, f->q, f->x, f->positions, n);
         keep_layer_queries(f, layer);
         f->b->store_tail(f->pass.on, tails.k, tails.capacity, rows, f->pass.keys, n, c->n_kv_heads, c->head_dim);
         f->b->store_tail(f->pass.on, tails.v, tails.capacity, rows, f->pass.values, n, c->n_kv_heads, c->head_dim);
-        f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, model_attention(f->m, layer),
-                          &oracle);
+        attend_contexts(f, layer, &tails, rows, n);
         layer_finish(&f->pass, layer, f->x, n, 0);
     }
 }
@@ -390,7 +421,7 @@ kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, 
 
 kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err)
 {
-    size_t n = (size_t)budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
-    f->b->download(f->pass.on, out, dev_at(f->best, question * n), n);
+    size_t n = (size_t)budgeted(f->m) * f->m->config.n_kv_heads * f->held[f->place_of[question]];
+    f->b->download(f->pass.on, out, dev_at(f->best, question * best_stride(f)), n);
     return layer_end(&f->pass, err);
 }

@@ -24,15 +24,17 @@ struct forward {
     const model *m;
     const backend *b;
     forward_plan plan;
-    uint32_t n_tokens; // T of the prefilled context
-    // Context, packed for the present T.
-    dev k, v;    // [L, G, T, d]; only [G, T, d] of the layer being prefilled if there is `packed`
-    dev packed;  // [L] the backend's packed form of them; {NULL} if it does not pack
-    dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
+    uint32_t n_tokens, place; // T of the present context, and its place
+    uint32_t *held;           // [places] T of each
+    // Contexts, one after the other with room for max_tokens each; the arrays of one are packed for its T.
+    dev k, v;    // [places, L, G, T, d]; only [G, T, d] of the layer being prefilled if there is `packed`
+    dev packed;  // [places, L] the backend's packed form of them; {NULL} if it does not pack
+    dev weights; // oracle's w [places, B, H, T], of the layers that are budgeted (model_budgeted)
     dev centre;  // [H, d] a layer's mean output, with plan.output
     // Questions.
+    uint32_t *place_of; // [max_questions] their contexts' places
     dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
-    dev best;           // I [questions, B, G, T], packed for the present T
+    dev best;           // I [questions, B, G, T], packed for T in the room for max_tokens
     // Activations.
     dev x;               // [max(T, CHUNK_ROWS), D] residual stream
     dev q_raw, q;        // [max(T, CHUNK_ROWS), H*d]

@@ -35,7 +35,6 @@ import copy
 import json
 import pathlib
 import re
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -48,9 +47,6 @@ from transformers.cache_utils import DynamicCache
 
 import kvbudget
 from kvbudget.ragged import RaggedLayer
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "python/tests"))
-import conftest  # writes tables with equal heads
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("act", choices=("answers", "texts", "calibration", "caps", "problems", "chat"))
@@ -190,13 +186,20 @@ def presses(cap, learned):
     }
 
 
-def alike(table, folder):
-    """Returns a table for the same metric with equal heads."""
-    i = table.info
-    path = pathlib.Path(folder) / f"{len(list(pathlib.Path(folder).iterdir()))}.safetensors"
-    return kvbudget.Table(str(conftest.write_table(
-        path, i.n_layers, i.n_heads, i.n_kv_heads, i.head_dim, metric=i.metric, parameters=i.metric_parameters,
-        sink=i.sink, window=i.window, spread=0)))
+def alike(path, folder):
+    """Returns the table with equal heads: the same ranking, protection and rows."""
+    data = pathlib.Path(path).read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    del header["__metadata__"]["content_sha256"]
+    found = {name: data[begin + at[0] : begin + at[1]] for name, at in
+             ((name, header[name]["data_offsets"]) for name in ("prune_ratio", "ratio"))}
+    heads = len(found["prune_ratio"]) // len(found["ratio"])
+    even = b"".join(found["ratio"][i : i + 8] * heads for i in range(0, len(found["ratio"]), 8))
+    text = json.dumps(header).encode()
+    out = pathlib.Path(folder) / f"{len(list(pathlib.Path(folder).iterdir()))}.safetensors"
+    out.write_bytes(len(text).to_bytes(8, "little") + text + data[begin:].replace(found["prune_ratio"], even, 1))
+    return kvbudget.Table(out)
 
 
 def opened(folder):
@@ -205,7 +208,7 @@ def opened(folder):
     for given in a.tables:
         label, path = given.split("=", 1)
         tables[label] = kvbudget.Table(path)
-        tables[f"{tables[label].info.metric.split(':')[0]} alike"] = alike(tables[label], folder)
+        tables[f"{tables[label].info.metric.split(':')[0]} alike"] = alike(path, folder)
     return tables
 
 

@@ -26,7 +26,7 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const char *path, kvb_error
 static kvb_status write_logits(const model *m, const int32_t *ids, size_t n, const char *path, kvb_error *err)
 {
     forward *f = NULL;
-    const forward_plan plan = {(uint32_t)n, 1, 1, false, false};
+    const forward_plan plan = {(uint32_t)n, 1, 1, false, false, 1};
     if (n == 0 || n > m->config.context_length)
         return kvb_fail(err, KVB_ARGUMENT, "%zu tokens, expected 1 to %u", n, m->config.context_length);
     float *logits = need(n * m->config.vocabulary, sizeof *logits, "logits");

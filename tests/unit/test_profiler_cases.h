@@ -119,7 +119,7 @@ static inline float *case_logits(const model *m, uint32_t n)
     int32_t *ids = case_alloc(n, sizeof *ids);
     float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
     for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(i * 37 % m->config.vocabulary);
-    help_ok(forward_open(&f, m, &(forward_plan){n, 1, 1, false, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){n, 1, 1, false, false, 1}, err));
     help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
     forward_close(f), free(ids);
     return logits;

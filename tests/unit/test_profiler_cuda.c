@@ -29,7 +29,7 @@ static outcome run_model(const char *path, const backend *b)
 {
     model *m = case_open(path, b);
     forward *f = NULL;
-    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true, false};
+    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true, false, 1};
     help_ok(forward_open(&f, m, &plan, err));
     const model_config *c = &m->config;
     int32_t context[TOKENS];
@@ -39,7 +39,7 @@ static outcome run_model(const char *path, const backend *b)
     r.logits = case_alloc(r.n_logits, sizeof(float));
     r.importance = case_alloc(r.n_importance, sizeof(float));
     help_ok(forward_prefill(f, context, TOKENS, NULL, NULL, NULL, err));
-    forward_begin_questions(f, QUESTIONS);
+    forward_begin_questions(f, NULL, QUESTIONS);
     for (uint32_t step = 0; step < STEPS; step++) {
         decode_row rows[QUESTIONS];
         int32_t ids[QUESTIONS];
@@ -253,7 +253,7 @@ static void score_metric(scored *s, const char *spec, const char *path, const ba
     help_ok(metric_parse(&s->m, spec, err));
     model *m = case_open(path, b);
     forward *f = NULL;
-    forward_plan plan = {T, 1, 1, false, false};
+    forward_plan plan = {T, 1, 1, false, false, 1};
     int32_t *ids = case_alloc(T, sizeof *ids);
     for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
     s->scores = case_alloc((size_t)m->config.n_layers * m->config.n_kv_heads * T, sizeof(float));

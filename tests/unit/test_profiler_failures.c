@@ -65,7 +65,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
 static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err)
 {
     forward *f = NULL;
-    forward_plan plan = {T, QUESTIONS, 4, true, false};
+    forward_plan plan = {T, QUESTIONS, 4, true, false, 1};
     int32_t ids[T];
     for (int i = 0; i < T; i++) ids[i] = i * 7 % 300;
     decode_row rows[QUESTIONS] = {{0, 0, true}, {1, 0, true}};
@@ -73,7 +73,7 @@ static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err
     kvb_status status = forward_open(&f, m, &plan, err);
     if (status == KVB_OK) status = forward_prefill(f, ids, T, &observer, NULL, NULL, err);
     if (status == KVB_OK) {
-        forward_begin_questions(f, QUESTIONS);
+        forward_begin_questions(f, NULL, QUESTIONS);
         status = forward_rows(f, rows, ids, QUESTIONS, NULL, 0, NULL, err);
     }
     for (uint32_t q = 0; status == KVB_OK && q < QUESTIONS; q++)

@@ -75,10 +75,10 @@ static void run(const char *name, const accuracy *a)
     size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads;
     ck_assert(n_logits == ROWS * c->vocabulary && n_oracle == heads * T && heads > 0);
     float *logits = case_alloc((size_t)T * c->vocabulary, sizeof *logits), *best = case_alloc(n_oracle, sizeof *best);
-    help_ok(forward_open(&f, m, &(forward_plan){T, 1, TAIL, true, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){T, 1, TAIL, true, false, 1}, err));
     help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
     compare_logits(what, logits + (size_t)(T - ROWS) * c->vocabulary, want, n_logits, a->logits);
-    forward_begin_questions(f, 1);
+    forward_begin_questions(f, NULL, 1);
     help_ok(forward_rows(f, rows, ids + T, TAIL - 1, NULL, 0, NULL, err));
     help_ok(forward_importance(f, 0, best, err));
     double worst = case_row_error(best, oracle, heads, T);

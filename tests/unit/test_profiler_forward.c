@@ -16,7 +16,7 @@ static int32_t *random_ids(size_t n)
 static forward *open_forward(const model *m, uint32_t tokens, uint32_t questions, uint32_t tail)
 {
     forward *f;
-    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true, false, 1}, err));
     return f;
 }
 
@@ -66,7 +66,7 @@ static forward *begin(const model *m, const batch *b)
 {
     forward *f = open_forward(m, b->T, b->n_questions, 64);
     help_ok(forward_prefill(f, b->context, b->T, NULL, NULL, NULL, err));
-    forward_begin_questions(f, b->n_questions);
+    forward_begin_questions(f, NULL, b->n_questions);
     return f;
 }
 
@@ -225,7 +225,7 @@ UNIT_TEST(test_contexts_leave_no_trace)
         for (uint32_t r = 0; r < b.n_rows; r++) all[r] = r;
         for (int repeat = 0; repeat < 2; repeat++) {
             help_ok(forward_prefill(f, b.context, b.T, NULL, NULL, NULL, err));
-            forward_begin_questions(f, 3);
+            forward_begin_questions(f, NULL, 3);
             help_ok(forward_rows(f, b.rows, b.ids, b.n_rows, all, b.n_rows, again.logits, err));
             for (uint32_t q = 0; q < 3; q++) help_ok(forward_importance(f, q, again.importance + q * again.heads, err));
             case_same("logits", again.logits, fresh.logits, b.n_rows * fresh.row);
@@ -486,7 +486,7 @@ UNIT_TEST(test_forward_errors)
     help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K}, NULL, NULL, err),
                KVB_NUMERIC, "refused");
     help_ok(forward_prefill(f, good, 10, NULL, NULL, NULL, err));
-    forward_begin_questions(f, 2);
+    forward_begin_questions(f, NULL, 2);
     help_fails(forward_rows(f, rows, high + 1, 2, NULL, 0, NULL, err), KVB_ARGUMENT, "token 1: id 300");
     help_fails(forward_rows(f, &far, good, 1, NULL, 0, NULL, err), KVB_ARGUMENT, "row 0: question 1, tail 5");
     help_fails(forward_rows(f, &other, good, 1, NULL, 0, NULL, err), KVB_ARGUMENT, "expected below 2 and 5");

@@ -32,7 +32,7 @@ UNIT_TEST(test_one_token_by_hand)
     float want[VOCABULARY], got[VOCABULARY];
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
     forward *f;
-    help_ok(forward_open(&f, m, &(forward_plan){1, 1, 1, false, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){1, 1, 1, false, false, 1}, err));
     help_ok(forward_prefill(f, &id, 1, NULL, NULL, want, err));
     forward_close(f);
     layer_pass p = open_pass(m, 1);

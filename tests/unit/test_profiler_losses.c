@@ -218,7 +218,7 @@ static void open_tiny(tiny *t, const backend *b)
     for (int i = 0; i < T + TAIL; i++) t->ids[i] = (i * 7919 + i * i) % VOCABULARY;
     const model_config *c = &t->m->config;
     t->scores = case_floats((size_t)c->n_layers * c->n_kv_heads * T, 1, 0);
-    help_ok(forward_open(&f, t->m, &(forward_plan){T + TAIL, 1, 1, false, false}, err));
+    help_ok(forward_open(&f, t->m, &(forward_plan){T + TAIL, 1, 1, false, false, 1}, err));
     layer_observer observer = {.see = see_layer, .context = &t->seen, .needs = VIEW_Q | VIEW_K | VIEW_V};
     help_ok(forward_prefill(f, t->ids, T + TAIL, &observer, NULL, NULL, err));
     forward_close(f);
@@ -238,12 +238,12 @@ static forward *decode(const tiny *t, uint32_t n)
     decode_row rows[2 * TAIL];
     int32_t ids[2 * TAIL];
     uint32_t kept[2 * TAIL], n_kept = 0;
-    forward_plan plan = {T, n, TAIL, false, false};
+    forward_plan plan = {T, n, TAIL, false, false, 1};
     help_ok(forward_open(&f, t->m, &plan, err));
     ck_assert_uint_gt(forward_loss_bytes(t->m, &plan, 4), 0);
     forward_keep_queries(f, 4);
     help_ok(forward_prefill(f, t->ids, T, NULL, NULL, NULL, err));
-    forward_begin_questions(f, n);
+    forward_begin_questions(f, NULL, n);
     for (uint32_t i = 0; i < n * TAIL; i++) {
         rows[i] = (decode_row){i / TAIL, i % TAIL, false};
         ids[i] = t->ids[T + i % TAIL];

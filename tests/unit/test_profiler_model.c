@@ -289,7 +289,7 @@ UNIT_TEST(test_file_that_changes_in_use)
     forward *f = NULL;
     const int32_t ids[] = {5, 6, 7};
     help_ok(model_check(m, err));
-    help_ok(forward_open(&f, m, &(forward_plan){3, 1, 1, false, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){3, 1, 1, false, false, 1}, err));
     help_ok(forward_prefill(f, ids, 3, NULL, NULL, NULL, err));
     ck_assert_int_eq(utimensat(AT_FDCWD, help_path("used.gguf"), NULL, 0), 0);
     help_fails(model_check(m, err), KVB_IO, "used.gguf");

@@ -91,7 +91,7 @@ UNIT_TEST(test_memory_of_a_pass)
     model *m = case_open(help_path("tiny.gguf"), &counting);
     uint64_t bytes[3];
     for (uint32_t i = 0; i < 3; i++) {
-        const forward_plan plan = {100 << i, 2, 5, true, false};
+        const forward_plan plan = {100 << i, 2, 5, true, false, 1};
         forward *f;
         taken = 0;
         help_ok(forward_open(&f, m, &plan, err));
@@ -103,7 +103,7 @@ UNIT_TEST(test_memory_of_a_pass)
         forward_close(f);
     }
     ck_assert_uint_le(bytes[2] - bytes[1], 2 * (bytes[1] - bytes[0]) + 4096);
-    const forward_plan small = {100, 2, 5, true, false}, large = {4000, 2, 5, true, false};
+    const forward_plan small = {100, 2, 5, true, false, 1}, large = {4000, 2, 5, true, false, 1};
     model *on_cpu = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert_uint_gt(forward_scratch_bytes(on_cpu, &large), forward_scratch_bytes(on_cpu, &small));
     model_free(on_cpu);
@@ -116,7 +116,7 @@ UNIT_TEST(test_draws)
     enum { N = 20, VOCABULARY = 300 };
     case_tiny_model(help_path("tiny.gguf"), NULL);
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    const forward_plan plan = {N, 2, 4, false, false};
+    const forward_plan plan = {N, 2, 4, false, false, 1};
     const decode_row rows[2] = {{0, 0, false}, {1, 0, false}};
     const uint32_t both[2] = {0, 1};
     const draw_key keys[2] = {{.context = 1, .question = 0, .step = 0}, {.context = 1, .question = 1, .step = 0}};
@@ -128,9 +128,9 @@ UNIT_TEST(test_draws)
         forward *f;
         help_ok(forward_open(&f, m, &plan, err));
         help_ok(forward_prefill(f, ids, N, NULL, NULL, NULL, err));
-        forward_begin_questions(f, 2);
+        forward_begin_questions(f, NULL, 2);
         help_ok(forward_rows(f, rows, next, 2, both, 2, logits, err));
-        forward_begin_questions(f, 2);
+        forward_begin_questions(f, NULL, 2);
         help_ok(forward_draw(f, rows, next, 2, both, 2, &s, keys, drawn, err));
         for (int i = 0; i < 2; i++)
             ck_assert_int_eq(drawn[i], sampler_draw(&s, logits + (size_t)i * VOCABULARY, VOCABULARY, &keys[i]));

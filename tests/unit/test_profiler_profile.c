@@ -57,7 +57,7 @@ UNIT_TEST(test_job_of_texts_and_ids)
     uint64_t rows = 0;
     for (int i = 0; i < 3; i++) rows += a->questions[i].n_suffix + 5;
     unit_numbers(c.job.n_rows, rows + 8 + 6, c.job.n_pairs, 5, c.job.n_context_tokens, a->n_tokens + 21,
-                 c.job.max_tokens, a->n_tokens, c.job.max_questions, 3, c.job.max_tail, a->questions[2].tail);
+                 c.job.max_tokens, a->n_tokens, c.job.max_questions, 2 * 3, c.job.max_tail, a->questions[2].tail);
     ck_assert_uint_ne(a->key, b->key);
     ck_assert_str_eq(c.job.calibration_files, c.file.sha256);
     ck_assert(profile_flops(c.m, &c.job) > 0);
@@ -71,9 +71,9 @@ UNIT_TEST(test_job_limits)
     prepare(&c);
     unit_numbers(c.job.contexts[0].n_tokens, 30, c.job.contexts[1].n_tokens, 21, c.job.contexts[0].n_questions, 2,
                  c.job.n_pairs, 4, c.job.max_questions, 1);
-    c.o.batch = 1000;
+    c.o.batch = 1000; // both contexts together
     prepare(&c);
-    ck_assert_uint_eq(c.job.max_questions, 2);
+    unit_numbers(c.job.max_questions, 4, c.job.max_contexts, 2);
     case_free(&c);
 }
 
@@ -251,7 +251,7 @@ UNIT_TEST(test_same_bytes_after_a_stop)
         if (stop <= (int)c.m->config.n_layers) // nothing of an unfinished prefill is written
             ck_assert(strstr(first.problem.message, "in the prefill") &&
                       !help_exists(help_path("stopped.h5.parts/context-a.h5")));
-        c.o.batch = (uint32_t)stop % 3 + 1;
+        c.o.batch = (uint32_t)stop % 7 + 1; // from 6 on both contexts together
         prepare(&c);
         ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &second, &times), KVB_OK);
         same_file(what, help_path("undisturbed.h5"), help_path("stopped.h5"));
@@ -261,6 +261,7 @@ UNIT_TEST(test_same_bytes_after_a_stop)
     }
     kvb_status status = KVB_INTERRUPTED;
     int lives = 0;
+    c.o.batch = 1, prepare(&c);
     for (; status == KVB_INTERRUPTED && lives < 20; lives++) { // long enough for one batch each
         watched w = {.stop_at = 8};
         status = run(&c, help_path("stopped.h5"), lives ? RECORD_RESUME : RECORD_NEW, &w, &times);

@@ -42,7 +42,7 @@ static made_job *job_make(uint32_t seed, uint32_t n_contexts, uint32_t n_questio
         j->job.n_pairs += c->n_questions;
         j->job.max_tokens = c->n_tokens > j->job.max_tokens ? c->n_tokens : j->job.max_tokens;
     }
-    j->job.max_questions = n_questions, j->job.max_tail = 100;
+    j->job.max_questions = n_questions, j->job.max_tail = 100, j->job.max_contexts = 1;
     return j;
 }
 

@@ -93,8 +93,7 @@ UNIT_TEST(finds_the_metrics_that_count)
 {
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
-    ck_assert_uint_eq(l->n_folds, TEXTS);
-    ck_assert_uint_eq(l->n_features, 2); // random says nothing
+    unit_numbers(l->n_folds, TEXTS, l->n_features, 2); // random says nothing
     unit_strings(from.metrics[l->feature[0]], "keydiff", from.metrics[l->feature[1]], "knorm");
     ck_assert(l->logarithm[0] == 0 && l->logarithm[1] == 0 && l->logarithm[2] == 1);
     const learn_trial *chosen = &l->trials[l->chosen];

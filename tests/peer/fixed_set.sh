@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints hashes of a fixed set of results, to prove that a change of the code changed no number: run it with the program
 # before and after the change, on one machine, and compare.
-#   tools/scripts/fixed_set.sh BUILD [--tiny] >after.txt; diff before.txt after.txt
+#   tests/peer/fixed_set.sh BUILD [--tiny] >after.txt; diff before.txt after.txt
 # BUILD holds kvbudget and tests/tiny_model, tokens and logits. --tiny leaves out the default model. Contents are
 # hashed, as exported, not files, whose attributes may name versions.
 set -euo pipefail
