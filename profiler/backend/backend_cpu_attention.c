@@ -544,25 +544,37 @@ static uint64_t position_of(const rows_job *job, uint32_t r)
     return (uint64_t)job->kv->n_tokens + job->rows[job->first + r / group_of(job)].tail;
 }
 
-// For keys and values that are not packed: attends all lines to a tile at once.
-static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
+// For keys and values that are not packed: attends lines [first, first + lines) of a group to a tile. All products have
+// n lines, so that a line's bits do not depend on their number.
+static void attend_lines_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i, uint32_t first, uint32_t lines,
+                             uint32_t n)
 {
-    uint32_t d = job->shape.head_dim, group = group_of(job), lines = job->n * group, count = tile_count(job, i);
-    size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, 0);
+    uint32_t d = job->shape.head_dim, group = group_of(job), count = tile_count(job, i);
+    size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, first);
     for (uint32_t r = 0; r < lines; r += group) // the heads of a row are side by side
-        memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
-    memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
-    gemm(false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d,
-         0.0f, line_of(job, g, i, 0), count);
+        memcpy(s->queries + (size_t)r * d, query_of(job, g, first + r), (size_t)group * d * sizeof(float));
+    memset(s->queries + (size_t)lines * d, 0, (size_t)(n - lines) * d * sizeof(float));
+    gemm(false, true, n, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d, 0.0f,
+         line_of(job, g, i, first), count);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
-        float *line = line_of(job, g, i, r);
-        cpu_bend_scores(job->shape, line, count, position_of(job, r), i * KEY_TILE);
+        float *line = line_of(job, g, i, first + r);
+        cpu_bend_scores(job->shape, line, count, position_of(job, first + r), i * KEY_TILE);
         float top = loop_max(line, count);
         job->on->part_scale[part + r] = top;
         job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
-    gemm(false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count, job->kv->v.address + key * d, d,
-         0.0f, job->on->part_values + part * d, d);
+    gemm(false, false, n, d, count, 1.0f, line_of(job, g, i, first), count, job->kv->v.address + key * d, d, 0.0f,
+         job->on->part_values + part * d, d);
+}
+
+// Attends all lines to a tile, some rows' lines after others': a step of drawn answers has few rows of one context.
+static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
+{
+    enum { FEW = 48 }; // lines that a product reaches its rate with
+    uint32_t lines = job->n * group_of(job), n = job->max_lines / 4;
+    while (n < FEW && n < job->max_lines) n *= 2;
+    for (uint32_t first = 0; first < lines; first += n)
+        attend_lines_f32(s, job, g, i, first, lines - first < n ? lines - first : n, n);
 }
 
 // Makes operands of the queries of all lines.

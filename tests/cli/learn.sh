@@ -24,7 +24,6 @@ expect 0 'heads by themselves' learn run.h5 -o own.safetensors --own --quiet
 kvb inspect own.safetensors
 says 'the file says so' 'layer_mean: false'
 says 'and by the means of the calibration' 'frozen: true'
-expect 0 'solve for it' solve run.h5 --metric learned=own.safetensors -o own_table.safetensors --quiet
 kvb inspect rank.safetensors
 says 'the layer has a say by default' "layer's "
 

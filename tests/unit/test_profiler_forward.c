@@ -16,7 +16,7 @@ static int32_t *random_ids(size_t n)
 static forward *open_forward(const model *m, uint32_t tokens, uint32_t questions, uint32_t tail)
 {
     forward *f;
-    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true, false, 1}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true, false, 2}, err));
     return f;
 }
 
@@ -62,9 +62,12 @@ typedef struct result {
     size_t row, heads; // floats of one row's logits, of one question's importance
 } result;
 
+// The context is in the second place, after another one.
 static forward *begin(const model *m, const batch *b)
 {
     forward *f = open_forward(m, b->T, b->n_questions, 64);
+    help_ok(forward_prefill(f, b->context + b->T / 2, b->T - b->T / 2, NULL, NULL, NULL, err));
+    forward_set_place(f, 1);
     help_ok(forward_prefill(f, b->context, b->T, NULL, NULL, NULL, err));
     forward_begin_questions(f, NULL, b->n_questions);
     return f;
