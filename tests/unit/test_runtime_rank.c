@@ -235,8 +235,7 @@ UNIT_TEST(layers_are_ranked_together)
     help_fails(kvb_rank_heads(&r, 0, N, N, features, T, out, err), KVB_NUMERIC, "case: feature 1, head 2, token 7");
 }
 
-// If frozen, z is (x - mean) / deviation with those of the file, and so the rest of the tokens does not matter but for
-// recency: the score of a token stays when every third is evicted.
+// If frozen, mean and deviation are the file's: a token's score stays when others are evicted, but for recency.
 UNIT_TEST(frozen_scores_stay)
 {
     enum { T = 30 };
