@@ -577,7 +577,6 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     if (bounded[0]) json_put(a, "bounded_layers %s layer_window %u", bounded, m->config.window);
     if (t->chat.kind) add_chat(a, &t->chat);
     if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");
-    if (m->form == WEIGHTS_HALF) cJSON_AddStringToObject(a, "weights", "bf16");
     return a;
 }
 

@@ -16,17 +16,18 @@ double kvb_rank_value(float score, int logarithm)
     return log(score > KVB_RANK_LOG_LEAST ? (double)score : KVB_RANK_LOG_LEAST);
 }
 
-kvb_status kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, uint32_t n_tokens, double *mean,
-                            double *scale, uint32_t *bad)
+uint32_t kvb_rank_finite(const float *scores, uint32_t n_tokens)
+{
+    uint32_t j = 0;
+    while (j < n_tokens && isfinite(scores[j])) j++;
+    return j;
+}
+
+void kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, uint32_t n_tokens, double *mean, double *scale)
 {
     double sum = 0, squares = 0, shift = 0, n = (double)n_tokens - sink;
     *mean = *scale = 0;
-    for (uint32_t j = 0; j < n_tokens; j++) {
-        if (isfinite(scores[j])) continue;
-        *bad = j;
-        return KVB_NUMERIC;
-    }
-    if (n_tokens <= sink) return KVB_OK;
+    if (n_tokens <= sink) return;
     shift = kvb_rank_value(scores[sink], logarithm); // so that squares of large numbers do not cancel
     for (uint32_t j = sink; j < n_tokens; j++) {
         double x = kvb_rank_value(scores[j], logarithm) - shift;
@@ -34,10 +35,9 @@ kvb_status kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, u
         squares += x * x;
     }
     double variance = squares / n - sum / n * (sum / n);
-    if (!(variance > 1e-12 * (squares / n))) return KVB_OK; // all alike but for rounding
+    if (!(variance > 1e-12 * (squares / n))) return; // all alike but for rounding
     *mean = shift + sum / n;
     *scale = 1 / sqrt(variance);
-    return KVB_OK;
 }
 
 // Adds feature f's part to the scores out [G, T]: from a head's z, and with layer_mean from the mean z of the G heads.
@@ -46,15 +46,16 @@ static kvb_status add_feature(const kvb_ranking *r, const double *weights, uint3
                               uint32_t n_tokens, float *out, kvb_error *err)
 {
     double mean[KVB_MAX_KV_HEADS], scale[KVB_MAX_KV_HEADS];
-    uint32_t F = r->info.n_features, P = r->info.n_columns, bad = 0;
+    uint32_t F = r->info.n_features, P = r->info.n_columns;
     for (uint32_t g = 0; g < G; g++) {
         const float *own = scores + (size_t)g * n_tokens;
         const double *frozen = weights + (size_t)(g + 1) * P - 2 - 2 * F + 2 * f;
-        if (kvb_rank_moments(own, r->logarithm[f], r->info.sink, n_tokens, &mean[g], &scale[g], &bad)) {
+        uint32_t bad = kvb_rank_finite(own, n_tokens);
+        if (bad < n_tokens)
             return kvb_fail(err, KVB_NUMERIC, "%s: feature %u, head %u, token %u: expected a finite score, found %g",
                             r->info.name, (unsigned)f, (unsigned)g, (unsigned)bad, (double)own[bad]);
-        }
         if (r->info.frozen) mean[g] = frozen[0], scale[g] = frozen[1];
+        else kvb_rank_moments(own, r->logarithm[f], r->info.sink, n_tokens, &mean[g], &scale[g]);
     }
     for (uint32_t j = r->info.sink; j < n_tokens; j++) {
         double sum = 0;
@@ -261,14 +262,6 @@ static kvb_status check_format(const kvb_safetensors *file, const char *text, kv
                     file->name, version ? version : "");
 }
 
-static char *copy_text(const char *text)
-{
-    size_t size = strlen(text) + 1;
-    char *copy = malloc(size);
-    if (copy) memcpy(copy, text, size);
-    return copy;
-}
-
 kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_error *err)
 {
     const char *text = kvb_safetensors_metadata(file->header, "ranking"),
@@ -278,8 +271,8 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
     if (status) return status;
     kvb_ranking *r = calloc(1, sizeof *r);
     if (r) {
-        r->about = copy_text(text);
-        r->model_sha256 = copy_text(model ? model : "");
+        r->about = strdup(text);
+        r->model_sha256 = strdup(model ? model : "");
     }
     if (!r || !r->about || !r->model_sha256) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", file->name);
     if (!status) status = kvb_json_object(&r->tree, text, strlen(text), file->name, "metadata \"ranking\"", err);

@@ -36,7 +36,8 @@ kvb_status kvb_rank_heads(const kvb_ranking *r, uint32_t fold, size_t head, uint
 
 // Returns a feature's score, or its logarithm.
 double kvb_rank_value(float score, int logarithm);
-// Computes the mean and 1 / deviation of a feature over tokens sink .. n_tokens - 1; both are 0 if it does not vary.
-// Fails with KVB_NUMERIC if a score is not finite; *bad is then its token.
-kvb_status kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, uint32_t n_tokens, double *mean,
-                            double *scale, uint32_t *bad);
+// Returns the first token whose score is not finite; n_tokens if there is none.
+uint32_t kvb_rank_finite(const float *scores, uint32_t n_tokens);
+// Computes the mean and 1 / deviation of finite scores over tokens sink .. n_tokens - 1; both are 0 if they are equal.
+void kvb_rank_moments(const float *scores, int logarithm, uint32_t sink, uint32_t n_tokens, double *mean,
+                      double *scale);

@@ -83,13 +83,13 @@ static kvb_status standardise(learn_text *t, const learned *l, size_t k, kvb_err
         float *z = t->z + row * T;
         int logarithm = l->logarithm[row / shape_heads(&t->shape)];
         double mean, scale;
-        uint32_t bad;
-        if (kvb_rank_moments(s, logarithm, sink, (uint32_t)T, &mean, &scale, &bad) != KVB_OK) {
+        if (kvb_rank_finite(s, (uint32_t)T) < T) {
 #pragma omp critical
             failed = row < failed ? row : failed;
             continue;
         }
         if (l->options.frozen) mean = l->moments[2 * row], scale = l->moments[2 * row + 1];
+        else kvb_rank_moments(s, logarithm, sink, (uint32_t)T, &mean, &scale);
         for (size_t j = 0; j < T; j++) z[j] = j < sink ? 0 : (float)((kvb_rank_value(s[j], logarithm) - mean) * scale);
     }
     if (failed == SIZE_MAX) return KVB_OK;
@@ -171,10 +171,9 @@ static kvb_status gather_moments(learned *l, learn_text *t, kvb_error *err)
         status = read_scores(t, l, k, err);
         for (size_t row = 0; row < rows && status == KVB_OK; row++) {
             double mean, scale;
-            uint32_t T = t->shape.n_tokens, bad;
-            if (kvb_rank_moments(t->plain + row * T, l->logarithm[row / shape_heads(&t->shape)], t->shape.sink, T,
-                                 &mean, &scale, &bad) != KVB_OK)
-                continue; // standardise() says so
+            uint32_t T = t->shape.n_tokens;
+            kvb_rank_moments(t->plain + row * T, l->logarithm[row / shape_heads(&t->shape)], t->shape.sink, T, &mean,
+                             &scale); // if a score is not finite, standardise() says so
             sum[2 * row] += mean;
             sum[2 * row + 1] += mean * mean + (scale > 0 ? 1 / (scale * scale) : 0);
         }

@@ -40,13 +40,9 @@ typedef struct dev_matrix {
 // Flags that say how matrix_load holds a matrix; 0: in the backend's own form, without rows. Backends ignore flags that
 // they have no use for.
 typedef enum matrix_hold {
-    HOLD_ROWS = 1,     // its rows can be read: for `gather` and `output_norms`
-    HOLD_MAPPED = 2,   // the data outlives the matrix, so rows need no copy
-    HOLD_IN_PLACE = 4, // products read the data there: this takes no memory, but every product converts it again
-    HOLD_HALF = 8,     // round values to bfloat16
-    HOLD_WIDE = 16 // hold it in the products' precision even if the file has fewer bits: more memory, less work. The
-                   // tile unit's bfloat16 parts are then rounded to even on ties, but away from zero if they are made
-                   // from whole numbers
+    HOLD_ROWS = 1,    // its rows can be read: for `gather` and `output_norms`
+    HOLD_MAPPED = 2,  // the data outlives the matrix, so rows need no copy
+    HOLD_IN_PLACE = 4 // products read the data there: this takes no memory, but every product converts it again
 } matrix_hold;
 
 // One of several products of the same rows: y [n,out] = x W^T.
@@ -108,8 +104,8 @@ typedef struct backend_limits {
     uint32_t rows;       // decoded rows in one call
     uint32_t matrix_dim; // the larger side of any weight matrix
     attention_shape shape;
-    // The most terms of a product whose operand may be converted each time, because its matrix is BF16, or was loaded
-    // with HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
+    // The most terms of a product whose operand may be converted each time, because its matrix is BF16 or quantised, or
+    // was loaded with HOLD_IN_PLACE. 0: there is none.
     uint32_t made_terms;
     uint32_t matrix_terms; // the most terms of any product, i.e. inputs of any weight matrix
 } backend_limits;

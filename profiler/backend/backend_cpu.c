@@ -26,16 +26,15 @@
 // file stores and on what was asked for (matrix_hold of backend.h):
 //
 //     whole    panels as products take them
-//     steps    whole numbers of 4 or 8 bits with a step and a base (packed_steps.h), if the tile unit multiplies
-//     halves   values that bfloat16 represents, as 16 bits: in float32 a panel is widened for each product; in bf16x3
-//              only the high parts are kept, since the low ones are zero
+//     steps    whole numbers of 4 to 8 bits with steps and bases (packed_steps.h): in float32, and on the tile unit
+//     halves   values that bfloat16 represents, as 16 bits, if products take float32: a panel is widened for each
 //     nothing  a panel is packed for each product from the file, which stays mapped
 //
-// Products have the same bits in all these forms, except for how whole numbers are rounded (HOLD_WIDE of backend.h).
+// Products have the same bits in all these forms.
 
 // A width of panels, and the product with it, which writes to a thread's [rows, PANEL].
 typedef struct panel_kind {
-    uint32_t width;
+    uint32_t width, side; // side: packed_side() if panels are widened from whole numbers for each product, else 0
     const product *product;
 } panel_kind;
 
@@ -44,21 +43,24 @@ typedef struct packed_matrix {
     uint32_t n_panels, width, rows; // width: outputs of a panel, but perhaps the last; rows of every product
     unsigned bits,
         parts;     // for weights kept as whole numbers: their bits, and the parts that products in float32 need; else 0
-    bool rounds;   // values that have more bits in the file are rounded to bfloat16
     bool halves;   // 16 bits are kept of each value
     bool in_place; // no panels are kept
-    bool has_source;    // `source` stays readable as long as the matrix
-    size_t panel_bytes; // of a panel as products take it
-    size_t kept_bytes;  // of a panel as it is kept
+    bool has_source;   // `source` stays readable as long as the matrix
+    size_t kept_bytes; // of a panel as it is kept
     panel_kind full, last;
     stored_matrix source;
     char *panels; // [n_panels, kept_bytes]; NULL if in_place
 } packed_matrix;
 
+static inline const panel_kind *panel_at(const packed_matrix *m, uint32_t i)
+{
+    return i + 1 < m->n_panels ? &m->full : &m->last;
+}
+
 // Whether a panel is made anew for each product, which should then have as many rows as possible.
 static inline bool packed_is_made(const packed_matrix *m)
 {
-    return m->in_place || (m->halves && m->p == PRECISION_F32);
+    return m->in_place || m->full.side || m->halves;
 }
 
 // ---- Making a panel ----
@@ -130,7 +132,8 @@ static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix 
     bool finite = true;
     for (uint32_t i = 0; i < n; i++) {
         finite &= stored_steps(w, first + i, k->wholes, k->steps, k->bases);
-        *two_parts = *two_parts && m->p == PRECISION_F32 && steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
+        *two_parts = *two_parts && !m->full.side && m->p == PRECISION_F32 &&
+                     steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
         steps_pack(m->bits, panel, i, w->in, k->wholes, k->steps, k->bases);
     }
     return finite;
@@ -143,7 +146,6 @@ static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix 
     uint32_t first = i * m->width, n = w->out - first < m->width ? w->out - first : m->width;
     if (m->bits) return pack_steps(m, panel, w, first, n, k, two_parts);
     bool ok = stored_rows(w, first, n, k->rows);
-    if (m->rounds) stored_round(k->rows, (size_t)n * w->in);
     packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
     return ok;
 }
@@ -156,6 +158,11 @@ static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch 
     *parts = m->parts;
     if (kept && !packed_is_made(m)) return kept;
     packer k = packer_at(s->made, m->p, m->width, m->source.in);
+    if (kept && m->full.side) {
+        const panel_kind *kind = panel_at(m, panel);
+        steps_widen(m->bits, (float *)(void *)k.wide, kept, m->source.in, kind->width, kind->side);
+        return k.wide;
+    }
     if (kept) {
         widen((float *)(void *)k.wide, (const uint16_t *)(const void *)kept, m->kept_bytes / sizeof(uint16_t));
         return k.wide;
@@ -174,9 +181,7 @@ static bool keep_panel(packed_matrix *m, const stored_matrix *w, uint32_t i, pac
     char *to = m->panels + i * m->kept_bytes;
     if (!m->halves) return make_panel(m, to, w, i, k, two_parts);
     if (!make_panel(m, k->wide, w, i, k, two_parts)) return false;
-    if (m->p == PRECISION_F32)
-        narrow((uint16_t *)(void *)to, (const float *)(const void *)k->wide, m->kept_bytes / sizeof(uint16_t));
-    else memcpy(to, k->wide, m->kept_bytes);
+    narrow((uint16_t *)(void *)to, (const float *)(const void *)k->wide, m->kept_bytes / sizeof(uint16_t));
     return true;
 }
 
@@ -202,26 +207,33 @@ static size_t panel_bytes(const packed_matrix *m, uint32_t in, uint32_t width)
     return m->bits ? packed_step_bytes(m->bits, in, width) : packed_bytes(m->p, in, width);
 }
 
+// Decides whether whole numbers are kept. Without a tile unit, panels must have whole groups of 16 columns side by
+// side.
+static void choose_steps(packed_matrix *m)
+{
+    enum { COLUMNS = STEP_COLUMNS / 2 };
+    unsigned bits = stored_bits(&m->source);
+    uint32_t full = packed_side(m->p, m->source.in, m->full.width),
+             last = packed_side(m->p, m->source.in, m->last.width);
+    if (product_takes_any_rows()) m->bits = bits == 6 ? 0 : bits;
+    else if (bits && !m->in_place && steps_can_widen() && full && last && full % COLUMNS == 0 && last % COLUMNS == 0)
+        m->bits = bits, m->full.side = full, m->last.side = last;
+}
+
 // Chooses the form of a matrix and computes its sizes.
 static void choose_form(packed_matrix *m, precision p, const stored_matrix *w, unsigned hold)
 {
-    bool tiles = product_takes_any_rows(), is_half = w->type == GGUF_TENSOR_BF16;
     *m = (packed_matrix){.p = p, .rows = product_rows(), .source = *w};
-    m->width = tiles ? TILE_PANEL : PANEL;
-    m->rounds = hold & HOLD_HALF && !is_half;
-    m->bits = tiles && !m->rounds && !(hold & HOLD_WIDE) ? stored_bits(w) : 0;
+    m->width = product_takes_any_rows() ? TILE_PANEL : PANEL;
     m->n_panels = (w->out + m->width - 1) / m->width;
     m->has_source = hold & HOLD_MAPPED;
     m->in_place = m->has_source && hold & HOLD_IN_PLACE;
     m->full.width = w->out < m->width ? w->out : m->width;
     m->last.width = w->out - (m->n_panels - 1) * m->width;
-    size_t full = panel_bytes(m, w->in, m->full.width), last = panel_bytes(m, w->in, m->last.width),
-           high = packed_high_bytes(p, w->in, m->full.width);
-    m->panel_bytes = last > full ? last : full;
-    m->kept_bytes = m->panel_bytes;
-    // The tile unit's parts are interleaved, and so are those of products of few terms: none can be kept alone.
-    m->halves = (m->rounds || (is_half && !(hold & HOLD_WIDE))) && !tiles && (p == PRECISION_F32 || high);
-    if (m->halves) m->kept_bytes = p == PRECISION_F32 ? m->panel_bytes / 2 : high;
+    choose_steps(m);
+    m->halves = w->type == GGUF_TENSOR_BF16 && operand_is_plain(p);
+    m->kept_bytes = larger(panel_bytes(m, w->in, m->full.width), panel_bytes(m, w->in, m->last.width));
+    if (m->halves) m->kept_bytes /= 2;
 }
 
 static packed_matrix *pack_matrix(precision p, const stored_matrix *w, unsigned hold)
@@ -257,7 +269,7 @@ static dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, un
     dev_matrix m = {.out = w->out, .in = w->in};
     packed_matrix *packed = pack_matrix(cpu_of(on)->p, w, hold);
     m.packed = packed;
-    if (packed && hold & HOLD_ROWS && !has_rows(packed) && !(m.address = host_matrix_values(w, hold)))
+    if (packed && hold & HOLD_ROWS && !has_rows(packed) && !(m.address = host_matrix_values(w)))
         cpu_matrix_release(on, &m);
     return m;
 }
@@ -278,16 +290,15 @@ static void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32
         if (w->address) memcpy(to, w->address + (size_t)i * w->in + first, n * sizeof(float));
         else if (m->has_source) stored_slice(&m->source, i, first, n, to);
         else steps_unpack(m->bits, to, m->panels + i / m->width * m->kept_bytes, i % m->width, w->in, first, n);
-        if (!w->address && m->rounds) stored_round(to, n);
     }
 }
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 //
-// Products with weight matrices; a task is a panel times a few blocks of product_rows() rows. oneDNN sums in another
-// order for other shapes: so that a row's bits depend on nothing but the row, every product has exactly that many rows
-// and goes into a tile of its own, which the first-level cache holds. The tile unit takes all rows at once, and weights
-// as whole numbers if the model file has them so.
+// Products with weight matrices; a task is a panel times all rows. oneDNN sums in another order for other shapes: so
+// that a row's bits depend on nothing but the row, every product has exactly product_rows() rows and goes into a tile
+// of its own, which the first-level cache holds. The tile unit takes all rows at once, and weights as whole numbers if
+// the model file has them so.
 
 typedef struct matmul_job {
     cpu_device *on;
@@ -295,10 +306,10 @@ typedef struct matmul_job {
     uint32_t count;
     precision p;
     const float *x;
-    uint32_t in, n;                // n rows fit into on->operand
-    uint32_t rows;                 // of every product
-    size_t block_bytes;            // of a block of the operand
-    bool accumulate, makes_panels; // the latter: packed_is_made of some matrix
+    uint32_t in, n;     // n rows fit into on->operand
+    uint32_t rows;      // of every product
+    size_t block_bytes; // of a block of the operand
+    bool accumulate;
 } matmul_job;
 
 // Returns block `i` of the operand. If rows are used directly, only the last block, which can lack rows, has a copy.
@@ -322,41 +333,27 @@ static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
                   first % job->rows, n, job->in, 1.0f);
 }
 
-// Multiplies blocks [first, end) of the rows, product by product; lines of y are `out` floats apart.
-static void multiply_blocks(const matmul_job *job, const packed_matrix *m, const panel_kind *kind, const char *b,
-                            float *y, uint32_t out, uint32_t first, uint32_t end)
+// Multiplies the rows block by block; lines of y are `out` floats apart.
+static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t out)
 {
-    bool high_alone = m->halves && m->p == PRECISION_BF16X3;
     float *tile = job->on->threads[omp_get_thread_num()].panel;
-    for (uint32_t i = first; i < end; i++) {
+    for (uint32_t i = 0; i * job->rows < job->n; i++) {
         const void *a = operand_block(job, i);
         if (operand_is_plain(job->p) && rows_of(job, i) == job->rows) a = job->x + (size_t)i * job->rows * job->in;
-        if (high_alone) product_run_high(kind->product, a, b, tile);
-        else product_run(kind->product, a, b, tile);
+        product_run(kind->product, a, b, tile);
         loop_store_tile(y + (size_t)i * job->rows * out, out, tile, rows_of(job, i), kind->width, job->accumulate);
     }
 }
 
-// The same in one product, straight into y.
-static void multiply_at_once(const matmul_job *job, const packed_matrix *m, unsigned parts, const panel_kind *kind,
-                             const char *b, float *y, uint32_t out, uint32_t first, uint32_t rows)
-{
-    y += (size_t)first * job->rows * out;
-    const void *a = operand_block(job, first);
-    if (m->bits) product_run_steps(kind->product, rows, a, b, m->bits, parts, y, out, job->accumulate);
-    else product_run_rows(kind->product, rows, a, b, y, out, job->accumulate);
-}
-
-// Multiplies blocks [first, end) of the rows with a panel; `panel` counts through all matrices.
-static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
+// Multiplies all rows with a panel; `panel` counts through all matrices.
+static void multiply_panel(const matmul_job *job, uint32_t panel)
 {
     const projection *to = job->to;
     for (; panel >= ((const packed_matrix *)to->w.packed)->n_panels; to++)
         panel -= ((const packed_matrix *)to->w.packed)->n_panels;
     const packed_matrix *m = to->w.packed;
-    const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
+    const panel_kind *kind = panel_at(m, panel);
     float *y = to->y.address + (size_t)panel * m->width;
-    uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
     unsigned parts;
     const char *b = packed_panel(m, panel, &job->on->threads[omp_get_thread_num()], &parts);
     if (!b)
@@ -364,15 +361,17 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
                      "backend %s: a weight that is read from the model's file is not finite, so the file is damaged or "
                      "overflowed when it was made; with memory for all weights the message names the tensor",
                      job->on->base.b->name);
-    else if (product_takes_any_rows()) multiply_at_once(job, m, parts, kind, b, y, to->w.out, first, rows);
-    else multiply_blocks(job, m, kind, b, y, to->w.out, first, end);
+    else if (!product_takes_any_rows()) multiply_blocks(job, kind, b, y, to->w.out);
+    else if (!m->bits) product_run_rows(kind->product, job->n, operand_block(job, 0), b, y, to->w.out, job->accumulate);
+    else
+        product_run_steps(kind->product, job->n, operand_block(job, 0), b, m->bits, parts, y, to->w.out,
+                          job->accumulate);
 }
 
 static void multiply_rows(const matmul_job *job)
 {
     enum { FEW = 2 }; // rows prepared at a time: few, so that threads share a small batch; a divisor of product_rows()
-    uint32_t blocks = (job->n + job->rows - 1) / job->rows, groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK,
-             last = blocks - 1, panels = 0;
+    uint32_t last = (job->n - 1) / job->rows, panels = 0;
     for (uint32_t i = 0; i < job->count; i++) panels += ((const packed_matrix *)job->to[i].w.packed)->n_panels;
     if (rows_of(job, last) < job->rows && !product_takes_any_rows())
         memset(operand_block(job, last), 0, job->block_bytes);
@@ -383,18 +382,11 @@ static void multiply_rows(const matmul_job *job)
         if (product_takes_any_rows()) { // in the order of the panels' memory, for which decoding waits
             tiles_hold();
 #pragma omp for schedule(static) nowait
-            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
+            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel);
             tiles_let_go();
-        } else if (job->makes_panels) { // makes each of them once
-#pragma omp for schedule(dynamic, 1)
-            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
         } else {
-#pragma omp for collapse(2) schedule(dynamic, 1)
-            for (uint32_t group = 0; group < groups; group++)
-                for (uint32_t panel = 0; panel < panels; panel++) {
-                    uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
-                    multiply_panel(job, panel, first, end < blocks ? end : blocks);
-                }
+#pragma omp for schedule(dynamic, 1)
+            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel);
         }
     }
 }
@@ -403,10 +395,11 @@ static void multiply_rows(const matmul_job *job)
 // the second-level cache.
 static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
 {
+    enum { MOST = 16 }; // blocks
     if (operand_is_plain(job->p)) return n;
     if (!product_takes_any_rows()) return (uint32_t)(job->on->operand_bytes / job->block_bytes) * job->rows;
     size_t near = OPERAND_BYTES / job->block_bytes;
-    return (near < 1 ? 1 : near < BLOCKS_PER_TASK ? (uint32_t)near : BLOCKS_PER_TASK) * job->rows;
+    return (near < 1 ? 1 : near < MOST ? (uint32_t)near : MOST) * job->rows;
 }
 
 static void multiply_all(cpu_device *on, const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
@@ -414,10 +407,12 @@ static void multiply_all(cpu_device *on, const projection *to, uint32_t count, d
     const packed_matrix *m = to->w.packed;
     matmul_job job = {.on = on, .count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
     job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
-    for (uint32_t i = 0; i < count; i++) job.makes_panels |= packed_is_made(to[i].w.packed);
-    if (to->w.in > on->limits.matrix_dim || (job.makes_panels && to->w.in > on->limits.made_terms)) {
+    uint32_t most = on->limits.matrix_dim;
+    for (uint32_t i = 0; i < count; i++)
+        if (packed_is_made(to[i].w.packed)) most = on->limits.made_terms;
+    if (to->w.in > most) {
         backend_fail(&on->base, KVB_ARGUMENT, "backend cpu: a product of %u terms, opened for up to %u", to->w.in,
-                     job.makes_panels ? on->limits.made_terms : on->limits.matrix_dim);
+                     most);
         return;
     }
     uint32_t fit = rows_at_a_time(&job, n);

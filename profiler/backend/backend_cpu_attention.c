@@ -761,7 +761,7 @@ static void attend_group(const rows_job *job)
 
 uint32_t cpu_row_group(void)
 {
-    return product_rows() == PRODUCT_ROWS_MAX ? PRODUCT_ROWS_MAX : 24;
+    return product_rows() % 16 ? 24 : PRODUCT_ROWS_MAX; // a multiple of product_rows()
 }
 
 static bool tails_fit(const rows_job *job, uint32_t n)

@@ -108,7 +108,7 @@ static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, u
     dev_matrix m = {};
     m.out = w->out;
     m.in = w->in;
-    float *values = host_matrix_values(w, hold);
+    float *values = host_matrix_values(w);
     bool ok = values != NULL;
     if (ok && (planes == 0 || hold & HOLD_ROWS)) {
         m.address = (float *)gpu_memory(n * sizeof(float));

@@ -119,15 +119,12 @@ void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint3
         ids[i] = sampler_draw(s, logits.address + (size_t)i * vocabulary, vocabulary, &keys[i]);
 }
 
-float *host_matrix_values(const stored_matrix *w, unsigned hold)
+float *host_matrix_values(const stored_matrix *w)
 {
     float *values = host_memory((size_t)w->out * w->in);
     bool ok = values != NULL;
 #pragma omp parallel for schedule(static) reduction(&& : ok)
-    for (uint32_t r = 0; r < w->out; r++) {
-        ok = ok && stored_rows(w, r, 1, values + (size_t)r * w->in);
-        if (ok && hold & HOLD_HALF) stored_round(values + (size_t)r * w->in, w->in);
-    }
+    for (uint32_t r = 0; r < w->out; r++) ok = ok && stored_rows(w, r, 1, values + (size_t)r * w->in);
     if (ok) return values;
     free(values);
     return NULL;

@@ -24,7 +24,7 @@ void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint3
                  const draw_key *keys);
 // Returns the values of w in float32, rounded if `hold` says so; the caller frees them. NULL if memory runs out or a
 // value is not finite.
-float *host_matrix_values(const stored_matrix *w, unsigned hold);
+float *host_matrix_values(const stored_matrix *w);
 // For backends that read keys and values as they are.
 size_t host_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
 void host_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);

@@ -7,7 +7,7 @@
 
 static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
-    return (dev_matrix){host_matrix_values(w, hold), w->out, w->in, NULL};
+    return (dev_matrix){host_matrix_values(w), w->out, w->in, NULL};
 }
 
 static uint64_t ref_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)

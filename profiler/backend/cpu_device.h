@@ -21,10 +21,10 @@ enum {
     CONTEXT_ROWS = 256,
     // Outputs of a panel of weights: for oneDNN a multiple of its blocks; for the tile unit fewer, since its products
     // cost nothing to begin.
-    PANEL = 128,
+    PANEL = 64,
     TILE_PANEL = 32,
-    BLOCKS_PER_TASK = 16,    // the most blocks of product_rows() rows that are multiplied with a panel in one task
-    OPERAND_BYTES = 3 << 18, // of those blocks, if more than one, on the tile unit: they stay in the second-level cache
+    OPERAND_BYTES =
+        3 << 18, // of blocks of rows, if more than one, on the tile unit: they stay in the second-level cache
 };
 
 // Scratch of one thread; counts are in backend_cpu.c.

@@ -385,6 +385,18 @@ void packed_store(precision p, void *to, const float *b, size_t ld, bool transpo
     }
 }
 
+uint32_t packed_side(precision p, uint32_t k, uint32_t n)
+{
+    if (!operand_is_plain(p)) return 0;
+    const dnnl_memory_desc_t *d = &primitive_find_layout(dnnl_f32, k, n)->b;
+    const dnnl_blocking_desc_t *by = &d->format_desc.blocking;
+    if (d->format_kind != dnnl_blocked || is_padded(d)) return 0;
+    if (by->inner_nblks == 0) return by->strides[0] == n && by->strides[1] == 1 ? n : 0;
+    if (by->inner_nblks != 2 || by->inner_idxs[0] != 0 || by->inner_idxs[1] != 1) return 0;
+    dnnl_dim_t terms = by->inner_blks[0], side = by->inner_blks[1];
+    return by->strides[0] == terms * side && by->strides[1] == k * side ? (uint32_t)side : 0;
+}
+
 static void split_joined(void *to, bool bits, const float *x, uint32_t k, float scale)
 {
     uint16_t *b = to;
@@ -468,8 +480,8 @@ static void make_product(product *made)
 
 uint32_t product_rows(void)
 {
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core ? PRODUCT_ROWS_MAX
-                                                                                                 : 30;
+    bool wide = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+    return product_takes_any_rows() ? PRODUCT_ROWS_MAX : wide ? 16 : 12;
 }
 
 void product_prepare(int threads)
@@ -502,24 +514,14 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 
 void product_run(const product *p, const void *a, const void *b, float *c)
 {
-    if (p->tile_parts) product_run_rows(p, p->m, a, b, c, p->n, false);
-    else if (!p->b_part) primitive_run(p->first, a, b, c);
-    else {
-        product_run_high(p, a, b, c);
-        primitive_run(p->more, a, (const char *)b + p->b_part, c);
+    if (p->tile_parts) {
+        product_run_rows(p, p->m, a, b, c, p->n, false);
+        return;
     }
-}
-
-size_t packed_high_bytes(precision p, uint32_t k, uint32_t n)
-{
-    return tiles_available() || p != PRECISION_BF16X3 || is_joined(p, k) ? 0 : part_bytes(p, k, n);
-}
-
-void product_run_high(const product *p, const void *a, const void *b, float *c)
-{
-    const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
     primitive_run(p->first, a, b, c);
-    primitive_run(p->more, low_a, b, c);
+    if (!p->b_part) return;
+    primitive_run(p->more, (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p)), b, c);
+    primitive_run(p->more, a, (const char *)b + p->b_part, c);
 }
 
 bool product_takes_any_rows(void)

@@ -44,6 +44,10 @@ size_t packed_temp_floats(uint32_t k, uint32_t n);
 void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp);
 
+// Returns how many columns lie side by side in a packed b: b[i][j] is at (j / side * k + i) * side + j % side. 0 if b
+// is not float32, or is laid out in another way.
+uint32_t packed_side(precision p, uint32_t k, uint32_t n);
+
 // Writes rows first .. first+rows-1 of a [m,k] = scale * x in the form that product_run takes; row first+i comes from x
 // + i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
@@ -51,7 +55,7 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 
 // Returns a number of rows, at most PRODUCT_ROWS_MAX, with which a row of a product has the same bits at any place in
 // it: a multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6
-// with AVX2).
+// with AVX2). Few, since batches are padded to a multiple; more are no faster.
 enum { PRODUCT_ROWS_MAX = 32 };
 uint32_t product_rows(void);
 
@@ -65,11 +69,6 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 void product_prepare(int threads);
 // May run on any thread of the region that follows.
 void product_run(const product *p, const void *a, const void *b, float *c);
-// For a b in bf16x3 whose low part is zero: product_run_high() reads only the high part, the first packed_high_bytes()
-// of what packed_store() wrote. packed_high_bytes() returns 0 if b is not stored in two parts (few terms, another
-// precision, the tile unit); product_run_high() must then not be called.
-size_t packed_high_bytes(precision p, uint32_t k, uint32_t n);
-void product_run_high(const product *p, const void *a, const void *b, float *c);
 // Like product_run() for any number of rows, with rows of c that are ldc floats apart; may be called only if
 // product_takes_any_rows(). A row's bits depend on no other row and not on their number. Operands that were split for a
 // few rows each and lie one behind the other count as one operand with all the rows. `add`: the product is summed first

@@ -10,7 +10,7 @@ enum {
 
 static size_t line_bytes(unsigned bits)
 {
-    return HALF * 2 * bits / 8;
+    return bits == 4 ? HALF : 2 * HALF;
 }
 
 size_t steps_block_bytes(unsigned bits)
@@ -76,9 +76,72 @@ void steps_unpack(unsigned bits, float *to, const void *from, uint32_t column, u
         const int8_t *line =
             (const int8_t *)block + HEAD_BYTES + (half * LINES + i % STEP_TERMS / 2) * line_bytes(bits) + place;
         int whole = bits == 4 ? (uint8_t)line[0] >> i % 2 * 4 & 15 : line[i % 2 * HALF];
-        *to++ = (float)whole * head[place] + head[HALF + place]; // the product is exact
+        if (bits == 6) *to++ = (float)whole * head[i % STEP_TERMS / (STEP_TERMS / 2) * HALF + place];
+        else *to++ = (float)whole * head[place] + head[HALF + place]; // the product is exact
     }
 }
+
+// ---- To float32, for oneDNN ----
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#define WIDE_UNIT __attribute__((target("avx2")))
+
+bool steps_can_widen(void)
+{
+    return __builtin_cpu_supports("avx2");
+}
+
+// Writes a term of 16 columns; base may be NULL.
+WIDE_UNIT static inline void widen_term(float *to, __m128i wholes, const float *step, const float *base)
+{
+    for (size_t i = 0; i < HALF; i += 8, wholes = _mm_srli_si128(wholes, 8)) {
+        __m256 x = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(wholes)), _mm256_loadu_ps(step + i));
+        _mm256_storeu_ps(to + i, base ? _mm256_add_ps(x, _mm256_loadu_ps(base + i)) : x);
+    }
+}
+
+// Writes 32 terms of 16 columns, each term `side` floats behind the one before.
+WIDE_UNIT static inline __attribute__((always_inline)) void widen_half(unsigned bits, float *to, size_t side,
+                                                                       const int8_t *line, const float *head)
+{
+    const float *base = bits == 6 ? NULL : head + HALF;
+    for (size_t pair = 0; pair < LINES; pair++, line += line_bytes(bits), to += 2 * side) {
+        const float *step = bits == 6 && pair >= LINES / 2 ? head + HALF : head;
+        const __m128i first = _mm_loadu_si128((const void *)line), low = _mm_set1_epi8(15);
+        widen_term(to, bits == 4 ? _mm_and_si128(first, low) : first, step, base);
+        widen_term(to + side,
+                   bits == 4 ? _mm_and_si128(_mm_srli_epi16(first, 4), low)
+                             : _mm_loadu_si128((const void *)(line + HALF)),
+                   step, base);
+    }
+}
+
+WIDE_UNIT void steps_widen(unsigned bits, float *to, const void *from, uint32_t k, uint32_t n, uint32_t side)
+{
+    size_t bytes = steps_block_bytes(bits);
+    for (uint32_t i = 0; i < k; i += STEP_TERMS)
+        for (uint32_t column = 0; column < n; column += HALF) {
+            const char *block = (const char *)from + column_start(bits, column, k) + i / STEP_TERMS * bytes;
+            size_t half = column % STEP_COLUMNS / HALF;
+            const float *head = (const float *)(const void *)block + half * 2 * HALF;
+            const int8_t *line = (const int8_t *)block + HEAD_BYTES + half * LINES * line_bytes(bits);
+            float *at = to + ((size_t)(column / side) * k + i) * side + column % side;
+            if (bits == 4) widen_half(4, at, side, line, head);
+            else if (bits == 6) widen_half(6, at, side, line, head);
+            else widen_half(8, at, side, line, head);
+        }
+}
+#else
+bool steps_can_widen(void)
+{
+    return false;
+}
+
+void steps_widen(unsigned bits, float *to, const void *from, uint32_t k, uint32_t n, uint32_t side) {}
+#endif
+
+// ---- To bfloat16 parts, for the tile unit ----
 
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
 #include <immintrin.h>

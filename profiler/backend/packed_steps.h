@@ -1,6 +1,6 @@
-// Weights that model files store as small whole numbers, kept in that form for the tile unit (packed_tiles.h): decoding
-// is limited by memory bandwidth, and they take a fifth to a third of float32. A product converts them to bfloat16
-// parts when the first rows are multiplied.
+// Weights that model files store as small whole numbers, kept in that form: decoding is limited by memory bandwidth,
+// and they take a fifth to a third of float32. The tile unit (packed_tiles.h) converts them to bfloat16 parts when the
+// first rows are multiplied; without one, a panel is converted to float32 for each product.
 //
 //     b[i][j] = step * whole[i][j] + base, one step and one base for 32 terms of a column
 //
@@ -14,7 +14,8 @@
 
 enum { STEP_TERMS = 32, STEP_COLUMNS = 32 };
 
-// `bits` is 4 (whole numbers 0 to 15) or 8 (-128 to 127).
+// `bits` is 4 (whole numbers 0 to 15) or 8 (-128 to 127), or, but not for the tile unit, 6 (-32 to 31): there the
+// second half of the 32 terms has a step of its own, which lies where the base would, and no term has a base.
 size_t steps_block_bytes(unsigned bits);
 
 // Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed hold anything.
@@ -24,8 +25,14 @@ void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8
 // Whether two cut parts represent these weights exactly. True for most 4-bit weights with float16 steps.
 bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *bases, uint32_t k);
 
-// Reads terms first .. first+n-1 of a column, with exactly the bits that the unit multiplies.
+// Reads terms first .. first+n-1 of a column, with exactly the bits that products take.
 void steps_unpack(unsigned bits, float *to, const void *from, uint32_t column, uint32_t k, uint32_t first, uint32_t n);
+
+// Writes b [k,n] as packed_store() does if it lays `side` columns side by side (packed_side() of packed.h), a multiple
+// of
+// 16. Only where steps_can_widen(): on a processor with AVX2.
+bool steps_can_widen(void);
+void steps_widen(unsigned bits, float *to, const void *from, uint32_t k, uint32_t n, uint32_t side);
 
 // Makes bfloat16 parts of lines [first, end) of the 32 of a block, as packed_tiles.c keeps them.
 //     PARTS_NEAREST  one or two parts, each rounded to nearest

@@ -36,7 +36,6 @@ static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
 {
     weights *w = m->source;
     kvb_status status = model_read_config(&m->config, &m->family, w, err);
-    m->form = o->form;
     if (status == KVB_OK) status = model_claim_tensors(m, w, err);
     if (status == KVB_OK && o->n_layers > m->config.n_layers)
         return kvb_fail(err, KVB_ARGUMENT, "%s: has %u layers, %u were asked for", w->name, m->config.n_layers,

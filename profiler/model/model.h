@@ -17,13 +17,6 @@ typedef struct model_layer {
     dev value_root;      // [H, d, d]: root_h^T root_h = W_O^(h) W_O^(h)T, so ||v W_O^(h)|| = ||root_h v||
 } model_layer;
 
-// How weights are held in memory. Results are the same for all, except with WEIGHTS_HALF if the file has more bits.
-typedef enum weight_form {
-    WEIGHTS_KEEP, // with the file's bits, if this machine's products can use them directly
-    WEIGHTS_WIDE, // in the products' precision: float32 or bfloat16
-    WEIGHTS_HALF  // rounded to bfloat16
-} weight_form;
-
 // Bytes of a group of weights: those of the embedding and the output matrix are group 0, layer l's group l + 1.
 typedef struct weight_room {
     uint64_t held, in_place; // memory needed if they are held, and if they are read from the file
@@ -36,7 +29,6 @@ typedef struct weights_watch weights_watch;
 typedef struct model_options {
     uint32_t n_layers; // load only the first ones, for studies of time and memory (the outputs make no sense). 0: all;
                        // KVB_ARGUMENT if the file has fewer
-    weight_form form;
     bool without_weights;       // nothing is hashed or loaded: for model_identify and model_load, or for a plan
     bool for_plan;              // in addition: a folder may lack its weight files, or be just a config.json
     const weights_watch *watch; // called while the files are hashed; NULL: none
@@ -53,11 +45,10 @@ typedef struct model {
     char sha256[65];        // of the whole model file, or of all weight files (weights_identify); "" before that
     struct weights *source; // stays open: rows and weights are read from the mapped files
     const struct family *family;
-    weight_form form;
     weight_room *rooms;  // [1 + L]
     uint32_t n_held;     // the first n_held groups are held in memory; the others are read in place
     uint32_t most_terms; // the widest row of any matrix
-    bool has_halves;     // a matrix is held as BF16
+    bool has_made;       // a matrix is held as BF16 or as whole numbers
 } model;
 
 // Loads a model from a GGUF file or a folder of Hugging Face (weights.h) onto a device of that backend: reads the

@@ -153,8 +153,7 @@ static stored_matrix rows_of_tensor(const weight_tensor *t, uint32_t first, uint
 // Returns how the matrices of a group are loaded, as matrix_hold. `rows`: their rows must be readable.
 static unsigned model_hold(const model *m, uint32_t group, bool rows)
 {
-    return HOLD_MAPPED | (rows ? HOLD_ROWS : 0) | (group >= m->n_held ? HOLD_IN_PLACE : 0) |
-           (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
+    return HOLD_MAPPED | (rows ? HOLD_ROWS : 0) | (group >= m->n_held ? HOLD_IN_PLACE : 0);
 }
 
 // Returns how the embedding is held. If another matrix makes the logits, only single rows of it are read, so it stays
@@ -178,7 +177,7 @@ static void count_matrix(model *m, uint32_t group, const stored_matrix *w, bool 
     to->in_place += maps ? b->matrix_bytes(m->device, w, own | HOLD_IN_PLACE) : held;
     to->file += maps ? (uint64_t)w->out * w->in / values * bytes : 0;
     m->most_terms = w->in > m->most_terms ? w->in : m->most_terms;
-    m->has_halves = m->has_halves || (w->type == GGUF_TENSOR_BF16 && m->form != WEIGHTS_WIDE);
+    m->has_made = m->has_made || w->type == GGUF_TENSOR_BF16 || stored_bits(w);
 }
 
 // ---- Experts, which each container keeps in its own way (expert_layout of family.h) ----
@@ -507,8 +506,7 @@ uint32_t model_fit_weights(const model *m, uint64_t bytes)
 
 uint32_t model_made_terms(const model *m)
 {
-    bool made = m->has_halves || m->form == WEIGHTS_HALF || m->n_held <= m->config.n_layers;
-    return made ? m->most_terms : 0;
+    return m->has_made || m->n_held <= m->config.n_layers ? m->most_terms : 0;
 }
 
 uint32_t model_context_rows(const model *m)

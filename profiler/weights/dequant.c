@@ -187,7 +187,7 @@ static const block_format *find_format(uint32_t type)
         {GGUF_TENSOR_Q5_0, 32, 8, 16, false, read_small},   {GGUF_TENSOR_Q5_1, 32, 8, 0, true, read_small},
         {GGUF_TENSOR_Q8_0, 32, 8, 0, false, read_q8_0},     {GGUF_TENSOR_Q2_K, 16, 0, 0, true, read_q2_k},
         {GGUF_TENSOR_Q3_K, 16, 0, 0, false, read_q3_k},     {GGUF_TENSOR_Q4_K, 32, 4, 0, true, read_super},
-        {GGUF_TENSOR_Q5_K, 32, 8, 0, true, read_super},     {GGUF_TENSOR_Q6_K, 16, 0, 32, false, read_q6_k},
+        {GGUF_TENSOR_Q5_K, 32, 8, 0, true, read_super},     {GGUF_TENSOR_Q6_K, 16, 6, 32, false, read_q6_k},
         {GGUF_TENSOR_IQ4_NL, 32, 8, 0, false, read_iq4_nl}, {GGUF_TENSOR_IQ4_XS, 32, 8, 0, false, read_iq4_xs},
         {GGUF_TENSOR_MXFP4, 32, 8, 0, false, read_mxfp4}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -259,9 +259,15 @@ void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *whol
     uint32_t values = 1, bytes = 0;
     gguf_tensor_type_block(type, &values, &bytes);
     const uint8_t *block = src;
-    for (size_t i = 0; i < n_values; i += values, block += bytes)
-        f->read(f, block, wholes + i, steps + i / DEQUANT_STEP_VALUES, bases + i / DEQUANT_STEP_VALUES);
-    for (size_t i = 0; !f->has_bases && i < n_values / DEQUANT_STEP_VALUES; i++)
+    for (size_t i = 0; i < n_values; i += values, block += bytes) {
+        float all[2 * SUPER / DEQUANT_STEP_VALUES], *to = steps + i / DEQUANT_STEP_VALUES;
+        bool halves = f->share < DEQUANT_STEP_VALUES;
+        f->read(f, block, wholes + i, halves ? all : to, bases + i / DEQUANT_STEP_VALUES);
+        for (size_t k = 0; halves && k < values / DEQUANT_STEP_VALUES; k++)
+            to[k] = all[2 * k], bases[i / DEQUANT_STEP_VALUES + k] = all[2 * k + 1];
+        for (size_t k = 0; halves && k < values; k++) wholes[i + k] = (int8_t)(wholes[i + k] - f->offset);
+    }
+    for (size_t i = 0; !f->has_bases && f->share == DEQUANT_STEP_VALUES && i < n_values / DEQUANT_STEP_VALUES; i++)
         bases[i] = f->offset ? steps[i] * -(float)f->offset : 0;
 }
 
@@ -323,16 +329,6 @@ bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t
     bool ok = read_values(w, row, begin, end - begin, blocks);
     memcpy(to, blocks + (first - begin), n * sizeof *to);
     return ok;
-}
-
-SIMD_CLONES void stored_round(float *x, size_t n)
-{
-    uint32_t *bits = (uint32_t *)(void *)x;
-#pragma omp simd
-    for (size_t i = 0; i < n; i++) {
-        uint32_t up = bits[i] + 0x7fffu + (bits[i] >> 16 & 1u);
-        bits[i] = ((bits[i] & 0x7f800000u) == 0x7f800000u ? bits[i] : up) & 0xffff0000u;
-    }
 }
 
 unsigned stored_bits(const stored_matrix *w)

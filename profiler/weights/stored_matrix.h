@@ -22,12 +22,11 @@ bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to);
 // Reads n columns of a row from `first` on, up to 1024 or all. Returns false if a value in their blocks is not finite.
 bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to);
 
-// Rounds each value to the nearest bfloat16, ties to even. Values that are not finite remain not finite.
-void stored_round(float *x, size_t n);
-
 // Returns the bits of the whole numbers, 4 (0 to 15) or 8 (-128 to 127), if the file stores them with one step and one
-// base per 32 values of a row, value = step * whole + base; 0 if it stores something else.
+// base per 32 values of a row, value = step * whole + base; 6 (-32 to 31) if with a step per 16 values; 0 if it stores
+// something else.
 unsigned stored_bits(const stored_matrix *w);
 
-// Reads one row in that form: wholes [in], steps and bases [in / 32]. Returns false if a step or base is not finite.
+// Reads one row in that form: wholes [in], steps and bases [in / 32] (dequant_steps). Returns false if a step or base
+// is not finite.
 bool stored_steps(const stored_matrix *w, uint32_t row, int8_t *wholes, float *steps, float *bases);

@@ -6,21 +6,12 @@ printf '{"sample_id":"ids","context_ids":[%s],"question_ids":[[21,22],[23]]}\n' 
 PROFILE=(profile tiny.gguf ids.jsonl --new-tokens 5 --ignore-eos --metric keydiff --metric critical:share=0+keydiff)
 for compute in f32 bf16x3 bf16; do
     kvb "${PROFILE[@]}" -o "$compute.h5" --compute "$compute"
-    expect 0 "$compute, weights as products take them" "${PROFILE[@]}" -o other.h5 --compute "$compute" --weights f32 \
-        --force
-    same "$compute: the same record" "$compute.h5" other.h5
     for held in 0 1; do
         expect 0 "$compute, $held layers held" "${PROFILE[@]}" -o other.h5 --compute "$compute" --force --held $held
         says "$compute, $held layers held: it says so" "note: the weights of $((2 - held)) of 2 layers" err
         same "$compute, $held layers held: the same record" "$compute.h5" other.h5
     done
 done
-expect 0 'weights rounded to bfloat16' "${PROFILE[@]}" -o half.h5 --weights bf16
-kvb inspect half.h5
-says 'which the record tells' 'weights: "bf16"' out
-differ 'and they are others' f32.h5 half.h5
-misused 'another kind' "--weights: expected keep, f32 or bf16, found 'f16'" "${PROFILE[@]}" -o x.h5 --weights f16
-
 expect 0 'the plan of an addition that the record has already' "${PROFILE[@]}" -o f32.h5 --add --plan
 says 'has nothing to do' '^work +0 contexts' out
 

@@ -161,49 +161,28 @@ static float *product_of(const stored_matrix *w, unsigned hold, const float *x, 
     return take(y, (size_t)rows * w->out);
 }
 
-// Whether the judged backend rounds whole numbers of this type in another way than floats (HOLD_WIDE of backend.h).
-static bool rounds_ties_otherwise(uint32_t type)
-{
-    bool has_steps = type == GGUF_TENSOR_Q4_0 || type == GGUF_TENSOR_Q8_0 || type == GGUF_TENSOR_Q6_K;
-    return has_steps && product_takes_any_rows() && strcmp(judged->b->name, "cpu") == 0;
-}
-
-// Products have the same bits however a matrix is held. With rounding, they are those of the rounded matrix. Reading in
-// place takes no more memory than holding.
+// Products have the same bits however a matrix is held: with its rows, or read in place, which takes no more memory.
 UNIT_TEST(test_matrix_hold)
 {
     enum { IN = 256, OUT = STORED_ROWS, MOST = 100 };
     static const uint32_t types[] = {GGUF_TENSOR_F32,  GGUF_TENSOR_F16,  GGUF_TENSOR_BF16,
                                      GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q8_0, GGUF_TENSOR_Q6_K};
     static const uint32_t rows[] = {1, 32, MOST};
-    static const unsigned holds[] = {HOLD_WIDE, HOLD_MAPPED, HOLD_MAPPED | HOLD_ROWS, HOLD_MAPPED | HOLD_IN_PLACE,
+    static const unsigned holds[] = {HOLD_MAPPED, HOLD_MAPPED | HOLD_ROWS, HOLD_MAPPED | HOLD_IN_PLACE,
                                      HOLD_MAPPED | HOLD_IN_PLACE | HOLD_ROWS};
     reserve(8, SHAPES[0]);
     backend_device *on = judged;
     for (size_t t = 0; t < sizeof types / sizeof *types; t++)
         for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
             stored_matrix w = random_stored(types[t], OUT, IN, false);
-            float *x = random_floats((size_t)rows[r] * IN, 1), *plain = product_of(&w, 0, x, rows[r]),
-                  *rounded = malloc(OUT * IN * sizeof *rounded);
+            float *x = random_floats((size_t)rows[r] * IN, 1), *plain = product_of(&w, 0, x, rows[r]);
             for (size_t h = 0; h < sizeof holds / sizeof *holds; h++) {
-                if (holds[h] == HOLD_WIDE && rounds_ties_otherwise(types[t])) continue;
                 float *y = product_of(&w, holds[h], x, rows[r]);
                 same_bits("a matrix that is held otherwise", y, plain, (size_t)rows[r] * OUT);
                 ck_assert(on->b->matrix_bytes(on, &w, holds[h] | HOLD_IN_PLACE) <=
                           on->b->matrix_bytes(on, &w, holds[h] & ~(unsigned)HOLD_IN_PLACE));
                 free(y);
             }
-            ck_assert(rounded && stored_rows(&w, 0, OUT, rounded));
-            stored_round(rounded, OUT * IN);
-            const stored_matrix halves = stored_floats(rounded, OUT, IN);
-            float *want = product_of(&halves, 0, x, rows[r]), *got = product_of(&w, HOLD_HALF, x, rows[r]),
-                  *in_place = product_of(&w, HOLD_HALF | HOLD_MAPPED | HOLD_IN_PLACE, x, rows[r]);
-            same_bits("a rounded matrix", got, want, (size_t)rows[r] * OUT);
-            same_bits("a rounded matrix in place", in_place, want, (size_t)rows[r] * OUT);
-            free(want);
-            free(got);
-            free(in_place);
-            free(rounded);
             free(plain);
             free(x);
             free((void *)(uintptr_t)w.data);

@@ -171,29 +171,6 @@ UNIT_TEST(test_added)
     }
 }
 
-// Weights that bfloat16 holds have no low part in bf16x3: the high one alone gives the same bits.
-UNIT_TEST(test_high_part_alone)
-{
-    enum { M = 30, N = 64, K = 200 };
-    size_t high = packed_high_bytes(PRECISION_BF16X3, K, N);
-    unit_numbers(packed_high_bytes(PRECISION_F32, K, N), 0, packed_high_bytes(PRECISION_BF16, K, N), 0);
-    ck_assert_uint_eq(packed_high_bytes(PRECISION_BF16X3, 64, N), 0); // three parts side by side
-    ck_assert_int_eq(high == 0, product_takes_any_rows());
-    if (!high) return;
-    packed_case t = case_make(PRECISION_BF16X3, M, N, K, true, false);
-    float *temp = memory(packed_temp_floats(K, N) * sizeof *temp), *alone = memory(M * N * sizeof *alone);
-    stored_round(t.b, K * N);
-    packed_store(t.p, t.weights, t.b, K, true, K, N, temp);
-    const product *p = product_find(t.p, M, N, K, false);
-    product_run(p, t.operand, t.weights, t.c);
-    memset((char *)t.weights + high, 0xff, packed_bytes(t.p, K, N) - high); // must not be read
-    product_run_high(p, t.operand, t.weights, alone);
-    ck_assert_mem_eq(alone, t.c, M * N * sizeof *alone);
-    free(temp);
-    free(alone);
-    case_free(&t);
-}
-
 // Weights kept as whole numbers: unpacking gives the same values, products are as good as with float32 weights, and the
 // third part is left out only if it is zero.
 UNIT_TEST(test_steps)

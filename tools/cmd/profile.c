@@ -24,14 +24,13 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *weights, *oracle;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *oracle;
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
     bool curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature;
     bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet;
-    weight_form form;               // --weights
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
     uint64_t opened;                // memory of this program with the model opened and no weights loaded
     uint64_t writing;               // memory for the record's index while it is put together
@@ -115,17 +114,6 @@ static bool parse_shard(profile_command *p)
     return p->shard_index-- >= 1 && p->shard_index < p->n_shards && p->n_shards <= 1000000;
 }
 
-static bool parse_weights(profile_command *p)
-{
-    static const char *const names[] = {[WEIGHTS_KEEP] = "keep", [WEIGHTS_WIDE] = "f32", [WEIGHTS_HALF] = "bf16"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(p->weights, names[i]) == 0) {
-            p->form = (weight_form)i;
-            return true;
-        }
-    return false;
-}
-
 // Sets the number of threads. Ranks of one machine share its cores, unless the launcher gave each its own.
 static int share_cores(const profile_command *p)
 {
@@ -154,8 +142,6 @@ static int check_profile_options(profile_command *p)
     if (cli_check_protected(p->self, p->sink, p->window) != EXIT_DONE) return EXIT_USAGE;
     if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
-    if (!parse_weights(p))
-        return cli_usage_error(p->self, "--weights: expected keep, f32 or bf16, found '%s'", p->weights);
     p->device = device_find(p->self, p->backend_name, p->compute);
     if (!p->device) return EXIT_USAGE;
     if (strcmp(p->oracle, "output") == 0 && !p->device->sums_importance)
@@ -208,7 +194,6 @@ static void take_settings(profile_command *p, const cJSON *from)
     take_text(&p->backend_name, from, "backend");
     take_text(&p->compute, from, "compute");
     take_text(&p->bos, from, "bos");
-    take_text(&p->weights, from, "weights");
     take_text(&sampling, from, "sampling");
     take_text(&seed, from, "seed");
     take_count(&p->new_tokens, from, "new_tokens");
@@ -375,8 +360,7 @@ static kvb_status identify_model(profile_command *p, kvb_error *err)
 // Opens the model without its weights, and its tokenizer. Hashing takes long and a plan does without it: it comes last.
 static kvb_status open_model(profile_command *p, const char *path, bool ids_alone, kvb_error *err)
 {
-    const model_options wishes = {
-        .n_layers = (uint32_t)p->layers, .form = p->form, .without_weights = true, .for_plan = p->plan};
+    const model_options wishes = {.n_layers = (uint32_t)p->layers, .without_weights = true, .for_plan = p->plan};
     const model_text_options texts = {.without_tokenizer = ids_alone, .pre = p->pre, .for_plan = p->plan};
     kvb_status status = model_open(&p->m, path, p->device, &wishes, err);
     if (status == KVB_OK) status = model_text_open(&p->text, p->m->source, p->m->config.vocabulary, &texts, err);
@@ -708,10 +692,6 @@ static int run_command(profile_command *p, char **operands, size_t n)
     return EXIT_DONE;
 }
 
-#define WEIGHTS_HELP                                                                                                   \
-    "how weights are held in memory: keep (with the file's bits, where products can use\nthem; default), f32 "         \
-    "(as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file has no " \
-    "more). Layers that do not fit are\nread from the file each time"
 #define HELD_HELP                                                                                                     \
     "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as fit; " \
     "0: not even the embedding); changes no number"
@@ -774,7 +754,6 @@ static size_t list_running(profile_command *p, cli_option *out)
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
         {"memory", 0, CLI_TEXT, &p->memory, "SIZE",
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
-        {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
         {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
         {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure time and memory"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the reference)"},
@@ -825,7 +804,6 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .compute = "f32",
                          .bos = "auto",
                          .oracle = "lukv",
-                         .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,
 
