@@ -28,9 +28,8 @@ bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *
 // Reads terms first .. first+n-1 of a column, with exactly the bits that products take.
 void steps_unpack(unsigned bits, float *to, const void *from, uint32_t column, uint32_t k, uint32_t first, uint32_t n);
 
-// Writes b [k,n] as packed_store() does if it lays `side` columns side by side (packed_side() of packed.h), a multiple
-// of
-// 16. Only where steps_can_widen(): on a processor with AVX2.
+// Writes b [k,n] as packed_store() does if it lays `side` columns, a multiple of 16, side by side (packed_side() of
+// packed.h). Only where steps_can_widen(): on a processor with AVX2.
 bool steps_can_widen(void);
 void steps_widen(unsigned bits, float *to, const void *from, uint32_t k, uint32_t n, uint32_t side);
 

@@ -213,6 +213,30 @@ UNIT_TEST(test_steps)
     }
 }
 
+// Without a tile unit, whole numbers are widened to what packed_store() makes of their values.
+UNIT_TEST(test_steps_widened)
+{
+    enum { K = 96 };
+    for (uint32_t i = 0; i < 18; i++) {
+        uint32_t n = 16 * (i / 3 + 1), side = packed_side(PRECISION_F32, K, n);
+        unsigned bits = i % 3 == 0 ? 4 : i % 3 == 1 ? 6 : 8;
+        if (!steps_can_widen() || side == 0 || side % 16) continue;
+        packed_case t = case_make(PRECISION_F32, 1, n, K, true, false);
+        float *temp = memory(packed_temp_floats(K, n) * sizeof *temp), *got = memory(packed_bytes(t.p, K, n));
+        void *b = memory(packed_step_bytes(bits, K, n));
+        for (uint32_t j = 0; j < n; j++) {
+            int8_t wholes[K];
+            for (uint32_t l = 0; l < K; l++) wholes[l] = (int8_t)(l % 2 + (bits == 4 ? 7 : 31) * fabsf(uniform()));
+            steps_pack(bits, b, j, K, wholes, t.b + j * K, t.b + j * K + 3);
+        }
+        for (uint32_t j = 0; j < n; j++) steps_unpack(bits, t.b + j * K, b, j, K, 0, K);
+        packed_store(t.p, t.weights, t.b, K, true, K, n, temp);
+        steps_widen(bits, got, b, K, n, side);
+        ck_assert_mem_eq(got, t.weights, (size_t)K * n * sizeof *got);
+        free(temp), free(got), free(b), case_free(&t);
+    }
+}
+
 // On the tile unit: some columns and terms of a product have the bits of the whole product, also if its parts of b are
 // reused.
 UNIT_TEST(test_part_of_a_product)
