@@ -7,6 +7,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,7 +104,6 @@ void kvb_ranking_close(kvb_ranking *ranking)
         cJSON_Delete(ranking->tree);
         free(ranking->weights);
         free(ranking->about);
-        free(ranking->model_sha256);
         free(ranking);
     }
 }
@@ -270,11 +270,9 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
     kvb_status status = check_format(file, text, err);
     if (status) return status;
     kvb_ranking *r = calloc(1, sizeof *r);
-    if (r) {
-        r->about = strdup(text);
-        r->model_sha256 = strdup(model ? model : "");
-    }
-    if (!r || !r->about || !r->model_sha256) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", file->name);
+    if (r && (r->about = malloc(strlen(text) + 1))) memcpy(r->about, text, strlen(text) + 1);
+    if (r && model) (void)snprintf(r->model_sha256, sizeof r->model_sha256, "%s", model);
+    if (!r || !r->about) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", file->name);
     if (!status) status = kvb_json_object(&r->tree, text, strlen(text), file->name, "metadata \"ranking\"", err);
     if (!status) status = read_name(r, file->name, err);
     if (!status) status = read_features(r, file->name, err);

@@ -17,7 +17,7 @@ struct kvb_ranking {
     double *weights;           // [1 + n_folds, L, G, P]: of all texts, then of each fold
     struct cJSON *tree;        // the metadata "ranking"; owns the strings
     const struct cJSON *folds; // in the tree: [n_folds] lists of the SHA-256 of contexts
-    char *about, *model_sha256;
+    char *about, model_sha256[65];
 };
 
 // Reads the ranking in a ranking file or a table: metadata "ranking" and tensor "rank_weights". On failure *out is

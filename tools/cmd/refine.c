@@ -129,8 +129,9 @@ static void show_losses(const char *set, const double *now, const double *before
 static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
-    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; KL", p->round, p->evaluations, p->wanted);
-    show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
+    fprintf(stderr, "refine: round %u, %.0f evaluations", p->round, p->evaluations);
+    if (p->wanted > p->evaluations) fprintf(stderr, " of %.0f", p->wanted); // trying candidates may take more
+    show_losses("; KL on calibration", p->calibration, p->calibration_before, b->n_knots);
     show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
 }
