@@ -158,13 +158,11 @@ static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch 
     *parts = m->parts;
     if (kept && !packed_is_made(m)) return kept;
     packer k = packer_at(s->made, m->p, m->width, m->source.in);
-    if (kept && m->full.side) {
-        const panel_kind *kind = panel_at(m, panel);
-        steps_widen(m->bits, (float *)(void *)k.wide, kept, m->source.in, kind->width, kind->side);
-        return k.wide;
-    }
     if (kept) {
-        widen((float *)(void *)k.wide, (const uint16_t *)(const void *)kept, m->kept_bytes / sizeof(uint16_t));
+        const panel_kind *kind = panel_at(m, panel);
+        float *wide = (float *)(void *)k.wide;
+        if (kind->side) steps_widen(m->bits, wide, kept, m->source.in, kind->width, kind->side);
+        else widen(wide, (const uint16_t *)(const void *)kept, m->kept_bytes / sizeof(uint16_t));
         return k.wide;
     }
     bool two_parts = true;

@@ -71,7 +71,8 @@ UNIT_TEST(test_job_limits)
     prepare(&c);
     unit_numbers(c.job.contexts[0].n_tokens, 30, c.job.contexts[1].n_tokens, 21, c.job.contexts[0].n_questions, 2,
                  c.job.n_pairs, 4, c.job.max_questions, 1);
-    c.o.batch = 1000, prepare(&c); // both contexts together
+    c.o.batch = 1000; // both contexts together
+    prepare(&c);
     unit_numbers(c.job.max_questions, 4, c.job.max_contexts, 2);
     case_free(&c);
 }
@@ -260,8 +261,8 @@ UNIT_TEST(test_same_bytes_after_a_stop)
     }
     kvb_status status = KVB_INTERRUPTED;
     int lives = 0;
-    for (c.o.batch = 1, prepare(&c); status == KVB_INTERRUPTED && lives < 20;
-         lives++) { // long enough for one batch each
+    c.o.batch = 1, prepare(&c);
+    for (; status == KVB_INTERRUPTED && lives < 20; lives++) { // long enough for one batch each
         watched w = {.stop_at = 8};
         status = run(&c, help_path("stopped.h5"), lives ? RECORD_RESUME : RECORD_NEW, &w, &times);
     }
