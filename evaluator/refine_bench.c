@@ -24,6 +24,8 @@ kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error
         refine_set set = asked ? asked[t] : DEAL[t % 4];
         b->members[set][b->n_members[set]++] = t;
     }
+    if (!b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])
+        b->members[SET_CALIBRATION][b->n_members[SET_CALIBRATION]++] = b->members[SET_SELECTION][0];
     if (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION]) return KVB_OK;
     return kvb_fail(err, KVB_ARGUMENT,
                     "%u texts to search on and %u to select by, expected some of both: give at least 3 texts, or "

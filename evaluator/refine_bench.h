@@ -38,7 +38,8 @@ typedef struct refine_bench {
 } refine_bench;
 
 // Divides the texts into sets. asked [n_texts] gives the set of each; if it is NULL they are dealt in turn:
-// calibration, test, selection, test. Fails with KVB_ARGUMENT if calibration or selection would be empty.
+// calibration, test, selection, test. If none is for calibration, the first of selection serves both: its cuts are
+// measured anyway. Fails with KVB_ARGUMENT if selection would be empty.
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err);
 // Returns the bytes that the search needs for texts: calibration and selection, one test text, the session's own.
 uint64_t refine_bench_bytes(const refine_bench *b);

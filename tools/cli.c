@@ -1,6 +1,8 @@
 // Option tables: one description of an option serves getopt_long, the checks of its value, and the manual.
 #include "tools/cli.h"
+#include "formats/file_read.h"
 #include "formats/need.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include <errno.h>
 #include <getopt.h>
@@ -291,6 +293,19 @@ static bool is_folder(const char *path)
 {
     struct stat s;
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+kvb_status cli_read_text(char **out, size_t *size, const char *path, kvb_error *err)
+{
+    file_view view;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    if (size) *size = view.size;
+    *out = memcpy(need(view.size + 1, 1, "bytes of a text"), view.data, view.size);
+    status = utf8_check_text(path, *out, view.size, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    file_unmap(&view);
+    return status;
 }
 
 kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err)

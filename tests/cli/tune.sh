@@ -68,6 +68,7 @@ says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/fi
 # How many texts fit into a time depends on the machine: 1 s allows hardly any, 2 h all; the latter is stopped early.
 expect 0 'with a time' "${TUNE[@]}" -o timed --time 1s
 says 'it has a step more' 'tune 10 of 10: the report' err
+says 'and judges with fewer texts' 'mean over 1 text that' out
 interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h
 says 'texts are read in two parts' 'tune 2 of 10: and as many more' err
 expect 0 'for lookups' tune tiny.gguf lines.txt --tokens 200 -o facts --for lookup --quiet

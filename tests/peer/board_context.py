@@ -46,6 +46,7 @@ class Cut:
     next: int = 0  # position of the next token
     held: int | None = None  # bytes of the method's own cache; None: nothing was freed
     seconds: float = 0.0  # processor time beyond the prefill
+    bias: list | None = None  # for each layer: [G, T], added to q . k
 
     @property
     def kept(self):
@@ -53,10 +54,11 @@ class Cut:
 
 
 class Behind:
-    """The cached context that a layer's new tokens attend to: keys [1 or B, G, T, d], hidden [B, G, T]."""
+    """The cached context that a layer's new tokens attend to: keys [1 or B, G, T, d], hidden and bias
+    [B, G, T]."""
 
-    def __init__(self, keys, values, hidden):
-        self.keys, self.values, self.hidden = keys, values, hidden
+    def __init__(self, keys, values, hidden, bias=None):
+        self.keys, self.values, self.hidden, self.bias = keys, values, hidden, bias
 
     def attend(self, query, key, value, scaling):
         """Attends to the visible part of the context and, causally, to the new tokens. Returns [B, n, H, d]."""
@@ -67,6 +69,8 @@ class Behind:
         fold = lambda x: x.transpose(0, 1).reshape(1, groups, batch * rows, -1) if shared else x
         unfold = lambda x: x.reshape(groups, batch, rows, -1).transpose(0, 1) if shared else x
         old = unfold(fold(q) @ self.keys.transpose(2, 3))
+        if self.bias is not None:
+            old = old + self.bias[:, :, None]
         old = old.masked_fill(self.hidden[:, :, None], float("-inf"))
         new = (q @ key.transpose(2, 3)).view(batch, groups, -1, n, total)
         ahead = torch.ones(n, total, dtype=torch.bool).triu(total - n + 1)
@@ -197,7 +201,10 @@ class Context:
             if any(cut.keys or cut.values for cut in cuts):
                 keys = torch.stack([cut.keys[i] if cut.keys else layer.keys[0] for cut in cuts])
                 values = torch.stack([cut.values[i] if cut.values else layer.values[0] for cut in cuts])
-            layer.module.__dict__["behind"] = Behind(keys, values, hidden)
+            bias = None
+            if any(cut.bias for cut in cuts):
+                bias = torch.stack([cut.bias[i] if cut.bias else torch.zeros(hidden.shape[1:]) for cut in cuts])
+            layer.module.__dict__["behind"] = Behind(keys, values, hidden, bias)
 
     def _leave(self):
         for layer in self.layers:

@@ -12,6 +12,7 @@ import kvbudget
 import pandas
 import torch
 from board_context import Cut, places_of
+from board_matching import folded, matched
 from kvbudget import scorers
 from kvbudget.metrics import attention_weights
 from kvbudget.models import AttentionLayer, _layer_type
@@ -398,6 +399,10 @@ ROWS = [
     Row("LUKV(SnapKV)", 1, lukv(SnapKVPress, "snapkv:kvpress")),
     Row("LUKV(KeyDiff)", 1, lukv(KeyDiffPress, "keydiff")),
     Row("LUKV(ExpectedAttention)", 1, lukv(EA, "ea:kvpress")),
+    Row("Attention Matching, fast", 1, matched(False)),
+    Row("Attention Matching, fast, kvbudget's budgets", 1, matched(True)),
+    Row("Folding(SnapKV)", 1, folded(SnapKVPress)),
+    Row("Folding(ExpectedAttention)", 1, folded(EA)),
     Row("KVCompose", 2, composed(True)),
     Row("KVCompose, by head", 2, composed(False)),
     Row("KVgrad", 2, replayed(KVgradPress)),

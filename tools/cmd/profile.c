@@ -644,16 +644,6 @@ static void warn_of_inputs(const profile_command *p)
                 (double)model_mapped_bytes(p->m, p->m->n_held) / 0x1p30);
 }
 
-// Prints what each metric cost. The column sums of H2O and the output norms of CriticalKV are made once for all metrics
-// that need them, and are shown as shared.
-static void print_scorers(const profile_command *p, const profile_times *times)
-{
-    fprintf(stderr, "scorers:");
-    for (size_t i = 0; i < p->options.n_metrics; i++)
-        fprintf(stderr, " %s %.2f s,", p->metrics[i].spec, times->each[i]);
-    fprintf(stderr, " shared %.2f s\n", times->extras);
-}
-
 // A rank that failed says why. Of the others, only rank 0 reports that one has failed.
 static int report_failure(const profile_command *p, const kvb_error *err)
 {
@@ -687,7 +677,9 @@ static int run_command(profile_command *p, char **operands, size_t n)
                 wall, times.prefill, times.scorers + times.extras, times.decode, times.curves, times.gains,
                 times.writing, peak / 0x1p30, (double)expected_peak(p) / 0x1p30,
                 p->m->device->b->own_memory ? " on host and device together" : "");
-        print_scorers(p, &times);
+        for (size_t i = 0; i < p->options.n_metrics; i++)
+            fprintf(stderr, "%s %s %.2f s", i ? "," : "scorers:", p->metrics[i].spec, times.each[i]);
+        fprintf(stderr, ", shared %.2f s\n", times.extras); // for H2O and CriticalKV
     }
     return EXIT_DONE;
 }

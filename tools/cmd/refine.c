@@ -418,7 +418,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
+    if (code == EXIT_DONE) code = eval_check_operands(self, argc - first + (int)c.select.count);
     if (code == EXIT_DONE) code = check_refine_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands, "50%,70%,80%,90%,95%");
@@ -442,8 +442,9 @@ const cli_command cmd_refine = {
     "from what each loses. Budgets on the way there, or to a --candidate, are measured, and from the\nbest of them "
     "four that move towards early or late layers.\n"
     "\n"
-    "There are three sets of texts: heads alone are measured on the first, the second chooses among what is\n"
-    "tried, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
+    "There are three sets of texts: heads alone are measured on the first (if it has none, on the second's first\n"
+    "text), the second chooses among what is tried, and the third only judges. Each line of progress shows the loss at "
+    "each ratio on the\n"
     "first two, and its share of the table's loss. After Ctrl-C nothing is written, and the same command\n"
     "resumes. The same texts give the same table, with any number of threads and after any stop.\n"
     "\n"

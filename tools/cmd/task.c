@@ -1,9 +1,7 @@
 // kvbudget task: makes tasks with known answers, and scores the model on them with its full cache and with less.
 #include "evaluator/task_study.h"
 #include "formats/atomic_file.h"
-#include "formats/file_read.h"
 #include "formats/need.h"
-#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
@@ -34,19 +32,6 @@ typedef struct task_command {
     task_report report;
     char *log_path; // NULL: none
 } task_command;
-
-static kvb_status read_haystack(task_command *c, kvb_error *err)
-{
-    file_view view;
-    if (!c->haystack_path) return KVB_OK;
-    kvb_status status = file_map(&view, c->haystack_path, err);
-    if (status != KVB_OK) return status;
-    status = utf8_check_text(c->haystack_path, (const char *)view.data, view.size, err);
-    c->haystack = memcpy(need(view.size + 1, 1, "bytes of text"), view.data, view.size);
-    if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
-    file_unmap(&view);
-    return status;
-}
 
 // ---- Samples ----
 
@@ -128,7 +113,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
     kvb_status status = opened_model_open(&c->opened, operands[0], c->device, NULL, err);
-    if (status == KVB_OK) status = read_haystack(c, err);
+    if (status == KVB_OK && c->haystack_path) status = cli_read_text(&c->haystack, NULL, c->haystack_path, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->opened.m, operands + 1, n - 1, bare, err);
     if (status == KVB_OK) status = methods_set_texts(&c->with, &c->opened.text, c->chat, c->special, err);

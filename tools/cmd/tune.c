@@ -14,6 +14,7 @@
 #include "tools/cmd/tune_texts.h"
 #include "tools/device.h"
 #include "tools/report/results.h"
+#include "tools/report/words.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -24,23 +25,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// The tokens after a context that calibration reads, each of them a query of the curves. They are more than NEXT, on
-// which tables are judged, because later ones need other tokens of the context than those that follow at once.
-#define CONTINUED 128
-enum { NEXT = 64, LEAST_TEXTS = 3, USUAL_TEXTS = 6, FIRST_TEXTS = 3, SEARCH_TEXTS = 3, STEPS = 10 };
+// A table is judged on the NEXT tokens after a context. Calibration reads CONTINUED, each of them a query of the
+// curves: more, because later ones need other tokens of the context than those that follow at once.
+enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 10 };
 // With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
 // continuation hardly needs.
 enum { LINES = 4 };
-// Without --time: multiplications and additions of all prefills of one profile. A model of half a billion parameters
-// gets all texts of the program, one of 1.5 billion six.
-static const double USUAL_WORK = 3e13;
+// What a context of each purpose costs, without and with --refit: two passes over one that calibrates, choosing by one,
+// judging one. The unit is the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
+static const double COSTS[2][PART_COUNT] = {{2.4, 2.15, 1.5}, {2.4, 9, 4}};
+// Without --time: multiplications and additions of the prefills of as many first passes as the whole command would be
+// worth. A model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
+static const double USUAL_WORK = 1e14;
 
 // The metrics that the ranking is fitted on. None needs the attention of queries, so any engine can rank by it.
 static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"};
 
-#define DIGITS(number) #number
-#define CURVES_OF(queries) "--curves --gain-rows 48 --curve-queries " DIGITS(queries)
-#define CURVES CURVES_OF(CONTINUED)
 #define LEARNED "learned=$F/ranking.safetensors"
 #define WINDOW "--window 16"
 
@@ -63,6 +63,7 @@ typedef struct tune_command {
     char model_sha256[65];
     tune_texts texts;
     double prefill_flops; // of one context
+    double left;          // of --time, in first passes, when all texts are read, chosen by and judged
     unsigned step, n_steps;
     double spent; // seconds of all steps, of earlier runs too
 } tune_command;
@@ -190,7 +191,7 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
     if (first == 0) add_features(&w, "--metric");
-    add_words(&w, c, first > 0 ? "--add" : "--metric snapkv:kvpress --resume " CURVES);
+    add_words(&w, c, first > 0 ? "--add" : "--metric snapkv:kvpress --resume");
     if (c->plan) add_words(&w, c, "--plan");
     free(lines);
     if (status == KVB_OK && c->plan) status = child_run(w.items, NULL, err);
@@ -199,14 +200,36 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     return status;
 }
 
-// Returns how many texts fit into --time at the speed of the first ones: two passes over each, and the texts that
-// select and judge, whose cuts cost about as much as their prefills.
-static size_t texts_in_time(const tune_command *c)
+// Returns what the first kept[] texts of each purpose cost, at a cost for each of their contexts.
+static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT], const double costs[PART_COUNT])
 {
-    double each = read_mark(c, "first") / FIRST_TEXTS,
-           others = 2 * (double)(tune_texts_count(&c->texts, PART_SELECT) + tune_texts_count(&c->texts, PART_JUDGE)),
-           fit = (0.9 * c->seconds / each - others) / 2;
-    return fit > LEAST_TEXTS ? (size_t)fit : LEAST_TEXTS;
+    size_t seen[PART_COUNT] = {0};
+    double sum = 0;
+    for (size_t i = 0; i < c->texts.count; i++) {
+        const tune_text *t = &c->texts.items[i];
+        if (seen[t->part]++ < kept[t->part])
+            sum += costs[t->part] * (double)tune_text_contexts(t, c->n_tokens + CONTINUED);
+    }
+    return sum;
+}
+
+// Leaves texts out until the rest costs no more than `most` first passes over a context: the same share of each
+// purpose, down to a few and, without --time, the user's own. What is left over goes to c->left.
+static void limit_texts(tune_command *c, double most, const double costs[PART_COUNT])
+{
+    static const size_t least[2][PART_COUNT] = {{3, 2, 3}, {FIRST_TEXTS, 1, 1}};
+    size_t own[PART_COUNT] = {0}, kept[PART_COUNT] = {0};
+    for (size_t i = 0; i < c->texts.count; i++) own[c->texts.items[i].part] += c->texts.items[i].own && !c->time;
+    c->left = -1;
+    for (int share = 20; share >= 0 && c->left < 0; share--) {
+        for (int p = 0; p < PART_COUNT; p++) {
+            size_t all = tune_texts_count(&c->texts, (tune_part)p), few = least[c->time != NULL][p];
+            if (own[p] > few) few = own[p];
+            kept[p] = all > few ? few + (all - few) * (size_t)share / 20 : all;
+        }
+        c->left = most - texts_cost(c, kept, costs);
+    }
+    for (int p = 0; p < PART_COUNT; p++) tune_texts_limit(&c->texts, (tune_part)p, kept[p]);
 }
 
 static kvb_status profile_all(tune_command *c, kvb_error *err)
@@ -214,14 +237,13 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
     size_t all = tune_texts_count(&c->texts, PART_CALIBRATE),
            first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
     kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
-    if (status != KVB_OK || first == all || c->plan) return status;
-    size_t fit = texts_in_time(c);
-    if (fit < all) all = fit;
-    if (all <= first) {
-        c->step++;
-        return KVB_OK;
-    }
-    return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
+    if (status != KVB_OK || c->plan || !(c->seconds > 0)) return status;
+    double contexts = texts_cost(c, (size_t[]){first, 0, 0}, (double[]){1, 0, 0});
+    limit_texts(c, 0.9 * c->seconds / read_mark(c, "first") * contexts, COSTS[c->refit]);
+    all = tune_texts_count(&c->texts, PART_CALIBRATE);
+    if (all > first) return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
+    c->step++;
+    return KVB_OK;
 }
 
 static kvb_status learn_ranking(tune_command *c, kvb_error *err)
@@ -231,20 +253,12 @@ static kvb_status learn_ranking(tune_command *c, kvb_error *err)
     add_features(&w, "--feature");
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
-    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " " CURVES);
+    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " --curves --gain-rows 24");
+    add_word(&w, "--curve-queries=%d", CONTINUED);
     return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
 }
 
 // ---- Budgets ----
-
-static kvb_status solve_table(tune_command *c, const char *name, const char *what, const char *options, kvb_error *err)
-{
-    word_list w = {0};
-    add_words(&w, c, "solve $F/run.h5 --force");
-    add_words(&w, c, options);
-    add_word(&w, "--output=%s/%s.safetensors", c->folder, name);
-    return run_step(c, name, what, &w, err);
-}
 
 static kvb_status solve_tables(tune_command *c, kvb_error *err)
 {
@@ -253,21 +267,14 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
         {"output", "budgets that change the output least", "--metric " LEARNED " --loss output"},
         {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1"}};
     kvb_status status = KVB_OK;
-    for (int i = 0; i < 3 && status == KVB_OK; i++)
-        status = solve_table(c, tables[i][0], tables[i][1], tables[i][2], err);
+    for (int i = 0; i < 3 && status == KVB_OK; i++) {
+        word_list w = {0};
+        add_words(&w, c, "solve $F/run.h5 --force");
+        add_words(&w, c, tables[i][2]);
+        add_word(&w, "--output=%s/%s.safetensors", c->folder, tables[i][0]);
+        status = run_step(c, tables[i][0], tables[i][1], &w, err);
+    }
     return status;
-}
-
-// Returns the number of evaluations for refine, in which heads are cut alone: as many as fit into the time that is
-// left, at the speed of the profile.
-static uint64_t evaluations_in_time(const tune_command *c)
-{
-    double each = (read_mark(c, "first") + fmax(0, read_mark(c, "more"))) /
-                  (double)tune_texts_count(&c->texts, PART_CALIBRATE),
-           judging = 2 * each * (double)tune_texts_count(&c->texts, PART_JUDGE),
-           left = 0.9 * c->seconds - c->spent - judging - SEARCH_TEXTS * each,
-           cut = each * 2 * NEXT / (double)c->n_tokens; // one ratio of one text
-    return left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
 }
 
 // The steps that --refit changes have names of their own: both kinds can be made from one profile.
@@ -284,8 +291,11 @@ static const char *judged(const tune_command *c)
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    uint64_t evaluations = c->seconds > 0 ? evaluations_in_time(c) : 1;
-    size_t searched = evaluations > 1 ? SEARCH_TEXTS : 1;
+    // Heads are cut alone as often as what is left of the time allows.
+    double left = c->left - SEARCH_TEXTS * COSTS[c->refit][PART_SELECT],
+           cut = (double)NEXT / (double)c->n_tokens; // one ratio of one text
+    uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
+    size_t searched = evaluations > 1 ? SEARCH_TEXTS : 0;
     add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
     for (size_t i = 0; i < c->texts.count && searched; i++) {
         if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
@@ -353,8 +363,9 @@ static void print_worth(const tune_command *c, const results_document *d)
 {
     static const double ratios[] = {0.5, 0.8, 0.9, 0.95};
     double gentle = 0, better[3] = {0};
-    printf("KL to the full cache over the next %d tokens, mean over %zu texts that nothing was fitted to%s\n", NEXT,
-           tune_texts_count(&c->texts, PART_JUDGE), c->refit ? "; every cache refitted" : "");
+    size_t n = tune_texts_count(&c->texts, PART_JUDGE);
+    printf("KL to the full cache over the next %d tokens, mean over %zu %s that nothing was fitted to%s\n", NEXT, n,
+           plural(n, "text", "texts"), c->refit ? "; every cache refitted" : "");
     printf("  pruned   this table   same ranking, equal budgets   SnapKV as published   same next token\n");
     for (int i = 0; i < 4; i++) {
         const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
@@ -435,24 +446,19 @@ static kvb_status claim_folder(const tune_command *c, kvb_error *err)
                  c->texts.items[i].sha256);
         cJSON_AddItemToArray(texts, one);
     }
-    char *path = in_folder(c, "settings.json"), *text = needed(cJSON_Print(about), "settings");
-    file_view view;
+    char *path = in_folder(c, "settings.json"), *text = needed(cJSON_Print(about), "settings"), *held = NULL;
     kvb_status status = mkdir(c->folder, 0777) == 0 || errno == EEXIST
                             ? KVB_OK
                             : kvb_fail(err, KVB_IO, "%s: %s", c->folder, strerror(errno));
     if (status == KVB_OK && access(path, F_OK) != 0) status = json_write(path, about, err);
-    if (status == KVB_OK) status = file_map(&view, path, err);
-    if (status == KVB_OK) {
-        if (view.size < strlen(text) || memcmp(view.data, text, strlen(text)) != 0)
-            status = kvb_fail(err, KVB_MISMATCH,
-                              "%s: is of another model, other texts or settings; remove %s, or give another -o", path,
-                              c->folder);
-        if (status == KVB_OK) status = file_check(&view, path, err);
-        file_unmap(&view);
-    }
+    if (status == KVB_OK) status = cli_read_text(&held, NULL, path, err);
+    if (status == KVB_OK && strncmp(held, text, strlen(text)) != 0)
+        status = kvb_fail(err, KVB_MISMATCH,
+                          "%s: is of another model, other texts or settings; remove %s, or give another -o", path,
+                          c->folder);
     cJSON_free(text);
     cJSON_Delete(about);
-    free(path);
+    free_all(path, held);
     return status;
 }
 
@@ -464,8 +470,7 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
-    double usual = USUAL_WORK / c->prefill_flops;
-    if (!(c->seconds > 0)) tune_texts_limit(&c->texts, usual > USUAL_TEXTS ? (size_t)fmin(usual, 1e6) : USUAL_TEXTS);
+    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops, COSTS[0]);
     if (!c->quiet)
         fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
                 tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
@@ -541,15 +546,11 @@ static int check(tune_command *c, char **operands, int n_operands)
 
 static int tell_outputs(const tune_command *c)
 {
-    static const unsigned kinds[] = {FILE_TABLE, FILE_PAGE};
-    static const char *const ends[] = {"safetensors", "html"};
+    char *table = need_text("%s.safetensors", c->output), *page = need_text("%s.html", c->output);
     kvb_error err = {0};
-    kvb_status status = KVB_OK;
-    for (int i = 0; i < 2 && status == KVB_OK; i++) {
-        char *path = need_text("%s.%s", c->output, ends[i]);
-        status = named_output(path, "--output", kinds[i], &err);
-        free(path);
-    }
+    kvb_status status = named_output(table, "--output", FILE_TABLE, &err);
+    if (status == KVB_OK) status = named_output(page, "--output", FILE_PAGE, &err);
+    free_all(table, page);
     return status == KVB_OK ? EXIT_DONE : cli_failed(c->self, &err);
 }
 

@@ -1,11 +1,9 @@
 #include "tools/cmd/tune_texts.h"
 #include "formats/atomic_file.h"
 #include "formats/calib.h"
-#include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/calib_make.h"
-#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cli.h"
@@ -35,15 +33,7 @@ static kvb_status read_tune_text(char **text, size_t *size, const char *path, kv
         calib_free(&from);
         return status;
     }
-    file_view view;
-    kvb_status status = file_map(&view, path, err);
-    if (status != KVB_OK) return status;
-    *size = view.size;
-    *text = need_copy(view.data, view.size, 1, "bytes of a text");
-    status = utf8_check_text(path, *text, *size, err);
-    if (status == KVB_OK) status = file_check(&view, path, err);
-    file_unmap(&view);
-    return status;
+    return cli_read_text(text, size, path, err);
 }
 
 // Adds a text, unless it is too short. Takes ownership of the path, which is malloc'd.
@@ -128,13 +118,13 @@ size_t tune_texts_count(const tune_texts *t, tune_part part)
     return n;
 }
 
-void tune_texts_limit(tune_texts *t, size_t most)
+void tune_texts_limit(tune_texts *t, tune_part part, size_t most)
 {
     size_t kept = 0, seen = 0;
     for (size_t i = 0; i < t->count; i++) {
-        bool calibrates = t->items[i].part == PART_CALIBRATE;
-        seen += calibrates;
-        if (calibrates && seen > most && !t->items[i].own) free(t->items[i].path);
+        bool its = t->items[i].part == part;
+        seen += its;
+        if (its && seen > most) free(t->items[i].path);
         else t->items[kept++] = t->items[i];
     }
     t->count = kept;
@@ -142,12 +132,18 @@ void tune_texts_limit(tune_texts *t, size_t most)
 
 // ---- Calibration data ----
 
+size_t tune_text_contexts(const tune_text *t, size_t length)
+{
+    size_t fits = t->n_tokens / length, most = t->own && t->part == PART_CALIBRATE ? OWN_CONTEXTS : 1;
+    return fits < 1 ? 1 : fits < most ? fits : most;
+}
+
 static kvb_status make_contexts(calib_file *made, const tune_text *text, calib_recipe recipe, const tokenizer *tokens,
                                 kvb_error *err)
 {
     char *bytes = NULL;
-    size_t size = 0, fits = text->n_tokens / (recipe.n_tokens + recipe.n_answer);
-    recipe.n_contexts = text->own && fits > 1 ? (fits < OWN_CONTEXTS ? fits : OWN_CONTEXTS) : 1;
+    size_t size = 0;
+    recipe.n_contexts = tune_text_contexts(text, recipe.n_tokens + recipe.n_answer);
     if (text->n_tokens < recipe.n_tokens + recipe.n_answer)
         recipe.n_answer = text->n_tokens - recipe.n_tokens; // at least what tune_texts_open asks for
     kvb_status status = read_tune_text(&bytes, &size, text->path, err);

@@ -32,12 +32,16 @@ kvb_status tune_texts_open(tune_texts *t, char *const *own, size_t n_own, const 
                            uint32_t n_next, kvb_error *err);
 void tune_texts_close(tune_texts *t); // a zero struct is allowed
 
-// Removes all texts that calibrate but the first `most`; the user's always stay.
-void tune_texts_limit(tune_texts *t, size_t most);
+// Removes all texts of a purpose but the first `most`.
+void tune_texts_limit(tune_texts *t, tune_part part, size_t most);
 size_t tune_texts_count(const tune_texts *t, tune_part part);
 
-// Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1. A
-// user's text gives up to four contexts, any other gives one. What follows a context, up to n_answer tokens, is the
+// Returns how many contexts a text gives, each of `length` tokens with what follows it: up to four of a user's text that
+// calibrates, one of any other.
+size_t tune_text_contexts(const tune_text *t, size_t length);
+
+// Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1
+// (tune_text_contexts). What follows a context, up to n_answer tokens, is the
 // answer to one question; `n_lines` of its lines are asked for as well, if it has as many. Errors: those of reading and
 // of atomic_file.h.
 kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
