@@ -74,8 +74,8 @@ bool cli_ratio(double *out, const char *text);
 // after a message, EXIT_USAGE.
 int cli_check_protected(const cli_command *command, uint64_t sink, uint64_t window);
 
-// Reads a file into *out, which the caller frees, with a NUL behind its *size bytes (size NULL: not asked for), and checks that
-// it is UTF-8 text without NUL. Errors: those of file_map() and KVB_FORMAT.
+// Reads a file into *out, which the caller frees, with a NUL behind its *size bytes (size NULL: not asked for), and
+// checks that it is UTF-8 text without NUL. Errors: those of file_map() and KVB_FORMAT.
 kvb_status cli_read_text(char **out, size_t *size, const char *path, kvb_error *err);
 
 // Finds a folder that comes with the program: the one that the environment variable names; if that is not set, NAME

@@ -76,19 +76,14 @@ says 'four lines are asked for' '"question_ids": ?\[(\[[0-9,]+\],?){5}\]' facts.
 expect 0 'a plan' "${TUNE[@]}" -o planned --plan
 says 'says what a pass takes' 'time +about' out
 absent 'and makes no table' planned.safetensors
-
 fails 'other settings in the same folder' 'of another model, other texts or settings' tune tiny.gguf -o one --tokens 120
-fails 'a text that is too short' 'short.txt: .* tokens, expected at least 164' tune tiny.gguf short.txt -o x \
-    --tokens 100
-fails 'a text of another encoding, whatever it is for' 'latin.txt: byte 3 is 0xe9' tune tiny.gguf own.txt \
-    data/plain/../s0.jsonl latin.txt -o x --tokens 100
+fails 'a text that is too short' 'short.txt: .* tokens, expected at least 164' "${TUNE[@]}" short.txt -o x
+fails 'a text of another encoding' 'latin.txt: byte 3 is 0xe9' "${TUNE[@]}" own.txt data/s0.jsonl latin.txt -o x
 fails 'a text twice' 'the same text' tune tiny.gguf own.txt own.txt -o x --tokens 100
 fails 'no model' 'nothing.gguf' tune nothing.gguf -o x
 KVBUDGET_DATA=$PWD/none fails 'no texts' 'KVBUDGET_DATA' tune tiny.gguf -o x
-for wrong in '' '-o x/'; do
-    # shellcheck disable=SC2086
-    misused "without a name: '$wrong'" 'expected a model and -o NAME' tune tiny.gguf $wrong
-done
+misused 'without a name' 'expected a model and -o NAME' tune tiny.gguf
+misused 'with a folder in place of one' 'expected a model and -o NAME' tune tiny.gguf -o x/
 misused 'an unknown use' 'expected text.lookup' tune tiny.gguf -o x --for speed
 misused 'a time that is none' 'expected seconds' tune tiny.gguf -o x --time soon
 "$KVB_BUILD/tests/tiny_model" --seed 2 tiny.gguf >out

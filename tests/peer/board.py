@@ -95,7 +95,7 @@ def read(path):
 
 def version_of(row, subject):
     """Returns which table or version of kvpress a cell is about."""
-    return "table " + hashlib.sha256(subject.table._data).hexdigest()[:12] if row.ours else "kvpress 0.5.5"
+    return "table " + hashlib.sha256(subject.table._data).hexdigest()[:12] if row.ours else row.version
 
 
 def cuts_of(row, context, ratios):

@@ -23,6 +23,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 BATCH = 32  # cuts that are decoded together
 
 
+class Absent(Exception):
+    """Raised with the reason, for the board, if a press does not support a model."""
+
+
 @dataclasses.dataclass
 class Layer:
     """One layer with a cache that can be cut, as the prefill left it."""

@@ -1,10 +1,10 @@
 """Rows of the board that change what is kept, from papers outside kvpress: Attention Matching and folding.
 
-Attention Matching (arXiv 2602.16284), the published code's fast setting with the context's own queries, which needs one
-prefill: per KV head the keys with the highest root mean square of attention over all queries of its group, a bias
-log w for each with w in [e^-3, e^3] by least squares on the masses of attention, and values by least squares on the
-outputs. Nothing is causal and nothing is protected there. It keeps as many tokens in every head, or what kvbudget's
-table says: the paper's own budgets exist for other models.
+Attention Matching (arXiv 2602.16284), the published code's fast setting, with the context's own queries or those of a
+second prefill that repeats the context. Per KV head: the keys with the highest root mean square of attention over all
+queries of its group, a bias log w for each with w in [e^-3, e^3] by least squares on the masses of attention, and
+values by least squares on the outputs. Nothing is causal and nothing is protected there. It keeps as many tokens in
+every head, or what kvbudget's table says: the paper's own budgets exist for other models.
 
 Folding (kvfold): each evicted token goes to the kept one whose key points most nearly the same way. That one's value
 becomes the mean weighted by the scores, and its bias log(1 + sum of exp(log score - own log score)). Keys stay; the
@@ -13,7 +13,7 @@ first four tokens are kept and take nothing in.
 import time
 
 import torch
-from board_context import Cut
+from board_context import Absent, Cut
 from kvpress.utils import get_prerope_query_states
 from transformers.models.llama.modeling_llama import rotate_half
 
@@ -22,10 +22,29 @@ LIMIT = 3.0  # of a bias, in either direction
 STEPS, POWERS = 2, 3  # of projected gradient, and of the power iteration for its step
 
 
-def group_queries(layer):
+@torch.no_grad()
+def repeated(context):
+    """Returns what the attention layers are given, (hidden, rope) each, when the context is read a second time."""
+    if "repeated" not in context.scores:
+        if context.has_windows:
+            raise Absent("layers with windows do not see what is repeated")
+        seen, start = {}, time.process_time()
+
+        def look(module, _, given, output):
+            seen[module.layer_idx] = given["hidden_states"], given["position_embeddings"]
+
+        hooks = [layer.module.register_forward_hook(look, with_kwargs=True) for layer in context.layers]
+        context.model.model(context.ids, past_key_values=context.plain_cache())
+        for hook in hooks:
+            hook.remove()
+        context.scores["repeated"] = [seen[x.index] for x in context.layers], time.process_time() - start
+    return context.scores["repeated"]
+
+
+def group_queries(layer, hidden, rope):
     """Returns a layer's queries [G, group * T, d], rotated and scaled."""
-    cos, sin = (x.unsqueeze(1) for x in layer.rope)
-    q = get_prerope_query_states(layer.module, layer.hidden)
+    cos, sin = (x.unsqueeze(1) for x in rope)
+    q = get_prerope_query_states(layer.module, hidden)
     q = (q * cos + rotate_half(q) * sin) * layer.module.scaling
     return q[0].reshape(layer.keys.shape[1], -1, q.shape[-1])
 
@@ -79,19 +98,21 @@ def put(cut, layer, places, biases, values):
     cut.values.append(changed)
 
 
-def matched(by_table):
+def matched(by_table=False, repeat=False):
     def of(context):
+        given, spent = repeated(context) if repeat else ([(x.hidden, x.rope) for x in context.layers], 0.0)
+
         @torch.no_grad()
         def at(ratio):
             cut, start = Cut([], None, [], context.tokens, bias=[]), time.process_time()
             if by_table:
                 keep = context.subject.table.keep(ratio, context.tokens, lookup="linear")
-            for layer in context.layers:
+            for layer, (hidden, rope) in zip(context.layers, given):
                 counts = keep[layer.index] if by_table else [round((1 - ratio) * context.tokens)] * layer.keys.shape[1]
-                q = group_queries(layer)
+                q = group_queries(layer, hidden, rope)
                 found = [match(q[h], layer.keys[0, h], layer.values[0, h], int(t)) for h, t in enumerate(counts)]
                 put(cut, layer, *zip(*found))
-            cut.seconds = time.process_time() - start
+            cut.seconds = time.process_time() - start + spent
             return cut
         return at
     return of

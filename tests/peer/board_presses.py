@@ -11,7 +11,7 @@ import types
 import kvbudget
 import pandas
 import torch
-from board_context import Cut, places_of
+from board_context import Absent, Cut, places_of
 from board_matching import folded, matched
 from kvbudget import scorers
 from kvbudget.metrics import attention_weights
@@ -34,10 +34,6 @@ BY_RATIO = (StreamingLLMPress, CriticalKVPress, CompactorPress, RandomPress)
 #: they score parts of a context, so a layer has several scores
 IN_PARTS = (BlockPress, ChunkPress)
 SEED = 1
-
-
-class Absent(Exception):
-    """Raised with the reason, for the board, if a press does not support a model."""
 
 
 # ---- Presses that see one layer at a time ---------------------------------------------------------------------------
@@ -353,9 +349,11 @@ class Row:
     prefills: int
     of: object  # context -> (ratio -> Cut)
     ours: bool = False
+    version: str = "kvpress 0.5.5"
 
 
 EA = lambda: ExpectedAttentionPress(epsilon=0.02)
+MATCHING, FOLDING = "formulas of arXiv 2602.16284", "formulas of kvfold"
 #: in the order in which they are measured: slow ones come last
 ROWS = [
     Row("kvbudget", 1, table(False), ours=True),
@@ -399,10 +397,12 @@ ROWS = [
     Row("LUKV(SnapKV)", 1, lukv(SnapKVPress, "snapkv:kvpress")),
     Row("LUKV(KeyDiff)", 1, lukv(KeyDiffPress, "keydiff")),
     Row("LUKV(ExpectedAttention)", 1, lukv(EA, "ea:kvpress")),
-    Row("Attention Matching, fast", 1, matched(False)),
-    Row("Attention Matching, fast, kvbudget's budgets", 1, matched(True)),
-    Row("Folding(SnapKV)", 1, folded(SnapKVPress)),
-    Row("Folding(ExpectedAttention)", 1, folded(EA)),
+    Row("Attention Matching, fast", 1, matched(), version=MATCHING),
+    Row("Attention Matching, fast, repeat", 2, matched(repeat=True), version=MATCHING),
+    Row("Attention Matching, fast, repeat, kvbudget's budgets", 2, matched(by_table=True, repeat=True),
+        version=MATCHING),
+    Row("Folding(SnapKV)", 1, folded(SnapKVPress), version=FOLDING),
+    Row("Folding(ExpectedAttention)", 1, folded(EA), version=FOLDING),
     Row("KVCompose", 2, composed(True)),
     Row("KVCompose, by head", 2, composed(False)),
     Row("KVgrad", 2, replayed(KVgradPress)),

@@ -253,6 +253,11 @@ UNIT_TEST(files_that_are_named)
     const char *in = help_path("in"), *out = help_path("out.csv"), *notes = help_path("notes");
     help_spew(in, "a note, or two", 14);
     help_spew(notes, "a note, or two", 14);
+    char *text = NULL;
+    size_t size = 0;
+    kvb_error err;
+    ck_assert(cli_read_text(&text, &size, in, &err) == KVB_OK && size == 14 && strcmp(text, "a note, or two") == 0);
+    free(text);
     const char *read = NULL, *csv = NULL;
     const cli_option options[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."},
                                   {"csv", 'c', CLI_WRITES(FILE_CSV), &csv, "FILE", "What is written."},

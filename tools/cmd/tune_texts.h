@@ -36,8 +36,8 @@ void tune_texts_close(tune_texts *t); // a zero struct is allowed
 void tune_texts_limit(tune_texts *t, tune_part part, size_t most);
 size_t tune_texts_count(const tune_texts *t, tune_part part);
 
-// Returns how many contexts a text gives, each of `length` tokens with what follows it: up to four of a user's text that
-// calibrates, one of any other.
+// Returns how many contexts a text gives, each of `length` tokens with what follows it: up to four of a user's text
+// that calibrates, one of any other.
 size_t tune_text_contexts(const tune_text *t, size_t length);
 
 // Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1
