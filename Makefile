@@ -121,7 +121,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer tokens logits)
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
 ##: make bench-quality  tune four real models (1.9 GB to fetch, hours) and write the results to docs/models.csv
 ##: make bench-board  compare kvbudget with every press of kvpress, on four models (hours; resumes where it was stopped)
-##: make bench        measure profile and solve on this machine, as CSV; PEER_PYTHON=... to compare with PyTorch
+##: make bench        measure every command on this machine, as CSV; PEER_PYTHON=... to compare with PyTorch
 ##: make check-aarch64  the runtime library on 64-bit ARM, cross-compiled and emulated (Debian)
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel

@@ -445,6 +445,17 @@ static int fit_values(refit_work *w, double lambda)
     return 1;
 }
 
+// No value moves by more than half of its length. What the references alone would move further costs them little, and
+// answers to questions unlike them a lot (docs/refit.md).
+static void limit_changes(refit_work *w)
+{
+    for (size_t j = 0, d = w->d; j < w->t; j++) {
+        float *change = w->change + j * d, most = 0.25F * dot(w->values + j * d, w->values + j * d, d),
+              square = dot(change, change, d), part = square > most ? sqrtf(most / square) : 1;
+        for (size_t c = 0; c < d; c++) change[c] *= part;
+    }
+}
+
 static void take_better(kvb_refit_result *out, double error, int changed, double lambda)
 {
     out->error_after = error;
@@ -460,6 +471,7 @@ static void try_values(refit_work *w, kvb_refit_result *out)
     int keys = out->changed;
     for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS && mean > 0; l++) {
         if (!fit_values(w, LAMBDAS[l] * mean)) continue;
+        limit_changes(w);
         double error = left_out_error(w, w->change);
         if (error < out->error_after) {
             take_better(out, error, keys | KVB_REFIT_VALUES, LAMBDAS[l]);

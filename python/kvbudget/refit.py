@@ -7,8 +7,9 @@ This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1             so that q.u is near 1 for the head's queries
     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                      P the attention over the kept tokens
 
-(the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out of the fit. Of all combinations of
-changed keys, changed values and four lambdas, the best on these queries is taken, or the bare rows if none is better.
+where no value moves by more than half of its length (the bias by Attention Matching, arXiv 2602.16284). Every fourth
+query is left out of the fit. Of all combinations of changed keys, changed values and four lambdas, the best on these
+queries is taken, or the bare rows if none is better.
 """
 
 import copy
@@ -137,6 +138,7 @@ class Head:
         scale = float((full - full.mean(0)).pow(2).mean()) + 1e-30
         keys, values = self.keys[kept], self.values[kept]
         sink = 0.0 if self.sinks is None else (self.sinks - mass).exp()
+        most = 0.5 * values.float().norm(dim=-1, keepdim=True)
 
         def shares(keys: Tensor) -> Tensor:
             """Returns the kept tokens' shares of the full mass, [n, t]."""
@@ -154,7 +156,10 @@ class Head:
             p = weights / (weights.sum(-1, keepdim=True) + sink).clamp(min=1e-30)
             missing = full - p @ values.float()
             for change in (None, *self._changes(p[: self.n_fit], missing[: self.n_fit])):
-                v = values if change is None else (values.float() + change).to(values.dtype)
+                v = values
+                if change is not None:
+                    part = (most / change.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
+                    v = (values.float() + part * change).to(values.dtype)
                 error = float((full - p @ v.float())[self.n_fit :].pow(2).mean()) / scale
                 if not (shifted or change is not None):
                     self.error_before = self.error_after = error

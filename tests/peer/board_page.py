@@ -117,6 +117,8 @@ def tasks(board):
         for model in models_of(board, measure):
             texts = board.texts(model, measure)
             full = board.mean(model, measure, "full", 0.0, texts)
+            if full is None:  # begun, but no sample is complete
+                continue
             yield f"\n### {measure}, {NAMES[model]}\n"
             yield f"Score of 100, {len(texts)} sample{'s' * (len(texts) > 1)}; the full cache has {full:.0f}.\n"
             yield "| press | prefills | " + " | ".join(map(share, RATIOS)) + " |"

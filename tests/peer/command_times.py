@@ -1,7 +1,7 @@
 """Time and memory of every command that works long, on this machine: rows of docs/times.csv, and the page's table.
 
-usage: command_times.py KVBUDGET [MODEL...] [--only WORD...]
-       [--csv docs/times.csv] [--page docs/performance.md] [--work build/times]
+usage: command_times.py KVBUDGET [MODEL...] [--only WORD...] --csv docs/times.csv
+       [--page docs/performance.md] [--work build/times]
 
 MODEL: names of get-model.sh. Every command runs once, as a user would call it, with contexts of 2,048 tokens, and its
 whole process is measured, children included: seconds, processor seconds, largest resident memory. Rows of the same
@@ -96,8 +96,8 @@ def main():
     p.add_argument("kvbudget", type=os.path.abspath)
     p.add_argument("models", nargs="*", metavar="MODEL", choices=[[], *NAMES])
     p.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="only commands that begin with one of these")
-    p.add_argument("--csv", type=pathlib.Path, default=ROOT / "docs/times.csv")
-    p.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/performance.md")
+    p.add_argument("--csv", type=pathlib.Path, required=True)
+    p.add_argument("--page", type=pathlib.Path, help="docs/performance.md, to write the table there")
     p.add_argument("--work", type=pathlib.Path, default=ROOT / "build/times")
     a = p.parse_args()
     here, rows = machine(), []
@@ -128,6 +128,8 @@ def main():
                 out = csv.DictWriter(f, FIELDS, lineterminator="\n")
                 out.writeheader()
                 out.writerows(rows)
+    if not a.page:
+        return
     text = a.page.read_text()
     head, rest = text.split("[times]: #", 1)
     a.page.write_text(head + "[times]: #\n" + "\n".join(table(rows)) + "\n\n[end]: #" + rest.split("[end]: #", 1)[1])

@@ -123,7 +123,8 @@ static float *gather(const head_case *c, const float *from)
     return to;
 }
 
-// Returns V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias. The caller frees it.
+// Returns V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias, where no value moves by more
+// than half of its length. The caller frees it.
 static float *ridge(const head_case *c, const float *k, const float *bias, double lambda)
 {
     size_t d = c->h.head_dim, n = c->h.n_queries, t = c->h.n_kept;
@@ -142,10 +143,12 @@ static float *ridge(const head_case *c, const float *k, const float *bias, doubl
     for (size_t j = 0; j < t; j++) trace += a[j * t + j];
     for (size_t j = 0; j < t; j++) a[j * t + j] += lambda * trace / (double)t;
     eliminate(a, b, t, d);
-    for (size_t i = 0; i < t * d; i++) v[i] += (float)b[i];
-    free(p);
-    free(a);
-    free(b);
+    for (size_t j = 0; j < t; j++) {
+        double own = 0, moved = 0;
+        for (size_t i = j * d; i < j * d + d; i++) own += v[i] * v[i], moved += b[i] * b[i];
+        for (size_t i = j * d; i < j * d + d; i++) v[i] += (float)(b[i] * fmin(1, sqrt(own / moved) / 2));
+    }
+    free(p), free(a), free(b);
     return v;
 }
 
@@ -186,10 +189,7 @@ static void check_bias(const head_case *c)
     double best = mass_error(a, n, t, w, off);
     for (size_t j = 0; j < t; j++) w[j] = exp((double)c->bias[j]);
     ck_assert_double_le(mass_error(a, n, t, w, off), best + 0.05 * ones);
-    free(p);
-    free(a);
-    free(w);
-    free(off);
+    free(p), free(a), free(w), free(off);
 }
 
 // Returns the least error with these keys, as lambda grows until that stops helping. Checks the chosen lambda's values.
