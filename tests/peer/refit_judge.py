@@ -53,7 +53,8 @@ def torch_refit(K, V, Q, kept):
     for keys in (K[S], K[S] + w.log().clamp(-3, 3)[:, None] * u):
         P = (Q @ keys.T).softmax(-1)
         X, R = P[~out].T @ P[~out], P[~out].T @ (O - P @ V[S])[~out]
-        changes = [torch.linalg.solve(X + lam * X.diagonal().mean() * torch.eye(len(X)), R) for lam in (0.01, 0.1, 1, 10)]
+        changes = [torch.linalg.solve(X + lam * X.diagonal().mean() * torch.eye(len(X)), R)
+                   for lam in (0.01, 0.1, 1, 10)]
         most = 0.5 * V[S].norm(dim=-1, keepdim=True)
         values = [V[S]] + [V[S] + c * (most / c.norm(dim=-1, keepdim=True)).clamp(max=1) for c in changes]
         errors.append([float((P @ v - O)[out].pow(2).mean() / variance) for v in values])
