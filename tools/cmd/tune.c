@@ -122,7 +122,7 @@ static double read_mark(const tune_command *c, const char *name)
 
 static kvb_status write_mark(const tune_command *c, const char *name, double seconds, kvb_error *err)
 {
-    char *path = need_text("%s/%s.done", c->folder, name), *text = need_text("%.1f\n", seconds);
+    char *path = need_text("%s/%s.done", c->folder, name), *text = need_text("%.3f\n", seconds);
     kvb_status status = atomic_write(path, text, strlen(text), err);
     free(path);
     free(text);
