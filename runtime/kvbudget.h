@@ -546,7 +546,7 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 // output, and P_ij the attention over the kept tokens:
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
 //     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
-//     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)
+//     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)               no row moves by more than half of its length
 // (the bias by Attention Matching, arXiv 2602.16284). The left-out queries decide what is used: first whether changed
 // keys alone help, then, with or without these, which lambda. Lambdas are tried from the smallest up; after the first
 // that helps, only for as long as a larger one helps more. If nothing helps, or more than half of the tokens are kept,

@@ -178,8 +178,8 @@ class Head:
 
     def _bias(self, shares: Tensor, target: Tensor | float) -> Tensor | None:
         """Returns beta [t] by accelerated projected gradient (Beck and Teboulle 2009) from w = 1; None: not finite."""
-        a = shares[: self.n_fit]
-        y = torch.broadcast_to(torch.as_tensor(target, device=a.device), (len(shares), 1))[: self.n_fit, 0].float()
+        a = shares[: self.n_fit].double()
+        y = torch.broadcast_to(torch.as_tensor(target, device=a.device), (len(shares), 1))[: self.n_fit, 0].double()
         n, t = a.shape
         gram = a.T @ a if t <= n else None
         right = a.T @ y
@@ -200,7 +200,7 @@ class Head:
             following = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
             z, w = to + (momentum - 1) / following * (to - w), to
             momentum = following
-        beta = w.log().clamp(-3, 3)
+        beta = w.log().clamp(-3, 3).float()
         return beta if bool(beta.isfinite().all()) else None
 
     def _changes(self, p: Tensor, missing: Tensor) -> list[Tensor]:

@@ -198,7 +198,7 @@ def test_batches_chunks_turns_and_threads(model: Any, table: kvbudget.Table) -> 
     ):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a[2] - offset, b[2])
-            assert torch.allclose(a[0], b[0], atol=1e-2) and torch.allclose(a[1], b[1], atol=2e-3)
+            assert torch.allclose(a[0], b[0], atol=2e-3) and torch.allclose(a[1], b[1], atol=2e-3)
     cache = DynamicCache(config=model.config)
     with kvbudget.compress(model, table, 0.8, refit=True, interval=5) as run:
         model.generate(ids[:1], past_key_values=cache, max_new_tokens=12, do_sample=True, pad_token_id=0,

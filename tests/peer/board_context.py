@@ -4,6 +4,7 @@ A press of kvpress looks at one layer's input, keys and values at the end of a p
 prefill serves all presses and ratios. A cut says which positions of every KV head are hidden, and has the new keys or
 values if the method changes them; cuts without changes share the full keys and values and are decoded together.
 """
+import contextlib
 import copy
 import dataclasses
 import os
@@ -15,10 +16,13 @@ import hf_model
 import kvbudget
 import numpy as np
 import torch
-from kvbudget.models import attention_layers, has_window
+from kvbudget.models import AttentionLayer, _layer_type, attention_layers, has_window
 from kvbudget.ready import find
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import rotate_half
+
+from kvpress.utils import get_prerope_query_states
 
 BATCH = 32  # cuts that are decoded together
 
@@ -38,6 +42,23 @@ class Layer:
     rotary: torch.nn.Module
     keys: torch.Tensor  # [1, G, T, d]
     values: torch.Tensor
+
+    def queries(self, hidden=None, rope=None):
+        """Returns the queries [1, H, T, d] of an input, or of the layer's own: rotated, and scaled for the softmax."""
+        cos, sin = (x.unsqueeze(1) for x in rope or self.rope)
+        q = get_prerope_query_states(self.module, self.hidden if hidden is None else hidden)
+        return (q * cos + rotate_half(q) * sin) * self.module.scaling
+
+    def press_rotary(self):
+        """Returns the embedding from which kvpress's scorers take angles; Gemma's depend on the kind of layer."""
+        found = AttentionLayer(self.index, self.module, self.rotary)
+        return self.rotary if not _layer_type(self.rotary, self.module) else (
+            lambda like, places: [x[None] for x in found.angles(like, places[0])])
+
+    def given(self):
+        """Returns what a press's hook is given of the layer's call."""
+        return {"hidden_states": self.hidden, "position_embeddings": self.rope,
+                "cache_position": torch.arange(self.keys.shape[2])}
 
 
 @dataclasses.dataclass
@@ -139,6 +160,20 @@ class Subject:
         subprocess.run([PROGRAM, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@contextlib.contextmanager
+def inputs_of(layers):
+    """Yields a dict that fills with what each attention layer is given, (hidden, rope) by index, while a model runs."""
+    seen = {}
+
+    def look(module, _, given, output):
+        seen[module.layer_idx] = given["hidden_states"], given["position_embeddings"]
+
+    hooks = [layer.module.register_forward_hook(look, with_kwargs=True) for layer in layers]
+    yield seen
+    for hook in hooks:
+        hook.remove()
+
+
 class Context:
     """A context of ids [1, T], prefilled by a subject's model."""
 
@@ -148,13 +183,8 @@ class Context:
         self.scores, self.metric = {}, None  # filled by board_presses.py
         found = [layer for layer in attention_layers(model) if not has_window(layer)]
         self.run = kvbudget.compress(model, table, 0.5, when="call", refit=True)
-        self.cache, seen = DynamicCache(config=model.config), {}
-
-        def look(module, _, given, output):
-            seen[module.layer_idx] = given["hidden_states"], given["position_embeddings"]
-
-        hooks = [layer.module.register_forward_hook(look, with_kwargs=True) for layer in found]
-        with self.run:
+        self.cache = DynamicCache(config=model.config)
+        with self.run, inputs_of(found) as seen:
             start = time.process_time()
             model.model(ids, past_key_values=self.cache)
             self.seconds = time.process_time() - start
@@ -162,8 +192,6 @@ class Context:
             scratch.layers, scratch.kvb_state = list(self.cache.layers), copy.deepcopy(self.cache.kvb_state)
             scratch.layers[first] = copy.deepcopy(self.cache.layers[first])
             self.run.cut_layer(scratch, self.run.layers[first])
-        for hook in hooks:
-            hook.remove()
         self.layers = [Layer(x.index, x.module, *seen[x.index], x.rotary, self.cache.layers[x.index].keys,
                              self.cache.layers[x.index].values) for x in found]
 

@@ -13,9 +13,7 @@ first four tokens are kept and take nothing in.
 import time
 
 import torch
-from board_context import Absent, Cut
-from kvpress.utils import get_prerope_query_states
-from transformers.models.llama.modeling_llama import rotate_half
+from board_context import Absent, Cut, inputs_of
 
 SINK = 4
 LIMIT = 3.0  # of a bias, in either direction
@@ -28,25 +26,11 @@ def repeated(context):
     if "repeated" not in context.scores:
         if context.has_windows:
             raise Absent("layers with windows do not see what is repeated")
-        seen, start = {}, time.process_time()
-
-        def look(module, _, given, output):
-            seen[module.layer_idx] = given["hidden_states"], given["position_embeddings"]
-
-        hooks = [layer.module.register_forward_hook(look, with_kwargs=True) for layer in context.layers]
-        context.model.model(context.ids, past_key_values=context.plain_cache())
-        for hook in hooks:
-            hook.remove()
+        start = time.process_time()
+        with inputs_of(context.layers) as seen:
+            context.model.model(context.ids, past_key_values=context.plain_cache())
         context.scores["repeated"] = [seen[x.index] for x in context.layers], time.process_time() - start
     return context.scores["repeated"]
-
-
-def group_queries(layer, hidden, rope):
-    """Returns a layer's queries [G, group * T, d], rotated and scaled."""
-    cos, sin = (x.unsqueeze(1) for x in rope)
-    q = get_prerope_query_states(layer.module, hidden)
-    q = (q * cos + rotate_half(q) * sin) * layer.module.scaling
-    return q[0].reshape(layer.keys.shape[1], -1, q.shape[-1])
 
 
 def solve(m, y):
@@ -109,7 +93,7 @@ def matched(by_table=False, repeat=False):
                 keep = context.subject.table.keep(ratio, context.tokens, lookup="linear")
             for layer, (hidden, rope) in zip(context.layers, given):
                 counts = keep[layer.index] if by_table else [round((1 - ratio) * context.tokens)] * layer.keys.shape[1]
-                q = group_queries(layer, hidden, rope)
+                q = layer.queries(hidden, rope)[0].reshape(layer.keys.shape[1], -1, layer.keys.shape[3])
                 found = [match(q[h], layer.keys[0, h], layer.values[0, h], int(t)) for h, t in enumerate(counts)]
                 put(cut, layer, *zip(*found))
             cut.seconds = time.process_time() - start + spent
@@ -142,10 +126,8 @@ def folded(make):
         def at(ratio):
             cut, start = Cut([], None, [], context.tokens, bias=[]), time.process_time()
             for layer in context.layers:
-                layer.module.rotary_emb = layer.rotary
-                given = {"hidden_states": layer.hidden, "position_embeddings": layer.rope,
-                         "cache_position": torch.arange(context.tokens)}
-                s = press.score(layer.module, layer.hidden, layer.keys, layer.values, None, given)[0]
+                layer.module.rotary_emb = layer.press_rotary()
+                s = press.score(layer.module, layer.hidden, layer.keys, layer.values, None, layer.given())[0]
                 del layer.module.rotary_emb
                 t = round((1 - ratio) * context.tokens)
                 found = [fold(layer.keys[0, h], layer.values[0, h], s[h].clamp(min=1e-30).log(), t)

@@ -15,10 +15,8 @@ from board_context import Absent, Cut, places_of
 from board_matching import folded, matched
 from kvbudget import scorers
 from kvbudget.metrics import attention_weights
-from kvbudget.models import AttentionLayer, _layer_type
 from kvbudget.ragged import RaggedLayer
 from transformers.cache_utils import DynamicCache
-from transformers.models.llama.modeling_llama import rotate_half
 
 from kvpress import (AdaKVPress, BlockPress, CapPress, ChunkKVPress, ChunkPress, CompactorPress, CriticalAdaKVPress,
                      CriticalKVPress, CURPress, DuoAttentionPress, EntropyGatedChunkKVPress, ExpectedAttentionPress,
@@ -27,7 +25,6 @@ from kvpress import (AdaKVPress, BlockPress, CapPress, ChunkKVPress, ChunkPress,
                      ObservedAttentionPress, PyramidKVPress, RandomPress, ScorerPress, SnapKVPress, StreamingLLMPress,
                      TOVAPress)
 from kvpress.presses import duo_attention_press, kvzip_press
-from kvpress.utils import get_prerope_query_states
 
 #: their scores depend on the ratio, so they are not shared between ratios
 BY_RATIO = (StreamingLLMPress, CriticalKVPress, CompactorPress, RandomPress)
@@ -41,9 +38,7 @@ SEED = 1
 
 def causal_attention(layer):
     """Returns a layer's attention [1, H, T, T], as eager attention would compute it."""
-    cos, sin = (x.unsqueeze(1) for x in layer.rope)
-    q = get_prerope_query_states(layer.module, layer.hidden)
-    q = (q * cos + rotate_half(q) * sin) * layer.module.scaling
+    q = layer.queries()
     k = layer.keys.repeat_interleave(q.shape[1] // layer.keys.shape[1], 1)
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     return attention_weights(q @ k.transpose(2, 3), mask, None, None)
@@ -91,13 +86,6 @@ def _shared(press, context, layer, clock):
         one.__dict__["score"] = score
 
 
-def _rotary(layer):
-    """Returns the embedding from which kvpress's scorers take angles; Gemma's depend on the kind of layer."""
-    found = AttentionLayer(layer.index, layer.module, layer.rotary)
-    return layer.rotary if not _layer_type(layer.rotary, layer.module) else (
-        lambda like, places: [x[None] for x in found.angles(like, places[0])])
-
-
 def _needs_attention(press):
     return any(isinstance(p, ObservedAttentionPress) or getattr(p, "needs_attention", False)
                for p in (press, getattr(press, "press", None)))
@@ -112,11 +100,10 @@ def by_layers(context, press):
     start, held = time.process_time(), 0
     for layer in context.layers:
         module = layer.module
-        module.masked_key_indices, module.rotary_emb = None, _rotary(layer)
-        given = {"hidden_states": layer.hidden, "position_embeddings": layer.rope, "cache_position": torch.arange(n)}
+        module.masked_key_indices, module.rotary_emb = None, layer.press_rotary()
         _shared(press, context, layer, clock)
         weights = causal_attention(layer) if _needs_attention(press) else None
-        keys, values = press.compress(module, layer.hidden, layer.keys, layer.values, weights, given)
+        keys, values = press.compress(module, layer.hidden, layer.keys, layer.values, weights, layer.given())
         held += keys.nbytes + values.nbytes
         stop = time.process_time()
         _take(cut, layer, keys, values, module.masked_key_indices)

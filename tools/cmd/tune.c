@@ -219,11 +219,12 @@ static void limit_texts(tune_command *c, double most, const double costs[PART_CO
 {
     static const size_t least[2][PART_COUNT] = {{3, 2, 3}, {FIRST_TEXTS, 1, 1}};
     size_t own[PART_COUNT] = {0}, kept[PART_COUNT] = {0};
-    for (size_t i = 0; i < c->texts.count; i++) own[c->texts.items[i].part] += c->texts.items[i].own && !c->time;
+    bool timed = c->seconds > 0;
+    for (size_t i = 0; i < c->texts.count; i++) own[c->texts.items[i].part] += c->texts.items[i].own && !timed;
     c->left = -1;
     for (int share = 20; share >= 0 && c->left < 0; share--) {
         for (int p = 0; p < PART_COUNT; p++) {
-            size_t all = tune_texts_count(&c->texts, (tune_part)p), few = least[c->time != NULL][p];
+            size_t all = tune_texts_count(&c->texts, (tune_part)p), few = least[timed][p];
             if (own[p] > few) few = own[p];
             kept[p] = all > few ? few + (all - few) * (size_t)share / 20 : all;
         }

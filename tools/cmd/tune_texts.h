@@ -41,8 +41,7 @@ size_t tune_texts_count(const tune_texts *t, tune_part part);
 size_t tune_text_contexts(const tune_text *t, size_t length);
 
 // Writes calibration data (formats/calib.h) from the texts that calibrate, those numbered `first` to `last` - 1
-// (tune_text_contexts). What follows a context, up to n_answer tokens, is the
-// answer to one question; `n_lines` of its lines are asked for as well, if it has as many. Errors: those of reading and
-// of atomic_file.h.
+// (tune_text_contexts). What follows a context, up to n_answer tokens, is the answer to one question; `n_lines` of its
+// lines are asked for as well, if it has as many. Errors: those of reading and of atomic_file.h.
 kvb_status tune_texts_write(const tune_texts *t, size_t first, size_t last, const tokenizer *tokens, uint32_t n_tokens,
                             uint32_t n_answer, uint32_t n_lines, const char *path, kvb_error *err);
