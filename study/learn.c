@@ -295,12 +295,14 @@ static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint
     return n;
 }
 
-// Solves one head: sums over folds, adds lambda for all but the constant, Cholesky. Returns GSL's code.
+// Solves one head: sums over folds, adds lambda for all but the constant, Cholesky. A weight of z |z| with the other
+// sign than that of z describes where most tokens lie, but turns back beyond: the tokens that stand out most would rank
+// low, and in other texts there are more of these. So it counts in the fit and is not kept. Returns GSL's code.
 static int solve_head(const learn_systems *s, const size_t *column, size_t n, double lambda, uint32_t without,
                       uint32_t head, double *weights)
 {
     double a[COLUMNS_MAX * COLUMNS_MAX] = {0}, b[COLUMNS_MAX] = {0}, n_texts = 0;
-    size_t P = columns_of(s);
+    size_t P = columns_of(s), n_means = s->layer_mean ? (n - 2) / 3 : 0;
     for (uint32_t fold = 0; fold < s->n_folds; fold++) {
         if (fold == without) continue;
         const double *from = s->a + ((size_t)fold * s->n_heads + head) * P * P,
@@ -317,7 +319,10 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
     gsl_matrix_view matrix = gsl_matrix_view_array(a, n, n);
     gsl_vector_view given = gsl_vector_view_array(b, n), found = gsl_vector_view_array(weights, n);
     int code = gsl_linalg_cholesky_decomp1(&matrix.matrix);
-    return code ? code : gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
+    if (!code) code = gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
+    for (size_t p = 0; p + 2 < n - n_means; p += 2)
+        if (weights[p] * weights[p + 1] < 0) weights[p + 1] = 0;
+    return code;
 }
 
 // Solves for weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).

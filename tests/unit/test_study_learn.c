@@ -113,6 +113,8 @@ UNIT_TEST(settings_that_are_given_stay)
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &o, NULL, err));
     ck_assert_uint_eq(l->n_features, 3);
+    for (size_t p = 0; p < 8 * (size_t)CASE_HEADS; p++) // no curve turns back: z and z |z| have weights of one sign
+        if (p % 8 < 6 && p % 2 == 0) ck_assert_double_ge(l->weights[p] * l->weights[p + 1], 0);
     ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
 }
@@ -149,7 +151,7 @@ UNIT_TEST(the_mean_of_a_layer)
     learn_free(l);
     o.layer_mean = true;
     kvb_ranking *r = fit(&o);
-    for (int i = 0; i < LEARN_RATIOS; i++) ck_assert_double_lt(l->trials[l->chosen].loss[i], 0.75 * own.loss[i]);
+    for (int i = 0; i < LEARN_RATIOS; i++) ck_assert_double_lt(l->trials[l->chosen].loss[i], 0.8 * own.loss[i]);
     ck_assert(kvb_ranking_about(r)->layer_mean && kvb_ranking_about(r)->n_columns == 3 * 3 + 2);
     const float *features[] = {recorded[0], recorded[1], recorded[2]};
     help_ok(learned_scores_read(&from, 1, r, scores, err));
