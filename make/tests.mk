@@ -110,7 +110,7 @@ bench: deps
 	@BUILD=$(BUILD) tools/scripts/bench.sh
 
 bench-quality: deps
-	@$(MAKE) $(PARALLEL) $(BUILD)/kvbudget
+	@$(MAKE) $(PARALLEL) $(BUILD)/kvbudget $(BUILD)/tests/tokens
 	@BUILD=$(BUILD) tools/scripts/bench_quality.sh >$(BUILD)/models.csv && mv $(BUILD)/models.csv docs/models.csv
 
 # BOARD: arguments of tests/peer/board.py, such as --budget 30. Measurements are kept, so that it can be interrupted.

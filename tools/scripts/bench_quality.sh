@@ -18,13 +18,11 @@ measured() {
 
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
     model=$(tools/scripts/get-model.sh "$name")
-    # Both runs keep their steps in NAME.tune; the second one, without refitting, leaves its table.
-    "$KVB" tune "$model" -o "$OUT/$name" --refit >&2
     "$KVB" tune "$model" -o "$OUT/$name" >&2
-    # The texts that tune judged on: those that are long enough for this tokenizer.
-    mapfile -t texts < <(python3 -c 'import json, sys
-for t in json.load(open(sys.argv[1]))["texts"]:
-    if t["part"] == 2: print(t["name"])' "$OUT/$name.tune/settings.json")
+    texts=() # those that are long enough for this tokenizer
+    for text in calib-data/eval/*.txt; do
+        [ "$("$BUILD/tests/tokens" "$model" "$text" | wc -w)" -lt 2112 ] || texts+=("$text")
+    done
     tables=("tuned=$OUT/$name.safetensors")
     for metric in keydiff ea:kvpress snapkv:kvpress; do
         table=$OUT/$name-${metric%%:*}-paper.safetensors
@@ -32,7 +30,7 @@ for t in json.load(open(sys.argv[1]))["texts"]:
         tables+=("paper=$table")
     done
     measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
-    cp "$OUT/$name.tune/worth-refit.csv" "$OUT/$name-refit.csv"
+    measured "$name-refit" "$model" "${tables[0]}" "${texts[@]}" --allocator none --refit
 done
 
 first=yes
