@@ -302,7 +302,7 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
                       uint32_t head, double *weights)
 {
     double a[COLUMNS_MAX * COLUMNS_MAX] = {0}, b[COLUMNS_MAX] = {0}, n_texts = 0;
-    size_t P = columns_of(s), n_means = s->layer_mean ? (n - 2) / 3 : 0;
+    size_t P = columns_of(s), n_features = (n - 2) / (s->layer_mean ? 3 : 2);
     for (uint32_t fold = 0; fold < s->n_folds; fold++) {
         if (fold == without) continue;
         const double *from = s->a + ((size_t)fold * s->n_heads + head) * P * P,
@@ -320,8 +320,8 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
     gsl_vector_view given = gsl_vector_view_array(b, n), found = gsl_vector_view_array(weights, n);
     int code = gsl_linalg_cholesky_decomp1(&matrix.matrix);
     if (!code) code = gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
-    for (size_t p = 0; p + 2 < n - n_means; p += 2)
-        if (weights[p] * weights[p + 1] < 0) weights[p + 1] = 0;
+    for (size_t f = 0; f < n_features && !code; f++)
+        if (weights[2 * f] * weights[2 * f + 1] < 0) weights[2 * f + 1] = 0;
     return code;
 }
 

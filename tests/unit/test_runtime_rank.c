@@ -255,9 +255,12 @@ UNIT_TEST(values_and_moments)
     const float x[5] = {100, 1, 3, 5, 7};
     double mean, scale;
     kvb_rank_moments(x, 0, 1, 5, &mean, &scale);
-    ck_assert(fabs(mean - 4) < 1e-12 && fabs(scale - 1 / sqrt(5)) < 1e-12);
+    ck_assert_double_eq_tol(mean, 4, 1e-12);
+    ck_assert_double_eq_tol(scale, 1 / sqrt(5), 1e-12);
     kvb_rank_moments(x, 0, 5, 5, &mean, &scale);
-    ck_assert(mean == 0 && scale == 0 && fabs(kvb_rank_value(0, 1) - log(1e-12)) < 1e-9 && kvb_rank_value(-2, 0) == -2);
+    ck_assert(mean == 0 && scale == 0);
+    ck_assert_double_eq_tol(kvb_rank_value(0, 1), log(1e-12), 1e-9);
+    ck_assert_double_eq(kvb_rank_value(-2, 0), -2);
     const float damaged[3] = {1, 2, INFINITY};
     unit_numbers(kvb_rank_finite(x, 5), 5, kvb_rank_finite(damaged, 3), 2);
 }

@@ -19,7 +19,7 @@ measured() {
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
     model=$(tools/scripts/get-model.sh "$name")
     "$KVB" tune "$model" -o "$OUT/$name" >&2
-    texts=() # those that are long enough for this tokenizer
+    texts=() # those that have 2,048 tokens and 64 more with this tokenizer
     for text in calib-data/eval/*.txt; do
         [ "$("$BUILD/tests/tokens" "$model" "$text" | wc -w)" -lt 2112 ] || texts+=("$text")
     done
