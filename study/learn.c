@@ -199,6 +199,7 @@ static kvb_status gather_moments(learned *l, learn_text *t, kvb_error *err)
 typedef struct learn_systems {
     uint32_t n_folds, n_heads, n_features;
     bool layer_mean;
+    uint32_t by_keys; // the features whose extremes are kept: KeyDiff
     double exponent;
     double *a, *b;     // [folds, N, P, P], [folds, N, P]
     uint32_t *n_texts; // [folds]
@@ -207,6 +208,7 @@ typedef struct learn_systems {
 enum { COLUMNS_MAX = 3 * KVB_RANK_FEATURES_MAX + 2 };
 
 static const double TARGET_FLOOR = 1e-3; // of the mean importance: added to every token's
+static const double EXTREME = 0.05;      // added to KeyDiff's weight of z |z|
 
 static uint32_t column_count(uint32_t n_features, bool layer_mean)
 {
@@ -227,6 +229,8 @@ static learn_systems make_systems(const learned *l, double exponent)
                        .layer_mean = l->options.layer_mean,
                        .exponent = exponent};
     size_t rows = (size_t)s.n_folds * s.n_heads, P = columns_of(&s);
+    for (uint32_t f = 0; f < s.n_features; f++)
+        if (strncmp(l->from->metrics[f], "keydiff", 7) == 0) s.by_keys |= 1u << f;
     s.a = need(rows * P * P, sizeof *s.a, "numbers of equations");
     s.b = need(rows * P, sizeof *s.b, "numbers of equations");
     s.n_texts = need(s.n_folds, sizeof *s.n_texts, "folds");
@@ -297,7 +301,9 @@ static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint
 
 // Solves one head: sums over folds, adds lambda for all but the constant, Cholesky. A weight of z |z| with the other
 // sign than that of z describes where most tokens lie, but turns back beyond: the tokens that stand out most would rank
-// low, and in other texts there are more of these. So it counts in the fit and is not kept. Returns GSL's code.
+// low, and in other texts there are more of these. So it counts in the fit and is not kept. And a token whose key is
+// unlike all others (a needle) must not be outvoted: at z = 5, EXTREME is worth a factor of 3.5 of importance. Returns
+// GSL's code.
 static int solve_head(const learn_systems *s, const size_t *column, size_t n, double lambda, uint32_t without,
                       uint32_t head, double *weights)
 {
@@ -320,8 +326,10 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
     gsl_vector_view given = gsl_vector_view_array(b, n), found = gsl_vector_view_array(weights, n);
     int code = gsl_linalg_cholesky_decomp1(&matrix.matrix);
     if (!code) code = gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
-    for (size_t f = 0; f < n_features && !code; f++)
+    for (size_t f = 0; f < n_features && !code; f++) {
         if (weights[2 * f] * weights[2 * f + 1] < 0) weights[2 * f + 1] = 0;
+        if (s->by_keys >> column[2 * f] / 2 & 1) weights[2 * f + 1] += EXTREME;
+    }
     return code;
 }
 
@@ -580,8 +588,10 @@ static kvb_status check_request(const learned *l, kvb_error *err)
                         "%zu metrics: sets of at most %zu can be searched; name fewer with --feature",
                         l->from->n_metrics, most);
     for (size_t i = 0; i < l->from->n_metrics; i++)
-        if (selection_ranking(l->from, l->from->metrics[i]))
-            return kvb_fail(err, KVB_ARGUMENT, "%s: a ranking cannot be a feature of another", l->from->metrics[i]);
+        if (strncmp(l->from->metrics[i], "learned:", 8) == 0)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "%s: a ranking cannot be a feature of another; name the metrics with --feature",
+                            l->from->metrics[i]);
     return KVB_OK;
 }
 

@@ -40,15 +40,6 @@ expect 0 'what is done is not done again' "${TUNE[@]}" -o one
 says 'it says so' 'the model reads texts with its full cache .done before.' err
 same 'and the table is the same' one.safetensors two.safetensors
 
-expect 0 'for caches that are refitted' "${TUNE[@]}" -o two --refit
-says 'one profile serves both' 'the model reads texts with its full cache .done before.' err
-says 'the choice is made once more' 'each ratio takes the best$' err
-says 'it judges refitted caches' 'every cache refitted' out
-says 'and says how Python does that' '0.8, refit=True' out
-expect 0 'the table says so' inspect two.safetensors --json
-says 'by its references' 'refit[^0-9a-z]*[1-9]' out
-cp one.safetensors two.safetensors
-
 # A stop in the middle leaves the best table so far, and the same command continues to the same table.
 stop_at() { interrupt TERM "grep -E '$1' err" "$KVB" "${TUNE[@]}" -o three; }
 stop_at 'tune 1 of'
@@ -59,9 +50,6 @@ ended 143 'stopped while it judges'
 same 'the best table is there' three.safetensors two.safetensors
 expect 0 'goes on' "${TUNE[@]}" -o three --quiet
 same 'to the same table' three.safetensors two.safetensors
-interrupt TERM "grep 'tune 7 of' err" "$KVB" "${TUNE[@]}" -o three --refit
-ended 143 'another choice is stopped before it is made'
-same 'which does not cost the table that is there' three.safetensors two.safetensors
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl

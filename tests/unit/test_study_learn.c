@@ -114,7 +114,8 @@ UNIT_TEST(settings_that_are_given_stay)
     help_ok(learn_fit(l, &from, &o, NULL, err));
     ck_assert_uint_eq(l->n_features, 3);
     for (const double *w = l->weights; w < l->weights + 8 * CASE_HEADS; w += 8) // of z and z |z|: no curve turns back
-        for (int f = 0; f < 3; f++) ck_assert_double_ge(w[2 * f] * w[2 * f + 1], 0);
+        for (int f = 0; f < 3; f++) // but for the 0.05 that keep what stands out to KeyDiff
+            ck_assert_double_ge(w[2 * f] * (w[2 * f + 1] - (f == 0 ? 0.05 : 0)), 0);
     ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
 }

@@ -31,9 +31,9 @@ enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 10
 // With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
 // continuation hardly needs.
 enum { LINES = 4 };
-// What a context of each purpose costs, without and with --refit: two passes over one that calibrates, choosing by one,
-// judging one. The unit is the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
-static const double COSTS[2][PART_COUNT] = {{2.4, 2.15, 1.5}, {2.4, 9, 4}};
+// What a context of each purpose costs: two passes over one that calibrates, choosing by one, judging one. The unit is
+// the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
+static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
 // Without --time: multiplications and additions of the prefills of as many first passes as the whole command would be
 // worth. A model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
 static const double USUAL_WORK = 1e14;
@@ -53,7 +53,7 @@ typedef struct tune_command {
     const cli_command *self;
     const char *model, *output, *time, *use;
     uint64_t n_tokens, threads;
-    bool refit, plan, quiet;
+    bool plan, quiet;
     double seconds; // of --time; 0: none
     char *const *own;
     size_t n_own;
@@ -215,7 +215,7 @@ static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT], c
 
 // Leaves texts out until the rest costs no more than `most` first passes over a context: the same share of each
 // purpose, down to a few and, without --time, the user's own. What is left over goes to c->left.
-static void limit_texts(tune_command *c, double most, const double costs[PART_COUNT])
+static void limit_texts(tune_command *c, double most)
 {
     static const size_t least[2][PART_COUNT] = {{3, 2, 3}, {FIRST_TEXTS, 1, 1}};
     size_t own[PART_COUNT] = {0}, kept[PART_COUNT] = {0};
@@ -228,7 +228,7 @@ static void limit_texts(tune_command *c, double most, const double costs[PART_CO
             if (own[p] > few) few = own[p];
             kept[p] = all > few ? few + (all - few) * (size_t)share / 20 : all;
         }
-        c->left = most - texts_cost(c, kept, costs);
+        c->left = most - texts_cost(c, kept, COSTS);
     }
     for (int p = 0; p < PART_COUNT; p++) tune_texts_limit(&c->texts, (tune_part)p, kept[p]);
 }
@@ -240,7 +240,7 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
     kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
     if (status != KVB_OK || c->plan || !(c->seconds > 0)) return status;
     double contexts = texts_cost(c, (size_t[]){first, 0, 0}, (double[]){1, 0, 0});
-    limit_texts(c, 0.9 * c->seconds / read_mark(c, "first") * contexts, COSTS[c->refit]);
+    limit_texts(c, 0.9 * c->seconds / read_mark(c, "first") * contexts);
     all = tune_texts_count(&c->texts, PART_CALIBRATE);
     if (all > first) return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
     c->step++;
@@ -278,22 +278,11 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     return status;
 }
 
-// The steps that --refit changes have names of their own: both kinds can be made from one profile.
-static const char *chosen(const tune_command *c)
-{
-    return c->refit ? "tuned-refit" : "tuned";
-}
-
-static const char *judged(const tune_command *c)
-{
-    return c->refit ? "worth-refit" : "worth";
-}
-
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
     // Heads are cut alone as often as what is left of the time allows.
-    double left = c->left - SEARCH_TEXTS * COSTS[c->refit][PART_SELECT],
+    double left = c->left - SEARCH_TEXTS * COSTS[PART_SELECT],
            cut = (double)NEXT / (double)c->n_tokens; // one ratio of one text
     uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
     size_t searched = evaluations > 1 ? SEARCH_TEXTS : 0;
@@ -306,9 +295,8 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     add_texts(&w, c, PART_SELECT, "--select");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
     add_word(&w, "--evaluations=%" PRIu64, evaluations);
-    if (c->refit) add_words(&w, c, "--refit");
-    add_word(&w, "--output=%s/%s.safetensors", c->folder, chosen(c));
-    return run_step(c, chosen(c), "both, and what lies between, are measured: each ratio takes the best", &w, err);
+    add_words(&w, c, "--output $F/tuned.safetensors");
+    return run_step(c, "tuned", "both, and what lies between, are measured: each ratio takes the best", &w, err);
 }
 
 // ---- Judging ----
@@ -320,14 +308,13 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     add_texts(&w, c, PART_JUDGE, NULL);
     add_words(&w, c, "--allocator uniform --ratio 0.5,0.8,0.9,0.95");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
-    if (c->refit) add_words(&w, c, "--refit");
-    add_word(&w, "--output=%s/%s", c->folder, judged(c));
+    add_words(&w, c, "--output $F/worth");
     kvb_status status =
-        run_step(c, judged(c), "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
+        run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
     if (status != KVB_OK) return status;
     add_words(&w, c, "report $O.safetensors --force --record $F/run.h5 -o $O.html");
-    add_word(&w, "--results=%s/%s.json", c->folder, judged(c));
-    return run_step(c, c->refit ? "report-refit" : "report", "the report", &w, err);
+    add_words(&w, c, "--results $F/worth.json");
+    return run_step(c, "report", "the report", &w, err);
 }
 
 // Copies a step's table to NAME.safetensors.
@@ -365,8 +352,8 @@ static void print_worth(const tune_command *c, const results_document *d)
     static const double ratios[] = {0.5, 0.8, 0.9, 0.95};
     double gentle = 0, better[3] = {0};
     size_t n = tune_texts_count(&c->texts, PART_JUDGE);
-    printf("KL to the full cache over the next %d tokens, mean over %zu %s that nothing was fitted to%s\n", NEXT, n,
-           plural(n, "text", "texts"), c->refit ? "; every cache refitted" : "");
+    printf("KL to the full cache over the next %d tokens, mean over %zu %s that nothing was fitted to\n", NEXT, n,
+           plural(n, "text", "texts"));
     printf("  pruned   this table   same ranking, equal budgets   SnapKV as published   same next token\n");
     for (int i = 0; i < 4; i++) {
         const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
@@ -390,18 +377,17 @@ static void print_worth(const tune_command *c, const results_document *d)
 static kvb_status print_verdict(const tune_command *c, kvb_error *err)
 {
     results_document found;
-    char *path = need_text("%s/%s.json", c->folder, judged(c));
+    char *path = need_text("%s/worth.json", c->folder);
     kvb_status status = results_open(&found, path, err);
     if (status == KVB_OK) {
         print_worth(c, &found);
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
-               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8%s): model.generate(...)\n"
+               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8): model.generate(...)\n"
                "To share it (docs/ready-tables.md):\n"
-               "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/%s.json\n"
+               "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/worth.json\n"
                "%.0f s, %zu texts. ",
-               c->output, c->output, c->output, c->refit ? ", refit=True" : "", c->output, c->folder, judged(c),
-               c->spent, c->texts.count);
+               c->output, c->output, c->output, c->output, c->folder, c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would also cut heads alone; texts of your own (%s) make it yours.\n",
@@ -471,7 +457,7 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
-    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops, COSTS[0]);
+    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops);
     if (!c->quiet)
         fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
                 tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
@@ -490,7 +476,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     status = learn_ranking(c, err);
     if (status == KVB_OK) status = solve_tables(c, err);
     if (status == KVB_OK) status = choose_budgets(c, err);
-    if (status == KVB_OK) status = take_table(c, chosen(c), err);
+    if (status == KVB_OK) status = take_table(c, "tuned", err);
     if (status == KVB_OK) status = judge_table(c, err);
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
@@ -498,7 +484,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
 // After a stop, takes the best table that there is. One that is not measured does not replace an earlier table.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
-    const char *const order[] = {chosen(c), "importance"};
+    const char *const order[] = {"tuned", "importance"};
     char *path = need_text("%s.safetensors", c->output);
     bool there = access(path, F_OK) == 0;
     free(path);
@@ -567,9 +553,6 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
          "text (default): change what follows least; lookup: ask the texts for some of their lines, so\nthat single "
          "tokens stay, too; what follows changes 0.7 to 1.6 times as much"},
-        {"refit", 0, CLI_FLAG, &c.refit, NULL,
-         "choose and judge the table for caches whose kept keys and values are refitted after the\nprefill "
-         "(docs/refit.md)"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
