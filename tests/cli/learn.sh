@@ -38,7 +38,7 @@ fails 'another oracle in the same record' 'oracle' profile tiny.gguf calib.jsonl
     --new-tokens 8 --ignore-eos --metric keydiff --metric knorm --metric snapkv:kvpress:window=8
 expect 0 'what is added has the same oracle' profile tiny.gguf -o output.h5 --add --metric streaming --quiet calib.jsonl
 expect 0 'a ranking is added' profile tiny.gguf -o output.h5 --add --metric learned=moved.safetensors --quiet
-fails 'which is not a feature' 'cannot be a feature of another; name the metrics with --feature' learn output.h5 -o x.safetensors
+fails 'which is not a feature' 'of another; name the metrics with --feature' learn output.h5 -o x.safetensors
 misused 'an oracle of no kind' 'lukv.output' profile tiny.gguf calib.jsonl -o x.h5 --oracle max
 
 # ---- solve and validate
