@@ -221,7 +221,8 @@ def picture(board):
         low, top_value = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
         x = lambda r: x0 + wide * RATIOS.index(r) / (len(RATIOS) - 1)
         y = lambda v: top + high * (top_value - math.log10(v)) / (top_value - low)
-        out.append(f'<text x="{x0}" y="18" font-size="13">{html.escape(NAMES[model])}, {len(texts)} texts</text>')
+        out.append(f'<text x="{x0}" y="18" font-size="13">{html.escape(NAMES[model])}, {len(texts)} '
+                   f'text{"s" * (len(texts) > 1)}</text>')
         for power in range(low, top_value + 1):
             at = y(10.0**power)
             out.append(f'<line x1="{x0}" x2="{x0 + wide}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>'
