@@ -50,6 +50,10 @@ ended 143 'stopped while it judges'
 same 'the best table is there' three.safetensors two.safetensors
 expect 0 'goes on' "${TUNE[@]}" -o three --quiet
 same 'to the same table' three.safetensors two.safetensors
+rm -r three.tune
+stop_at 'tune 7 of'
+ended 143 'a search from the beginning is stopped before it is done'
+same 'which does not cost the table that is there' three.safetensors two.safetensors
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl

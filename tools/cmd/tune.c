@@ -200,15 +200,15 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     return status;
 }
 
-// Returns what the first kept[] texts of each purpose cost, at a cost for each of their contexts.
-static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT], const double costs[PART_COUNT])
+// Returns what the first kept[] texts of each purpose cost.
+static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT])
 {
     size_t seen[PART_COUNT] = {0};
     double sum = 0;
     for (size_t i = 0; i < c->texts.count; i++) {
         const tune_text *t = &c->texts.items[i];
         if (seen[t->part]++ < kept[t->part])
-            sum += costs[t->part] * (double)tune_text_contexts(t, c->n_tokens + CONTINUED);
+            sum += COSTS[t->part] * (double)tune_text_contexts(t, c->n_tokens + CONTINUED);
     }
     return sum;
 }
@@ -228,7 +228,7 @@ static void limit_texts(tune_command *c, double most)
             if (own[p] > few) few = own[p];
             kept[p] = all > few ? few + (all - few) * (size_t)share / 20 : all;
         }
-        c->left = most - texts_cost(c, kept, COSTS);
+        c->left = most - texts_cost(c, kept);
     }
     for (int p = 0; p < PART_COUNT; p++) tune_texts_limit(&c->texts, (tune_part)p, kept[p]);
 }
@@ -239,7 +239,7 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
            first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
     kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
     if (status != KVB_OK || c->plan || !(c->seconds > 0)) return status;
-    double contexts = texts_cost(c, (size_t[]){first, 0, 0}, (double[]){1, 0, 0});
+    double contexts = texts_cost(c, (size_t[]){first, 0, 0}) / COSTS[PART_CALIBRATE];
     limit_texts(c, 0.9 * c->seconds / read_mark(c, "first") * contexts);
     all = tune_texts_count(&c->texts, PART_CALIBRATE);
     if (all > first) return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
