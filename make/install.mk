@@ -15,7 +15,8 @@ folders:
 	        "without, and move the files there" >&2; exit 1;; esac
 
 # The texts that `kvbudget tune` reads, and the ready tables.
-TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt tables/*.safetensors)
+TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt tables/*.safetensors \
+         tables/packed/*.safetensors)
 
 install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
@@ -35,7 +36,7 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 # Keeps tables that `kvbudget tables --add` has put beside ours.
 uninstall: folders
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget/,$(TEXTS))
-	rmdir $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget,/calib-data/plain /calib-data/eval /calib-data /tables /) \
+	rmdir $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget,/calib-data/plain /calib-data/eval /calib-data /tables/packed /tables /) \
 	    2>/dev/null || true
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \

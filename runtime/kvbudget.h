@@ -214,8 +214,9 @@ typedef struct kvb_weights {
 KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
 
 // Finds the table for your model among the *.safetensors files of a folder: the ready tables that come with kvbudget
-// (share/kvbudget/tables), or your own. A table fits if it passes kvb_table_check() with every field of `mine` except
-// model_sha256, and if one of these shows that it was made for your weights; a hash counts for more than a name:
+// (share/kvbudget/tables; those with formats are in share/kvbudget/tables/packed), or your own. A table fits if it
+// passes kvb_table_check() with every field of `mine` except model_sha256, and if one of these shows that it was made
+// for your weights; a hash counts for more than a name:
 //   - a hash: model_sha256 of `mine`, or all hashes of `weights`
 //   - a name: weights->hf_id is the table's hf_id or is listed in its metadata model_names (separated by commas). Case
 //     is ignored. A name without '/', such as that of a folder or a GGUF file, is compared with the part of the table's

@@ -20,29 +20,31 @@ def folder() -> Path:
     return Path(named) if named else next(filter(Path.is_dir, places), places[0])
 
 
-def _find(model: Any, name: str | None, sha256: str | None = None) -> Table:
+def _find(model: Any, place: Path, name: str | None, sha256: str | None = None) -> Table:
     mine, weights = lib.Expectation(), lib.Weights.of((), name, None)
     ModelShape.of(model.config).fill(mine)
     mine.model_sha256 = lib.text("model_sha256", sha256)
     path = c.create_string_buffer(4096)
-    lib.call("kvb_table_find", path, len(path), os.fsencode(folder()), c.byref(mine), c.byref(weights))
+    lib.call("kvb_table_find", path, len(path), os.fsencode(place), c.byref(mine), c.byref(weights))
     return Table(os.fsdecode(path.value))
 
 
-def find(model: Any) -> Table:
-    """Returns the table of these weights, by the name that the model was loaded by and its shape; for a model from a
-    GGUF file, by a file in its folder that has the table's hash, and by the name in that file. Raises
-    :class:`MismatchError`, which says what was looked for, what comes near, and what to do."""
+def find(model: Any, packed: bool = False) -> Table:
+    """Returns the table of these weights (`packed`: the one of tokens and formats), by the name that the model was
+    loaded by and its shape; for a model from a GGUF file, by a file in its folder that has the table's hash, and by
+    the name in that file. Raises :class:`MismatchError`, which says what was looked for, what comes near, and what to
+    do."""
     source, name = source_of(model), str(getattr(model.config, "_name_or_path", "") or "")
+    place = folder() / "packed" if packed else folder()
     if source:
         name = hub_of(source).get("hf_id") or source.name
     try:
-        return _find(model, name or None)
+        return _find(model, place, name or None)
     except lib.MismatchError as why:
         gguf_name = getattr(model.config, "_model_name_or_path", None)  # general.name of a GGUF file
         for file in sorted(source.glob("*.gguf")) if source and gguf_name else ():
             try:
-                found = _find(model, None, lib.file_sha256(file))
+                found = _find(model, place, None, lib.file_sha256(file))
             except lib.MismatchError:
                 continue
             if found.info.model_id == gguf_name:

@@ -39,6 +39,10 @@ def test_auto(base: Any) -> None:
         base.generate(ids, max_new_tokens=2, do_sample=False)
     assert run.table.path.endswith("tables/base-1m.safetensors")
     assert abs(run.report().effective_ratio - 0.5) < 0.05
+    packed = ready.folder() / "packed"
+    packed.mkdir()
+    table_of(base, packed / "base-1m.safetensors", model_names="Org/Base-1M")
+    assert kvbudget.compress(base, "auto:packed", 0.5).table.path == str(packed / "base-1m.safetensors")
     for name in ("Org/Base-1M", "org/base-1m-gguf"):
         base.config._name_or_path = name
         assert ready.find(base).path == run.table.path

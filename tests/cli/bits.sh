@@ -91,7 +91,7 @@ fails 'also as a candidate' 'bits.*has formats.*without --formats' refine tiny.g
 fails 'so do other programs' 'has formats.*without --formats' export bits.safetensors -o x.npy
 fails 'at one ratio too' 'has formats.*without --formats' export bits.safetensors --format varlen --ratio 50% \
     --tokens 60 -o x
-misused 'tune makes tables of tokens' 'found a table.*solve --formats' tune tiny.gguf bits.safetensors -o tuned
+misused 'tune makes its own tables' 'found a table; tune makes its own' tune tiny.gguf bits.safetensors -o tuned
 sample_lines many 60 >many.jsonl
 for table in bits tokens; do
     expect 0 "recommend $table" recommend tiny.gguf $table.safetensors many.jsonl --tokens 120 --next 8 --max-kl 1e6 \

@@ -5,7 +5,9 @@ expect 0 'the tables of the tree are listed' tables
 cp out listed
 for name in gemma-3-270m qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct smollm2-135m-instruct; do
     says "$name is there" "/$name.safetensors\$" listed
-    holds 'and small' [ "$(wc -c <"$KVB_ROOT/tables/$name.safetensors")" -lt 300000 ]
+    for folder in tables tables/packed; do
+        holds 'and small' [ "$(wc -c <"$KVB_ROOT/$folder/$name.safetensors")" -lt 300000 ]
+    done
     hash=$(kvb inspect "$KVB_ROOT/tables/$name.safetensors" && sed -n 's/^  model_sha256: "\(.*\)"/\1/p' out)
     says 'it is of the weights that get-model.sh fetches' "|$hash|" "$KVB_ROOT/tools/scripts/get-model.sh"
 done

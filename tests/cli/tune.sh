@@ -21,10 +21,10 @@ export KVBUDGET_DATA=$PWD/data
 TUNE=(tune tiny.gguf --tokens 100)
 
 expect 0 'tune' "${TUNE[@]}" -o one --threads 1
-says 'it says what each step is for' 'tune 9 of 9: the report' err
+says 'it says what each step is for' 'tune 10 of 10: the report' err
 says 'and which texts play which part' '6 texts to calibrate on, 2 to choose by, 4 to judge' err
 says 'and ends with a verdict' '(hardly changes|prune less)' out
-says 'with the KL at every ratio' '^ +95 % +[0-9]' out
+says 'with the KL at every ratio, of both tables' '^ +95 %( +[0-9.]+){4}' out
 exists 'the table' one.safetensors
 says 'the report holds the measured KL' 'SnapKV|published' one.html
 expect 0 'the table works' budgets one.safetensors --ratio 0.8 --tokens 1000
@@ -33,6 +33,18 @@ says 'on the texts that choose' 'refined' out
 
 expect 0 'again, with two threads' "${TUNE[@]}" -o two --threads 2 --quiet
 same 'gives the same table' one.safetensors two.safetensors
+same 'and the same with formats' one-packed.safetensors two-packed.safetensors
+expect 0 'which says what heads are stored in' budgets one-packed.safetensors --ratio 0.9 --tokens 1000
+says 'in fewer bits' 'int[248]' out
+export KVBUDGET_TABLES=$PWD/ready
+mkdir ready
+expect 0 'adding it' tables --add one-packed.safetensors --name Org/Tiny --results one.tune/worth.json
+says 'puts it where tables with formats are' 'ready/packed/tiny.safetensors' out
+fails 'other tables of the model' 'none of the 0 tables' tables tiny.gguf
+expect 0 'finding it' tables tiny.gguf --packed
+says 'takes the option' "^$PWD/ready/packed/tiny.safetensors\$" out
+expect 0 'all tables' tables
+says 'are listed' '^  worth KL to the full cache .* at 95 % pruned' out
 grep -v '^warning' err >said || true
 empty '--quiet says nothing but warnings' said
 rm -f one.safetensors one.html one.tune/{tuned,worth,report}.done one.tune/worth.*
@@ -45,13 +57,13 @@ stop_at() { interrupt TERM "grep -E '$1' err" "$KVB" "${TUNE[@]}" -o three; }
 stop_at 'tune 1 of'
 ended 143 'stopped at once'
 says 'there is no table yet' 'before there was a table' err
-stop_at 'tune 8 of'
+stop_at 'tune 9 of'
 ended 143 'stopped while it judges'
 same 'the best table is there' three.safetensors two.safetensors
 expect 0 'goes on' "${TUNE[@]}" -o three --quiet
 same 'to the same table' three.safetensors two.safetensors
 rm -r three.tune
-stop_at 'tune 7 of'
+stop_at 'tune 8 of'
 ended 143 'a search from the beginning is stopped before it is done'
 same 'which does not cost the table that is there' three.safetensors two.safetensors
 
@@ -59,10 +71,10 @@ expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl
 # How many texts fit into a time depends on the machine: 0.01 s allows the fewest, 2 h all; the latter is stopped early.
 expect 0 'with a time' "${TUNE[@]}" -o timed --time 0.01s
-says 'it has a step more' 'tune 10 of 10: the report' err
+says 'it has a step more' 'tune 11 of 11: the report' err
 says 'and judges with fewer texts' 'mean over 1 text that' out
-interrupt TERM "grep 'tune 3 of 10' err" "$KVB" "${TUNE[@]}" -o long --time 2h
-says 'texts are read in two parts' 'tune 2 of 10: and as many more' err
+interrupt TERM "grep 'tune 3 of 11' err" "$KVB" "${TUNE[@]}" -o long --time 2h
+says 'texts are read in two parts' 'tune 2 of 11: and as many more' err
 expect 0 'for lookups' tune tiny.gguf lines.txt --tokens 200 -o facts --for lookup --quiet
 says 'four lines are asked for' '"question_ids": ?\[(\[[0-9,]+\],?){5}\]' facts.tune/first.jsonl
 expect 0 'a plan' "${TUNE[@]}" -o planned --plan

@@ -95,7 +95,10 @@ def read(path):
 
 def version_of(row, subject):
     """Returns which table or version of kvpress a cell is about."""
-    return "table " + hashlib.sha256(subject.table._data).hexdigest()[:12] if row.ours else row.version
+    if not row.ours:
+        return row.version
+    table = subject.packed if row.packed else subject.table
+    return "table " + hashlib.sha256(table._data).hexdigest()[:12]
 
 
 def cuts_of(row, context, ratios):

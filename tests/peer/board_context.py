@@ -72,10 +72,11 @@ class Cut:
     held: int | None = None  # bytes of the method's own cache; None: nothing was freed
     seconds: float = 0.0  # processor time beyond the prefill
     bias: list | None = None  # for each layer: [G, T], added to q . k
+    share: float | None = None  # of the full cache's bytes, if rows are not of the model's type
 
     @property
     def kept(self):
-        return 1 - sum(int(h.sum()) for h in self.hidden) / sum(h.numel() for h in self.hidden)
+        return self.share or 1 - sum(int(h.sum()) for h in self.hidden) / sum(h.numel() for h in self.hidden)
 
 
 class Behind:
@@ -123,14 +124,14 @@ PROGRAM = os.environ.get("KVBUDGET_PROGRAM", str(ROOT / "build/kvbudget"))
 
 
 class Subject:
-    """A model with its tokenizer, ready table and texts."""
+    """A model with its tokenizer, ready tables and texts."""
 
     def __init__(self, name, work):
         found = subprocess.check_output([ROOT / "tools/scripts/get-model.sh", name], text=True)
         self.name, self.path, self.work = name, found.strip(), work
         self.model, self.tokenizer = hf_model.load(self.path)
         self.tokenizer.chat_template = None  # texts and tasks are used without a template, in KVzip too
-        self.table = find(self.model)
+        self.table, self.packed = find(self.model), find(self.model, packed=True)
         self.texts = [p.read_text() for p in sorted((ROOT / "calib-data/plain").glob("*.txt"))]
 
     def ids(self, path):

@@ -286,8 +286,8 @@ class Remembered(scorers.Learned):
         return known[layer.index][0]
 
 
-def table(refit):
-    """kvbudget.compress with the ready table: the cache is really cut."""
+def table(refit, packed=False):
+    """kvbudget.compress with the ready table of tokens, or of tokens and formats: the cache is really cut."""
     def of(context):
         if context.metric is None:
             made = scorers.of_table(context.subject.table)
@@ -295,8 +295,9 @@ def table(refit):
 
         def at(ratio):
             cache = copy.deepcopy(context.cache)
-            run = kvbudget.compress(context.model, context.subject.table, ratio, when="call", refit=refit,
-                                    lookup="linear", scorer=context.metric)
+            run = kvbudget.compress(context.model, context.subject.packed if packed else context.subject.table, ratio,
+                                    when="call", refit=refit, lookup="nearest" if packed else "linear",
+                                    scorer=context.metric)
             context.metric.__dict__["spent"] = 0.0
             start = time.process_time()
             with run:
@@ -309,7 +310,10 @@ def table(refit):
 
 def opened(context, cache, seconds):
     """Returns a Cut with the rows of a really cut cache, at their positions."""
-    cut = Cut([], [], [], context.tokens, sum(cache.layers[x.index].size.bytes_now for x in context.layers), seconds)
+    sizes = [cache.layers[x.index].size for x in context.layers]
+    packed = sum(s.packed[1] for s in sizes) * 2  # in the float32 of the others, for a share of 16 bits
+    held = sum(s.bytes_now - s.packed[1] for s in sizes) + packed
+    cut = Cut([], [], [], context.tokens, held, seconds, share=packed / context.bytes or None)
     for layer in context.layers:
         ragged = cache.layers[layer.index]
         assert isinstance(ragged, RaggedLayer)
@@ -336,6 +340,7 @@ class Row:
     prefills: int
     of: object  # context -> (ratio -> Cut)
     ours: bool = False
+    packed: bool = False  # by the table of tokens and formats
     version: str = "kvpress 0.5.5"
 
 
@@ -345,6 +350,8 @@ MATCHING, FOLDING = "formulas of arXiv 2602.16284", "formulas of kvfold"
 ROWS = [
     Row("kvbudget", 1, table(False), ours=True),
     Row("kvbudget, refitted", 1, table(True), ours=True),
+    Row("kvbudget, packed", 1, table(False, packed=True), ours=True, packed=True),
+    Row("kvbudget, packed, refitted", 1, table(True, packed=True), ours=True, packed=True),
     Row("KVzip", 2, replayed(KVzipPress)),
     Row("ExpectedAttention", 1, pressed(EA)),
     Row("AdaKV(ExpectedAttention)", 1, pressed(lambda: AdaKVPress(EA()))),

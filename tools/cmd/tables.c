@@ -11,16 +11,20 @@
 #include "tools/report/results.h"
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { PATH_SIZE = 4096 };
 
 typedef struct tables_command {
     const cli_command *self;
     const char *add, *names, *measured; // of --add
-    char *folder;
+    bool formats;                       // of --packed
+    char *folder, *packed;              // for tables of tokens alone; inside it, for those that have formats, too
 } tables_command;
 
 // ---- Listing, finding ----
@@ -33,10 +37,11 @@ static kvb_status print_table(const char *path, kvb_error *err)
     const kvb_info *info = kvb_table_info(t);
     const char *names = kvb_table_metadata(t, "model_names"), *worth = kvb_table_metadata(t, "worth");
     printf("%s\n  for   %s: %u layers, %u KV heads of %u numbers\n  worth %s\n  made  of %u questions after %u tokens, "
-           "%u ratios, by kvbudget %s%s\n",
+           "%u ratios, by kvbudget %s%s%s\n",
            path, names ? names : info->model_id, info->n_layers, info->n_kv_heads, info->head_dim,
            worth ? worth : "not told", info->n_questions, info->calibration_tokens[0], info->n_rows, info->tool_version,
-           kvb_table_metadata(t, "refined") ? "; refined by evicting" : "");
+           kvb_table_metadata(t, "refined") ? "; refined by evicting" : "",
+           kvb_table_has_formats(t) ? "; tokens and formats, ratios of bytes" : "");
     kvb_table_close(t);
     return KVB_OK;
 }
@@ -46,13 +51,13 @@ static int is_table_name(const struct dirent *d)
     return kvb_ends_with(d->d_name, ".safetensors");
 }
 
-static kvb_status list_tables(const tables_command *c, kvb_error *err)
+static kvb_status list_tables(const char *folder, kvb_error *err)
 {
     struct dirent **files;
-    int n = scandir(c->folder, &files, is_table_name, alphasort);
-    kvb_status status = n < 0 ? kvb_fail(err, KVB_IO, "%s: cannot be listed", c->folder) : KVB_OK;
+    int n = scandir(folder, &files, is_table_name, alphasort);
+    kvb_status status = n < 0 ? kvb_fail(err, KVB_IO, "%s: cannot be listed", folder) : KVB_OK;
     for (int i = 0; i < n; i++) {
-        char *path = need_text("%s/%s", c->folder, files[i]->d_name);
+        char *path = need_text("%s/%s", folder, files[i]->d_name);
         if (status == KVB_OK) status = print_table(path, err);
         free_all(path, files[i]);
     }
@@ -76,7 +81,7 @@ static kvb_status find_table(const tables_command *c, const char *model_path, kv
                                        .n_kv_heads = m->config.n_kv_heads,
                                        .head_dim = m->config.head_dim,
                                        .model_sha256 = m->sha256};
-        status = kvb_table_find(found, sizeof found, c->folder, &shape, &mine, err);
+        status = kvb_table_find(found, sizeof found, c->formats ? c->packed : c->folder, &shape, &mine, err);
     }
     if (status == KVB_OK) printf("%s\n", found);
     model_free(m);
@@ -123,13 +128,17 @@ static kvb_status add_table(const tables_command *c, kvb_error *err)
 {
     static const char *const own[] = {"model_names", "worth"};
     const char *name = strchr(c->names, '/') + 1;
-    char *to = need_text("%s/%.*s.safetensors", c->folder, (int)strcspn(name, ","), name), *worth = NULL;
-    for (char *s = to + strlen(c->folder); *s; s++) *s = (char)tolower((unsigned char)*s);
     results_document d = {0};
     kvb_table *t = NULL;
     cJSON *metadata = NULL;
-    kvb_status status = named_output(to, "--add", FILE_TABLE, err);
-    if (status == KVB_OK) status = kvb_table_open(&t, c->add, NULL, err);
+    kvb_status status = kvb_table_open(&t, c->add, NULL, err);
+    if (status != KVB_OK) return status;
+    const char *folder = kvb_table_has_formats(t) ? c->packed : c->folder;
+    char *to = need_text("%s/%.*s.safetensors", folder, (int)strcspn(name, ","), name), *worth = NULL;
+    for (char *s = to + strlen(folder); *s; s++) *s = (char)tolower((unsigned char)*s);
+    if (folder == c->packed && mkdir(folder, 0777) != 0 && errno != EEXIST)
+        status = kvb_fail(err, KVB_IO, "%s: %s", folder, strerror(errno));
+    if (status == KVB_OK) status = named_output(to, "--add", FILE_TABLE, err);
     if (status == KVB_OK) status = table_metadata_read(&metadata, c->add, err);
     if (status == KVB_OK) status = results_open(&d, c->measured, err);
     if (status == KVB_OK && !(worth = describe_worth(c, &d, err))) status = err->status;
@@ -171,6 +180,7 @@ static int run_tables(const cli_command *self, int argc, char **argv)
         {"add", 0, CLI_INPUT, &c.add, "TABLE", "put a copy of this table into the folder"},
         {"name", 0, CLI_TEXT, &c.names, "ORG/NAME,...", "with --add: the names under which the weights are published"},
         {"results", 0, CLI_INPUT, &c.measured, "FILE.json", "with --add: what eval measured, as tune leaves it"},
+        {"packed", 0, CLI_FLAG, &c.formats, NULL, "with a model: its table of tokens and formats"},
         {0},
     };
     kvb_error err = {0};
@@ -181,15 +191,21 @@ static int run_tables(const cli_command *self, int argc, char **argv)
     if (c.names && (!*c.names || !are_public_names(c.names)))
         return cli_usage_error(self, "--name: expected ORGANISATION/NAME, more after commas; found '%s'", c.names);
     kvb_status status = cli_program_folder(&c.folder, "KVBUDGET_TABLES", "tables", "tables", &err);
-    if (status == KVB_OK)
-        status = c.add ? add_table(&c, &err) : first < argc ? find_table(&c, argv[first], &err) : list_tables(&c, &err);
-    free(c.folder);
+    if (status == KVB_OK) {
+        c.packed = need_text("%s/packed", c.folder);
+        status = c.add          ? add_table(&c, &err)
+                 : first < argc ? find_table(&c, argv[first], &err)
+                                : list_tables(c.folder, &err);
+        if (status == KVB_OK && !c.add && first == argc && access(c.packed, F_OK) == 0)
+            status = list_tables(c.packed, &err);
+    }
+    free_all(c.folder, c.packed);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_tables = {
     .name = "tables",
-    .synopsis = "tables [MODEL | --add TABLE --name ORG/NAME,... --results FILE.json]",
+    .synopsis = "tables [MODEL [--packed] | --add TABLE --name ORG/NAME,... --results FILE.json]",
     .summary = "list ready tables, find the one for a model, or add one",
     .details =
         "Without an operand, lists the tables that come with the program. With a model, prints the path of its table:\n"
@@ -198,6 +214,7 @@ const cli_command cmd_tables = {
         "The name is that of the folder or GGUF file (SmolLM2-135M-Instruct-Q8_0.gguf is SmolLM2-135M-Instruct), or "
         "the\n"
         "repository, where the folder says which. Without such a table it names the nearest and ends with status 1.\n"
+        "--packed asks for the table that also says which heads to store in 8, 4 or 2 bits; these are in packed/.\n"
         "--add copies a table into the folder, with what it is worth, for everybody who uses the folder.\n"
         "\n"
         "The folder is KVBUDGET_TABLES, or else tables/ beside the program's folder, or share/kvbudget/tables.\n"

@@ -27,7 +27,7 @@
 
 // A table is judged on the NEXT tokens after a context. Calibration reads CONTINUED, each of them a query of the
 // curves: more, because later ones need other tokens of the context than those that follow at once.
-enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 10 };
+enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 11 };
 // With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
 // continuation hardly needs.
 enum { LINES = 4 };
@@ -43,6 +43,8 @@ static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsi
 
 #define LEARNED "learned=$F/ranking.safetensors"
 #define WINDOW "--window 16"
+#define TABLE_END ".safetensors"
+#define PACKED_END "-packed.safetensors"
 
 typedef struct word_list {
     char **items;
@@ -266,9 +268,11 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
     static const char *const tables[][3] = {
         {"importance", "budgets that lose the least importance", "--metric " LEARNED " --loss importance " WINDOW},
         {"output", "budgets that change the output least", "--metric " LEARNED " --loss output"},
+        {"packed", "the same with formats of 16, 8, 4 and 2 bits",
+         "--metric " LEARNED " --loss output --formats bf16,int8,int4,int2"},
         {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1"}};
     kvb_status status = KVB_OK;
-    for (int i = 0; i < 3 && status == KVB_OK; i++) {
+    for (int i = 0; i < 4 && status == KVB_OK; i++) {
         word_list w = {0};
         add_words(&w, c, "solve $F/run.h5 --force");
         add_words(&w, c, tables[i][2]);
@@ -304,7 +308,8 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 static kvb_status judge_table(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    add_model_words(&w, c, "eval $M tuned=$O.safetensors published=$F/published.safetensors");
+    add_model_words(&w, c,
+                    "eval $M tuned=$O.safetensors packed=$O-packed.safetensors published=$F/published.safetensors");
     add_texts(&w, c, PART_JUDGE, NULL);
     add_words(&w, c, "--allocator uniform --ratio 0.5,0.8,0.9,0.95");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
@@ -317,10 +322,10 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     return run_step(c, "report", "the report", &w, err);
 }
 
-// Copies a step's table to NAME.safetensors.
-static kvb_status take_table(const tune_command *c, const char *name, kvb_error *err)
+// Copies a step's table to NAME.safetensors, or with another end of the name.
+static kvb_status take_table(const tune_command *c, const char *name, const char *end, kvb_error *err)
 {
-    char *from = need_text("%s/%s.safetensors", c->folder, name), *to = need_text("%s.safetensors", c->output);
+    char *from = need_text("%s/%s.safetensors", c->folder, name), *to = need_text("%s%s", c->output, end);
     file_view view;
     kvb_status status = file_map(&view, from, err);
     if (status == KVB_OK) {
@@ -350,17 +355,18 @@ static const cJSON *find_row(const results_document *d, bool learned, const char
 static void print_worth(const tune_command *c, const results_document *d)
 {
     static const double ratios[] = {0.5, 0.8, 0.9, 0.95};
-    double gentle = 0, better[3] = {0};
+    double gentle = 0, better[2] = {0};
     size_t n = tune_texts_count(&c->texts, PART_JUDGE);
     printf("KL to the full cache over the next %d tokens, mean over %zu %s that nothing was fitted to\n", NEXT, n,
            plural(n, "text", "texts"));
-    printf("  pruned   this table   same ranking, equal budgets   SnapKV as published   same next token\n");
+    printf("  pruned   this table   packed   same ranking, equal budgets   SnapKV as published   same next token\n");
     for (int i = 0; i < 4; i++) {
         const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
         double kl = results_number(mine, "kl"),
                others[] = {results_number(find_row(d, true, "uniform", ratios[i]), "kl"),
                            results_number(find_row(d, false, "published", ratios[i]), "kl")};
-        printf("  %4.0f %%     %8.4f   %27.4f   %19.4f   %13.1f %%\n", 100 * ratios[i], kl, others[0], others[1],
+        printf("  %4.0f %%     %8.4f   %6.4f   %27.4f   %19.4f   %13.1f %%\n", 100 * ratios[i], kl,
+               results_number(find_row(d, true, "packed", ratios[i]), "kl"), others[0], others[1],
                100 * results_number(mine, "top1"));
         if (kl <= 0.05) gentle = ratios[i];
         for (int o = 0; o < 2; o++) better[o] += kl < others[o];
@@ -384,10 +390,12 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
                "  with kvbudget.compress(model, \"%s.safetensors\", 0.8): model.generate(...)\n"
-               "To share it (docs/ready-tables.md):\n"
+               "%s-packed.safetensors takes the same bytes, for a cache that holds heads in 8, 4 or 2 bits, as this "
+               "one does.\n"
+               "To share them (docs/ready-tables.md):\n"
                "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/worth.json\n"
                "%.0f s, %zu texts. ",
-               c->output, c->output, c->output, c->output, c->folder, c->spent, c->texts.count);
+               c->output, c->output, c->output, c->output, c->output, c->folder, c->spent, c->texts.count);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would also cut heads alone; texts of your own (%s) make it yours.\n",
@@ -476,7 +484,8 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
     status = learn_ranking(c, err);
     if (status == KVB_OK) status = solve_tables(c, err);
     if (status == KVB_OK) status = choose_budgets(c, err);
-    if (status == KVB_OK) status = take_table(c, "tuned", err);
+    if (status == KVB_OK) status = take_table(c, "tuned", TABLE_END, err);
+    if (status == KVB_OK) status = take_table(c, "packed", PACKED_END, err);
     if (status == KVB_OK) status = judge_table(c, err);
     return status == KVB_OK ? print_verdict(c, err) : status;
 }
@@ -489,7 +498,7 @@ static kvb_status leave_best(const tune_command *c, kvb_error *err)
     bool there = access(path, F_OK) == 0;
     free(path);
     for (int i = 0; i < 2 - there; i++)
-        if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], err) == KVB_OK)
+        if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], TABLE_END, err) == KVB_OK)
             return kvb_fail(err, KVB_INTERRUPTED,
                             "stopped; %s.safetensors is the best table so far%s; the same command continues", c->output,
                             i == 0 ? "" : ", not yet measured");
@@ -517,9 +526,7 @@ static int check(tune_command *c, char **operands, int n_operands)
 {
     for (int i = 1; i < n_operands; i++)
         if (kvb_ends_with(operands[i], ".safetensors"))
-            return cli_usage_error(c->self,
-                                   "%s: expected texts behind the model, found a table; tune makes its own, of tokens "
-                                   "alone, and `solve --formats` one with formats",
+            return cli_usage_error(c->self, "%s: expected texts behind the model, found a table; tune makes its own",
                                    operands[i]);
     if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
@@ -533,11 +540,13 @@ static int check(tune_command *c, char **operands, int n_operands)
 
 static int tell_outputs(const tune_command *c)
 {
-    char *table = need_text("%s.safetensors", c->output), *page = need_text("%s.html", c->output);
+    char *table = need_text("%s" TABLE_END, c->output), *packed = need_text("%s" PACKED_END, c->output),
+         *page = need_text("%s.html", c->output);
     kvb_error err = {0};
     kvb_status status = named_output(table, "--output", FILE_TABLE, &err);
+    if (status == KVB_OK) status = named_output(packed, "--output", FILE_TABLE, &err);
     if (status == KVB_OK) status = named_output(page, "--output", FILE_PAGE, &err);
-    free_all(table, page);
+    free_all(table, packed, page);
     return status == KVB_OK ? EXIT_DONE : cli_failed(c->self, &err);
 }
 
@@ -546,7 +555,8 @@ static int tune_main(const cli_command *self, int argc, char **argv)
     tune_command c = {.self = self, .use = "text", .n_tokens = 2048};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
-         "the table NAME.safetensors and its report NAME.html; NAME.tune/ gets the files of all steps"},
+         "the table NAME.safetensors, NAME-packed.safetensors with formats, and the report NAME.html;\nNAME.tune/ gets "
+         "the files of all steps"},
         {"time", 0, CLI_TEXT, &c.time, "TIME",
          "time limit, such as 10min, which decides how many texts are read and how many budgets tried\n(default: a "
          "fixed amount of work, which gives the same table on every run)"},
@@ -590,8 +600,11 @@ const cli_command cmd_tune = {
         "  profile   the model reads texts with its full cache, and what every token was worth is recorded\n"
         "  learn     a ranking of tokens is fitted for each head; it needs no queries, so any engine can use it\n"
         "  profile   the model reads the texts again; what evicting by this ranking does to its output is recorded\n"
-        "  solve     budgets that lose the least importance, and budgets that change the output least\n"
-        "  refine    both tables, and budgets between them, are measured on other texts; each ratio takes the best\n"
+        "  solve     budgets that lose the least importance, and budgets that change the output least: of tokens, and "
+        "of\n"
+        "            tokens and formats\n"
+        "  refine    both tables of tokens, and budgets between them, are measured on other texts; each ratio takes "
+        "the best\n"
         "  eval      tokens are evicted for real, on texts that nothing was fitted to\n"
         "  report    NAME.html\n"
         "\n"

@@ -23,14 +23,15 @@ for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-
     for text in calib-data/eval/*.txt; do
         [ "$("$BUILD/tests/tokens" "$model" "$text" | wc -w)" -lt 2112 ] || texts+=("$text")
     done
-    tables=("tuned=$OUT/$name.safetensors")
+    own=("tuned=$OUT/$name.safetensors" "packed=$OUT/$name-packed.safetensors")
+    tables=("${own[@]}")
     for metric in keydiff ea:kvpress snapkv:kvpress; do
         table=$OUT/$name-${metric%%:*}-paper.safetensors
         [ -s "$table" ] || "$KVB" solve "$OUT/$name.tune/run.h5" --metric "$metric" --paper -q 1 -o "$table" --quiet >&2
         tables+=("paper=$table")
     done
     measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
-    measured "$name-refit" "$model" "${tables[0]}" "${texts[@]}" --allocator none --refit
+    measured "$name-refit" "$model" "${own[@]}" "${texts[@]}" --allocator none --refit
 done
 
 first=yes
