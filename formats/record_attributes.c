@@ -328,8 +328,8 @@ static kvb_status parse_metrics(cJSON **out, const char *name, const cJSON *attr
     return KVB_OK;
 }
 
-// The settings as text, without what follows from the metric's name and what older records therefore lack. Text,
-// because cJSON_Compare calls numbers equal that differ in their last digits.
+// The settings as text, without what follows from the metric's name: records of some versions lack it. Text, because
+// cJSON_Compare calls numbers equal that differ in their last digits.
 static char *settings_text(const cJSON *settings)
 {
     cJSON *copy = cJSON_Duplicate(settings, true);

@@ -5,7 +5,6 @@
 #include "solver/problem.h"
 #include "study/layer_map.h"
 #include "study/learned_scores.h"
-#include "study/record_metric.h"
 #include <gsl/gsl_errno.h>
 #include <gsl/gsl_linalg.h>
 #include <math.h>
@@ -191,10 +190,10 @@ static kvb_status gather_moments(learned *l, learn_text *t, kvb_error *err)
 
 // ---- Normal equations -----------------------------------------------------------------------------------------------
 
-// The equations are gathered once, per fold and over all columns. A set of metrics uses some of the columns, and if a
-// fold is left out, the sums of the others are used. So a trial reads the tokens only to rank them, not to fit.
+// The equations are gathered once, per fold. If a fold is left out, the sums of the others are used. So a trial reads
+// the tokens only to rank them, not to fit.
 
-// Normal equations A w = b of every fold and head, over all columns: P = 2 F + 2, or 3 F + 2 with layer_mean, in the
+// Normal equations A w = b of every fold and head, with columns P = 2 F + 2, or 3 F + 2 with layer_mean, in the
 // order that weights have (runtime/kvbudget.h).
 typedef struct learn_systems {
     uint32_t n_folds, n_heads, n_features;
@@ -283,67 +282,50 @@ static void add_to_systems(learn_systems *s, const learned *l, const learn_text 
     s->n_texts[fold]++;
 }
 
-// Lists the columns of a set's metrics, then recency and the constant. Returns how many.
-static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint32_t set)
-{
-    size_t n = 0;
-    for (uint32_t f = 0; f < s->n_features; f++) {
-        if (!(set >> f & 1)) continue;
-        out[n++] = 2 * f;
-        out[n++] = 2 * f + 1;
-    }
-    for (uint32_t f = 0; s->layer_mean && f < s->n_features; f++)
-        if (set >> f & 1) out[n++] = 2 * s->n_features + f;
-    out[n++] = columns_of(s) - 2;
-    out[n++] = columns_of(s) - 1;
-    return n;
-}
-
 // Solves one head: sums over folds, adds lambda for all but the constant, Cholesky. A weight of z |z| with the other
 // sign than that of z describes where most tokens lie, but turns back beyond: the tokens that stand out most would rank
 // low, and in other texts there are more of these. So it counts in the fit and is not kept. And a token whose key is
 // unlike all others (a needle) must not be outvoted: at z = 5, EXTREME is worth a factor of 3.5 of importance. Returns
 // GSL's code.
-static int solve_head(const learn_systems *s, const size_t *column, size_t n, double lambda, uint32_t without,
-                      uint32_t head, double *weights)
+static int solve_head(const learn_systems *s, double lambda, uint32_t without, uint32_t head, double *weights)
 {
     double a[COLUMNS_MAX * COLUMNS_MAX] = {0}, b[COLUMNS_MAX] = {0}, n_texts = 0;
-    size_t P = columns_of(s), n_features = (n - 2) / (s->layer_mean ? 3 : 2);
+    size_t P = columns_of(s);
     for (uint32_t fold = 0; fold < s->n_folds; fold++) {
         if (fold == without) continue;
         const double *from = s->a + ((size_t)fold * s->n_heads + head) * P * P,
                      *right = s->b + ((size_t)fold * s->n_heads + head) * P;
         n_texts += s->n_texts[fold];
-        for (size_t p = 0; p < n; p++) {
-            b[p] += right[column[p]];
-            for (size_t q = 0; q <= p; q++) a[p * n + q] += from[column[p] * P + column[q]];
+        for (size_t p = 0; p < P; p++) {
+            b[p] += right[p];
+            for (size_t q = 0; q <= p; q++) a[p * P + q] += from[p * P + q];
         }
     }
-    for (size_t p = 0; p + 1 < n; p++) a[p * n + p] += lambda * n_texts;
-    for (size_t p = 0; p < n; p++)
-        for (size_t q = 0; q < p; q++) a[q * n + p] = a[p * n + q];
-    gsl_matrix_view matrix = gsl_matrix_view_array(a, n, n);
-    gsl_vector_view given = gsl_vector_view_array(b, n), found = gsl_vector_view_array(weights, n);
+    for (size_t p = 0; p + 1 < P; p++) a[p * P + p] += lambda * n_texts;
+    for (size_t p = 0; p < P; p++)
+        for (size_t q = 0; q < p; q++) a[q * P + p] = a[p * P + q];
+    gsl_matrix_view matrix = gsl_matrix_view_array(a, P, P);
+    gsl_vector_view given = gsl_vector_view_array(b, P), found = gsl_vector_view_array(weights, P);
     int code = gsl_linalg_cholesky_decomp1(&matrix.matrix);
     if (!code) code = gsl_linalg_cholesky_solve(&matrix.matrix, &given.vector, &found.vector);
-    for (size_t f = 0; f < n_features && !code; f++) {
+    for (size_t f = 0; f < s->n_features && !code; f++) {
         if (weights[2 * f] * weights[2 * f + 1] < 0) weights[2 * f + 1] = 0;
-        if (s->by_keys >> column[2 * f] / 2 & 1) weights[2 * f + 1] += EXTREME;
+        if (s->by_keys >> f & 1) weights[2 * f + 1] += EXTREME;
     }
     return code;
 }
 
-// Solves for weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
-static kvb_status solve_systems(const learn_systems *s, uint32_t set, double lambda, uint32_t without, double *weights,
+// Solves for weights [N, P] from all folds but `without` (UINT32_MAX: from all).
+static kvb_status solve_systems(const learn_systems *s, double lambda, uint32_t without, double *weights,
                                 kvb_error *err)
 {
-    size_t column[COLUMNS_MAX], n = list_columns(column, s, set);
+    size_t P = columns_of(s);
     uint32_t failed = UINT32_MAX;
     gsl_error_handler_t *before = gsl_set_error_handler_off();
     for (uint32_t h = 0; h < s->n_heads && failed == UINT32_MAX; h++) {
-        int code = solve_head(s, column, n, lambda, without, h, weights + h * n);
+        int code = solve_head(s, lambda, without, h, weights + h * P);
         bool finite = code == 0;
-        for (size_t p = 0; p < n && finite; p++) finite = isfinite(weights[h * n + p]);
+        for (size_t p = 0; p < P && finite; p++) finite = isfinite(weights[h * P + p]);
         if (!finite) failed = h;
     }
     gsl_set_error_handler(before);
@@ -357,23 +339,20 @@ static kvb_status solve_systems(const learn_systems *s, uint32_t set, double lam
 const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
 
 // Computes scores [N, T] by the linear form of kvb_rank_layer(), from features that are standardised already.
-static void rank_text(float *scores, const learn_text *t, const learn_systems *s, uint32_t set, const double *weights)
+static void rank_text(float *scores, const learn_text *t, const learn_systems *s, const double *weights)
 {
-    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), L = t->shape.n_layers, n = 0;
-    size_t metric[KVB_RANK_FEATURES_MAX];
-    for (uint32_t f = 0; f < s->n_features; f++)
-        if (set >> f & 1) metric[n++] = f;
-    size_t P = column_count((uint32_t)n, s->layer_mean);
+    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), L = t->shape.n_layers;
+    size_t F = s->n_features, P = columns_of(s);
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < heads; h++) {
         const double *w = weights + h * P;
         size_t layer = h / t->shape.n_kv_heads;
         for (size_t j = 0; j < T; j++) {
             double sum = w[P - 1] - w[P - 2] * log((double)(T - j));
-            for (size_t i = 0; i < n; i++) {
-                double z = t->z[(metric[i] * heads + h) * T + j];
-                sum += z * (w[2 * i] + w[2 * i + 1] * fabs(z));
-                if (s->layer_mean) sum += w[2 * n + i] * t->layer[(metric[i] * L + layer) * T + j];
+            for (size_t f = 0; f < F; f++) {
+                double z = t->z[(f * heads + h) * T + j];
+                sum += z * (w[2 * f] + w[2 * f + 1] * fabs(z));
+                if (s->layer_mean) sum += w[2 * F + f] * t->layer[(f * L + layer) * T + j];
             }
             scores[h * T + j] = (float)sum;
         }
@@ -395,21 +374,15 @@ static kvb_status add_losses(learn_trial *trial, const learn_text *t, const floa
     return status;
 }
 
-// Adds to trial->loss what text t, of fold `fold`, loses; s is not used for a plain metric.
-static kvb_status try_ranking(learn_trial *trial, const learn_systems *s, const learn_text *t, uint32_t fold,
-                              kvb_error *err)
+// Adds to trial->loss what text t, of fold `fold`, loses by a fit without that fold.
+static kvb_status try_fit(learn_trial *trial, const learn_systems *s, const learn_text *t, uint32_t fold,
+                          kvb_error *err)
 {
-    size_t heads = shape_heads(&t->shape), T = t->shape.n_tokens;
-    if (trial->plain) {
-        const float *own = t->plain + (size_t)__builtin_ctz(trial->set) * heads * T;
-        return add_losses(trial, t, own, err);
-    }
-    size_t columns = column_count((uint32_t)__builtin_popcount(trial->set), s->layer_mean);
-    float *scores = need(heads * T, sizeof *scores, "scores");
-    double *weights = need(heads * columns, sizeof *weights, "weights");
-    kvb_status status = solve_systems(s, trial->set, trial->lambda, fold, weights, err);
+    float *scores = need(numbers_of(t), sizeof *scores, "scores");
+    double *weights = need(s->n_heads * columns_of(s), sizeof *weights, "weights");
+    kvb_status status = solve_systems(s, trial->lambda, fold, weights, err);
     if (status == KVB_OK) {
-        rank_text(scores, t, s, trial->set, weights);
+        rank_text(scores, t, s, weights);
         status = add_losses(trial, t, scores, err);
     }
     free_all(scores, weights);
@@ -421,8 +394,7 @@ static kvb_status try_ranking(learn_trial *trial, const learn_systems *s, const 
 static const double EXPONENTS[] = {0, 0.25, 0.5};
 static const double LAMBDAS[] = {1e-4, 1e-3, 1e-2, 1e-1};
 enum { N_EXPONENTS = sizeof EXPONENTS / sizeof *EXPONENTS, N_LAMBDAS = sizeof LAMBDAS / sizeof *LAMBDAS };
-#define FIRST_LAMBDA 1e-3 // while sets of metrics are compared
-#define FIRST_EXPONENT 0.25
+_Static_assert(LEARN_TRIALS_MAX == KVB_RANK_FEATURES_MAX + N_EXPONENTS * N_LAMBDAS, "room for all trials");
 
 // Everything that a fit works with.
 typedef struct ranking_fit {
@@ -442,51 +414,28 @@ static const learn_systems *systems_of(const ranking_fit *f, double exponent)
     return &f->systems[0];
 }
 
-static void add_trial(learned *l, uint32_t set, bool plain, double lambda, double exponent)
-{
-    learn_trial *t = &l->trials[l->n_trials++];
-    *t = (learn_trial){.set = set, .plain = plain, .lambda = lambda, .exponent = exponent};
-    for (uint32_t i = 0; i < l->from->n_metrics; i++)
-        if (set >> i & 1) t->cost += l->cost[i];
-}
-
-// Runs the trials from `first` on, text by text: each text is read once for all of them.
-static kvb_status run_trials(ranking_fit *f, uint32_t first, kvb_error *err)
+// Runs the trials text by text: each text is read once for all of them.
+static kvb_status run_trials(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
     kvb_status status = KVB_OK;
     for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
         status = text_read(&f->text, l, k, err);
-        for (uint32_t i = first; i < l->n_trials && status == KVB_OK; i++) {
+        for (uint32_t i = 0; i < l->n_trials && status == KVB_OK; i++) {
             learn_trial *t = &l->trials[i];
-            status = try_ranking(t, systems_of(f, t->exponent), &f->text, l->fold[k], err);
+            if (i < l->from->n_metrics) status = add_losses(t, &f->text, f->text.plain + i * numbers_of(&f->text), err);
+            else status = try_fit(t, systems_of(f, t->exponent), &f->text, l->fold[k], err);
             if (status == KVB_OK && !study_progress_step(f->progress))
                 return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
         }
     }
-    for (uint32_t i = first; i < l->n_trials; i++) {
+    for (uint32_t i = 0; i < l->n_trials; i++) {
         learn_trial *t = &l->trials[i];
         double product = 1;
         for (int r = 0; r < LEARN_RATIOS; r++) product *= t->loss[r] /= (double)l->from->n_contexts;
         t->score = cbrt(product);
     }
     return status;
-}
-
-// Picks the trial with the least score from `first` on; with slack, the cheapest whose score exceeds the least one by
-// at most that share (of equally cheap ones the better).
-static uint32_t pick(const learned *l, uint32_t first, double slack)
-{
-    uint32_t best = first;
-    for (uint32_t i = first; i < l->n_trials; i++)
-        if (l->trials[i].score < l->trials[best].score) best = i;
-    uint32_t chosen = best;
-    for (uint32_t i = first; i < l->n_trials; i++) {
-        const learn_trial *t = &l->trials[i], *c = &l->trials[chosen];
-        if (t->score > l->trials[best].score * (1 + slack)) continue;
-        if (t->cost < c->cost || (t->cost == c->cost && t->score < c->score)) chosen = i;
-    }
-    return chosen;
 }
 
 // ---- Steps ----------------------------------------------------------------------------------------------------------
@@ -508,53 +457,38 @@ static kvb_status gather_equations(ranking_fit *f, kvb_error *err)
     return status;
 }
 
-// Tries every plain metric, for comparison, and then every set of metrics, or only the set of all.
-static kvb_status search_sets(ranking_fit *f, uint32_t *set, kvb_error *err)
+// Chooses lambda and exponent, unless they are given. Every metric's own order is tried too, for comparison.
+static kvb_status search_settings(ranking_fit *f, kvb_error *err)
 {
     learned *l = f->l;
-    uint32_t F = (uint32_t)l->from->n_metrics, all = (uint32_t)((1ull << F) - 1);
-    double lambda = isnan(l->options.lambda) ? FIRST_LAMBDA : l->options.lambda,
-           exponent = isnan(l->options.exponent) ? FIRST_EXPONENT : l->options.exponent;
-    for (uint32_t i = 0; i < F; i++) add_trial(l, 1u << i, true, 0, 0);
-    uint32_t first = l->n_trials;
-    for (uint32_t s = l->options.all_features ? all : 1; s <= all; s++) add_trial(l, s, false, lambda, exponent);
-    kvb_status status = run_trials(f, 0, err);
-    if (status != KVB_OK) return status;
-    l->best = pick(l, first, 0);
-    l->chosen = pick(l, first, l->options.slack);
-    *set = l->trials[l->chosen].set;
-    return KVB_OK;
-}
-
-// Chooses lambda and exponent for the chosen set, unless they are given.
-static kvb_status search_settings(ranking_fit *f, uint32_t set, kvb_error *err)
-{
-    learned *l = f->l;
-    const learn_options *o = &l->options;
-    uint32_t first = l->n_trials;
+    double own = l->options.lambda;
+    l->n_trials = l->chosen = (uint32_t)l->from->n_metrics;
     for (uint32_t e = 0; e < f->n_systems; e++)
-        for (int i = 0; i < N_LAMBDAS && (i == 0 || isnan(o->lambda)); i++)
-            add_trial(l, set, false, isnan(o->lambda) ? LAMBDAS[i] : o->lambda, f->systems[e].exponent);
-    kvb_status status = run_trials(f, first, err);
-    if (status == KVB_OK) l->chosen = pick(l, first, 0);
+        for (int i = 0; i < (isnan(own) ? N_LAMBDAS : 1); i++)
+            l->trials[l->n_trials++] =
+                (learn_trial){.lambda = isnan(own) ? LAMBDAS[i] : own, .exponent = f->systems[e].exponent};
+    kvb_status status = run_trials(f, err);
+    for (uint32_t i = l->chosen; i < l->n_trials; i++)
+        if (l->trials[i].score < l->trials[l->chosen].score) l->chosen = i;
     return status;
 }
 
 // Number of columns of a head in the file.
 static uint32_t written_columns(const learned *l)
 {
-    return column_count(l->n_features, l->options.layer_mean) + (l->options.frozen ? 2 * l->n_features : 0);
+    uint32_t F = (uint32_t)l->from->n_metrics;
+    return column_count(F, l->options.layer_mean) + (l->options.frozen ? 2 * F : 0);
 }
 
 // Copies a fold's weights [N, fitted columns] to l->weights, with frozen moments before the last two columns.
 static void keep_weights(learned *l, const double *found, size_t n_heads, uint32_t fold)
 {
-    size_t P = written_columns(l), n = column_count(l->n_features, l->options.layer_mean);
+    size_t F = l->from->n_metrics, P = written_columns(l), n = column_count((uint32_t)F, l->options.layer_mean);
     for (size_t h = 0; h < n_heads; h++) {
         double *to = l->weights + (fold * n_heads + h) * P;
         memcpy(to, found + h * n, (n - 2) * sizeof *to);
-        for (uint32_t f = 0; f < l->n_features && l->options.frozen; f++)
-            memcpy(to + n - 2 + 2 * f, l->moments + 2 * (l->feature[f] * n_heads + h), 2 * sizeof *to);
+        for (size_t f = 0; f < F && l->options.frozen; f++)
+            memcpy(to + n - 2 + 2 * f, l->moments + 2 * (f * n_heads + h), 2 * sizeof *to);
         memcpy(to + P - 2, found + h * n + n - 2, 2 * sizeof *to);
     }
 }
@@ -566,12 +500,10 @@ static kvb_status fit_weights(ranking_fit *f, kvb_error *err)
     const learn_trial *t = &l->trials[l->chosen];
     const learn_systems *s = systems_of(f, t->exponent);
     kvb_status status = KVB_OK;
-    for (uint32_t i = 0; i < l->from->n_metrics; i++)
-        if (t->set >> i & 1) l->feature[l->n_features++] = i;
-    double *found = need((size_t)s->n_heads * column_count(l->n_features, s->layer_mean), sizeof *found, "weights");
+    double *found = need(s->n_heads * columns_of(s), sizeof *found, "weights");
     l->weights = need((1 + l->n_folds) * (size_t)s->n_heads * written_columns(l), sizeof *l->weights, "weights");
     for (uint32_t fold = 0; fold <= l->n_folds && status == KVB_OK; fold++) {
-        status = solve_systems(s, t->set, t->lambda, fold ? fold - 1 : UINT32_MAX, found, err);
+        status = solve_systems(s, t->lambda, fold ? fold - 1 : UINT32_MAX, found, err);
         if (status == KVB_OK) keep_weights(l, found, s->n_heads, fold);
     }
     free(found);
@@ -582,30 +514,15 @@ static kvb_status fit_weights(ranking_fit *f, kvb_error *err)
 
 static kvb_status check_request(const learned *l, kvb_error *err)
 {
-    size_t most = l->options.all_features ? KVB_RANK_FEATURES_MAX : LEARN_SEARCH_MAX;
-    if (l->from->n_metrics > most)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "%zu metrics: sets of at most %zu can be searched; name fewer with --feature",
-                        l->from->n_metrics, most);
+    if (l->from->n_metrics > KVB_RANK_FEATURES_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "%zu metrics: a ranking takes at most %d; name fewer with --feature",
+                        l->from->n_metrics, KVB_RANK_FEATURES_MAX);
     for (size_t i = 0; i < l->from->n_metrics; i++)
         if (strncmp(l->from->metrics[i], "learned:", 8) == 0)
             return kvb_fail(err, KVB_ARGUMENT,
                             "%s: a ranking cannot be a feature of another; name the metrics with --feature",
                             l->from->metrics[i]);
     return KVB_OK;
-}
-
-// Reads what an engine pays for each metric, as the record says.
-static kvb_status read_costs(learned *l, kvb_error *err)
-{
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < l->from->n_metrics && status == KVB_OK; i++) {
-        record_metric about;
-        status = record_metric_read(&about, l->from->r, l->from->metrics[i], err);
-        l->cost[i] = about.cost;
-        record_metric_free(&about);
-    }
-    return status;
 }
 
 // Deals the texts into folds. Contexts of the same tokens, with other questions, are one text and left out together.
@@ -631,9 +548,8 @@ static kvb_status deal_folds(learned *l, kvb_error *err)
 
 static double count_steps(const learned *l)
 {
-    double F = (double)l->from->n_metrics, sets = l->options.all_features ? 1 : exp2(F) - 1;
     double settings = (isnan(l->options.lambda) ? N_LAMBDAS : 1) * (isnan(l->options.exponent) ? N_EXPONENTS : 1);
-    return (double)l->from->n_contexts * (1 + F + sets + settings);
+    return (double)l->from->n_contexts * (1 + (double)l->from->n_metrics + settings);
 }
 
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,
@@ -642,9 +558,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     *out = (learned){.from = from, .options = *o};
     out->options.layer_mean = o->layer_mean && record_get_shape(from->r).n_kv_heads > 1;
     ranking_fit f = {.l = out, .progress = progress};
-    uint32_t set = 0;
     kvb_status status = check_request(out, err);
-    if (status == KVB_OK) status = read_costs(out, err);
     if (status != KVB_OK) return status;
     study_progress_begin(progress, count_steps(out));
     status = deal_folds(out, err);
@@ -652,8 +566,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     if (status == KVB_OK) status = find_signs(out, &f.text, err);
     if (status == KVB_OK && o->frozen) status = gather_moments(out, &f.text, err);
     if (status == KVB_OK) status = gather_equations(&f, err);
-    if (status == KVB_OK) status = search_sets(&f, &set, err);
-    if (status == KVB_OK) status = search_settings(&f, set, err);
+    if (status == KVB_OK) status = search_settings(&f, err);
     if (status == KVB_OK) status = fit_weights(&f, err);
     for (uint32_t i = 0; i < f.n_systems; i++) free_all(f.systems[i].a, f.systems[i].b, f.systems[i].n_texts);
     free_all(f.text.z, f.text.layer, f.text.plain, f.text.mean, f.text.top);
@@ -673,10 +586,10 @@ void learn_free(learned *l)
 static void add_features(cJSON *about, const learned *l)
 {
     cJSON *list = cJSON_AddArrayToObject(about, "features");
-    for (uint32_t f = 0; f < l->n_features; f++) {
+    for (size_t f = 0; f < l->from->n_metrics; f++) {
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(list, one);
-        json_put(one, "metric %s log %d", l->from->metrics[l->feature[f]], l->logarithm[l->feature[f]]);
+        json_put(one, "metric %s log %d", l->from->metrics[f], l->logarithm[f]);
     }
 }
 

@@ -45,15 +45,13 @@ static void take_kin(record_metric *out, const cJSON *parameters, const char *me
 kvb_status record_metric_read(record_metric *out, const record *r, const char *metric, kvb_error *err)
 {
     cJSON *parameters;
-    *out = (record_metric){.sink = 4, .window = 1, .cost = RECORD_COST_UNKNOWN};
+    *out = (record_metric){.sink = 4, .window = 1};
     kvb_status status = find_parameters(&parameters, r, metric, err);
     take_kin(out, parameters, metric);
     if (strcmp(out->kin, "snapkv") == 0) out->window = 32; // its observation window is protected
     if (status == KVB_OK && out->window > 1) status = read_count(parameters, metric, "window", &out->window, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);
-    const cJSON *cost = cJSON_GetObjectItemCaseSensitive(parameters, "cost");
-    if (cJSON_IsNumber(cost) && cost->valuedouble >= 0) out->cost = cost->valuedouble;
     if (status == KVB_OK)
         out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : need_text("{}");
     cJSON_Delete(parameters);
@@ -67,11 +65,7 @@ void record_metric_learned(record_metric *out, const kvb_ranking *ranking)
     cJSON *o = cJSON_CreateObject(), *features = cJSON_AddArrayToObject(o, "features");
     json_put(o, "protect_sink %u protect_window %u", r->sink, 1);
     for (uint32_t f = 0; f < r->n_features; f++) cJSON_AddItemToArray(features, cJSON_CreateString(r->metrics[f]));
-    *out = (record_metric){.sink = r->sink,
-                           .window = 1,
-                           .cost = RECORD_COST_UNKNOWN,
-                           .kin = "learned",
-                           .parameters = cJSON_PrintUnformatted(o)};
+    *out = (record_metric){.sink = r->sink, .window = 1, .kin = "learned", .parameters = cJSON_PrintUnformatted(o)};
     cJSON_Delete(o);
 }
 

@@ -4,13 +4,9 @@
 
 typedef struct record_metric {
     uint32_t sink, window; // protected tokens: the first and the last ones
-    double cost;           // what computing the scores costs an engine (formats/README.md)
     char kin[32];          // the name that variants of one idea share: "snapkv"
     char *parameters;      // text of a JSON object; owned
 } record_metric;
-
-// The cost of metrics in older records, which do not state it: all cost the same.
-#define RECORD_COST_UNKNOWN 1
 
 // Reads a metric. Parameters: the record's object for the metric, or {}. Protected tokens: `protect_sink` and
 // `protect_window` of that object, or by methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.

@@ -123,13 +123,6 @@ unsigned metric_needs(const metric *m)
     return own | (m->base ? m->base->needs : 0);
 }
 
-uint32_t metric_cost(const metric *m)
-{
-    unsigned needs = metric_needs(m);
-    if (needs & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS)) return 16;
-    return needs & VIEW_Q ? 4 : needs & VIEW_Q_RAW ? 2 : needs ? 1 : 0;
-}
-
 const char *metric_kin(const metric *m)
 {
     const scorer *kind = m->base ? m->base : m->kind;
@@ -281,8 +274,8 @@ cJSON *metric_to_json(const metric *m)
         cJSON_AddStringToObject(o, "wraps", base.spec);
         add_parameters(cJSON_AddObjectToObject(o, "parameters"), &base);
     }
-    json_put(o, "protect_sink %u protect_window %u cost %u kin %s", metric_protect_sink(m), metric_protect_window(m),
-             metric_cost(m), metric_kin(m));
+    json_put(o, "protect_sink %u protect_window %u kin %s", metric_protect_sink(m), metric_protect_window(m),
+             metric_kin(m));
     cJSON_AddItemToObject(o, "kvpress", metric_press(m));
     return o;
 }

@@ -102,10 +102,6 @@ double metric_value(const metric *m, const char *parameter, double otherwise);
 // Sets an existing parameter to a value within its limits; does not change m->spec.
 void metric_set_value(metric *m, const char *parameter, double value);
 
-// What the scores cost an engine, by what they need: 0 positions only, 1 keys or values, 2 moments of the queries, 4
-// the attention of some queries, 16 that of all, or norms of the values' outputs. CriticalKV adds the cost of the
-// metric that it wraps.
-uint32_t metric_cost(const metric *m);
 // The name that variants of one idea share: "snapkv" for its variants and for RocketKV's first stage; for CriticalKV,
 // that of what it wraps.
 const char *metric_kin(const metric *m);
@@ -122,8 +118,8 @@ kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *er
 uint32_t metric_protect_sink(const metric *m);
 uint32_t metric_protect_window(const metric *m);
 
-// What records and tables say about a metric: {"window": 64, ..., "protect_sink": 4, "protect_window": 64, "cost": 4,
-// "kin": "snapkv", "kvpress": metric_press()}. The caller frees it; NULL if memory runs out.
+// What records and tables say about a metric: {"window": 64, ..., "protect_sink": 4, "protect_window": 64, "kin":
+// "snapkv", "kvpress": metric_press()}. The caller frees it; NULL if memory runs out.
 cJSON *metric_to_json(const metric *m);
 // The kvpress press that ranks tokens as the metric does: {"press": "SnapKVPress", "arguments": {"window_size": 64,
 // ...}}, with "warning" if something differs; empty if there is none. The caller frees it; NULL if memory runs out.

@@ -203,7 +203,7 @@ def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.T
     kvbudget.record(build("llama"), None, folder / "calib.jsonl", FEATURES, output=folder / "run.h5")
     words = [str(w) for f in FEATURES for w in ("--feature", f)]
     for command in (
-        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *options, *words],
+        ["learn", "run.h5", "-o", "rank.safetensors", *options, *words],
         ["solve", "run.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors"],
     ):
         subprocess.run([PROGRAM, *command, "--quiet"], cwd=folder, check=True)
@@ -410,7 +410,7 @@ def test_the_programs_scores_by_it(tmp_path: Path) -> None:
 
     chosen = [word for name in FEATURES for word in ("-m", name)]
     run("profile", "model", "calib.jsonl", "-o", "features.h5", *chosen)
-    run("learn", "features.h5", "-o", "rank.safetensors", "--all-features", *[w.replace("-m", "-f") for w in chosen])
+    run("learn", "features.h5", "-o", "rank.safetensors", *[w.replace("-m", "-f") for w in chosen])
     run("solve", "features.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors")
     run("profile", "model", "calib.jsonl", "-o", "c.h5", "-m", "learned=rank.safetensors")
     table = kvbudget.Table(tmp_path / "table.safetensors")

@@ -28,7 +28,7 @@ COMMANDS = [
      "--ignore-answers " + METRICS),
     ("profile, continuations, curves", "profile MODEL {eight.jsonl} -o {run.h5} --force --curves --curve-queries 128 "
      "--gain-rows 24 -m knorm " + METRICS),
-    ("learn", "learn {run.h5} -o {ranking.safetensors} --force --all-features -f keydiff -f ea:kvpress -f knorm"),
+    ("learn", "learn {run.h5} -o {ranking.safetensors} --force -f keydiff -f ea:kvpress -f knorm"),
     ("solve, importance", "solve {run.h5} -m keydiff -o {keydiff.safetensors} --force --loss importance"),
     ("solve, output", "solve {run.h5} -m keydiff -o {output.safetensors} --force"),
     ("solve, tokens and formats", "solve {run.h5} -m keydiff -o {bits.safetensors} --force --formats bf16,int8,int4"),

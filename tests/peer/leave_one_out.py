@@ -20,11 +20,10 @@ import subprocess
 FEATURES = ("keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm")
 RATIOS = (0.5, 0.8, 0.9, 0.95)
 RANKINGS = {
-    "learned": "--all-features --target mean",
-    "searched": "--target mean",
-    "own": "--all-features --target mean --own",
-    "ridge0.001": "--all-features --target mean --lambda 0.001",
-    "ridge0.1": "--all-features --target mean --lambda 0.1",
+    "learned": "--target mean",
+    "own": "--target mean --own",
+    "ridge0.001": "--target mean --lambda 0.001",
+    "ridge0.1": "--target mean --lambda 0.1",
 }
 # default: its choices, the one in use first, each a ranking, options of solve, and what goes behind the table in eval
 OUTPUT, IMPORTANCE = ("learned", "", ""), ("learned", "--loss importance --window 16", "")
@@ -35,7 +34,7 @@ CHOICES = {
     "shrink": {"0.1": OUTPUT} | {x: ("learned", f"--shrink {x}", "") for x in ("0", "0.3")},
     "protection": {"as solved": OUTPUT, "strict": ("learned", "", ":strict")},
     "window": {"16": IMPORTANCE} | {x: ("learned", f"--loss importance --window {x}", "") for x in ("1", "64")},
-    "features": {"all": IMPORTANCE} | {x: (x, *IMPORTANCE[1:]) for x in ("searched", "own")},
+    "features": {"all": IMPORTANCE, "own": ("own", *IMPORTANCE[1:])},
     "lambda": {"held out": IMPORTANCE} | {x: (f"ridge{x}", *IMPORTANCE[1:]) for x in ("0.001", "0.1")},
 }
 

@@ -11,7 +11,6 @@ static const char *const METRICS[] = {"keydiff", "knorm", "random"};
 static bool together;       // both heads need the mean of keydiff over the two
 static bool same_tokens;    // the last two contexts are one text
 static const char *bounded; // layers of the model that the record leaves out; NULL: none
-static const char *said;    // what the record says of its metrics; NULL: nothing
 
 // Returns noise in [-1, 1] for a text, a metric and a place.
 static float noise(uint32_t text, uint32_t metric, uint32_t i)
@@ -28,7 +27,7 @@ static void make_record(const char *path, uint32_t texts)
     record_writer *w;
     const record_shape shape = {1, 4, CASE_HEADS, 8};
     const char *ids[TEXTS] = {"a", "b", "c"};
-    cJSON *attributes = case_attributes(said);
+    cJSON *attributes = case_attributes(NULL);
     if (bounded) cJSON_AddStringToObject(attributes, "bounded_layers", bounded);
     help_ok(record_begin(&w, path, &shape, attributes, RECORD_NEW, err));
     for (uint32_t k = 0; k < texts; k++) {
@@ -71,11 +70,11 @@ static void teardown(void)
 {
     learn_free(l);
     together = same_tokens = false;
-    bounded = said = NULL;
+    bounded = NULL;
     case_teardown();
 }
 
-static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, false, 2, false};
+static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, false, 2, false};
 
 // Fits a ranking and returns it as its file says; the next one has the same file.
 static kvb_ranking *fit(const learn_options *o)
@@ -93,8 +92,7 @@ UNIT_TEST(finds_the_metrics_that_count)
 {
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
-    unit_numbers(l->n_folds, TEXTS, l->n_features, 2); // random says nothing
-    unit_strings(from.metrics[l->feature[0]], "keydiff", from.metrics[l->feature[1]], "knorm");
+    unit_numbers(l->n_folds, TEXTS, l->n_trials, 3 + 12);
     ck_assert(l->logarithm[0] == 0 && l->logarithm[1] == 0 && l->logarithm[2] == 1);
     const learn_trial *chosen = &l->trials[l->chosen];
     for (int m = 0; m < 3; m++) // better than each metric's own order, at every ratio
@@ -103,47 +101,28 @@ UNIT_TEST(finds_the_metrics_that_count)
     // and z |z|, which are alike, so the sum is judged.
     ck_assert_double_eq_tol(l->weights[0] + l->weights[1], 1.15, 0.25);
     ck_assert_double_lt(fabs(l->weights[2] + l->weights[3]), 0.2);              // head 0 does not look at knorm
-    ck_assert_double_eq_tol(l->weights[6 + 2] + l->weights[6 + 3], 1.15, 0.25); // head 1 does
-    ck_assert_double_lt(fabs(l->weights[6 + 0] + l->weights[6 + 1]), 0.2);
+    ck_assert_double_eq_tol(l->weights[8 + 2] + l->weights[8 + 3], 1.15, 0.25); // head 1 does
+    ck_assert_double_lt(fabs(l->weights[8 + 0] + l->weights[8 + 1]), 0.2);
+    for (int h = 0; h < 2; h++) // random says nothing
+        ck_assert_double_lt(fabs(l->weights[8 * h + 4] + l->weights[8 * h + 5]), 0.2);
 }
 
 UNIT_TEST(settings_that_are_given_stay)
 {
-    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, false, 2, false};
+    learn_options o = {TARGET_MEAN, 0.5, 0.3, false, 2, false};
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &o, NULL, err));
-    ck_assert_uint_eq(l->n_features, 3);
     for (const double *w = l->weights; w < l->weights + 8 * CASE_HEADS; w += 8) // of z and z |z|: no curve turns back
         for (int f = 0; f < 3; f++) // but for the 0.05 that keep what stands out to KeyDiff
             ck_assert_double_ge(w[2 * f] * (w[2 * f + 1] - (f == 0 ? 0.05 : 0)), 0);
-    ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
+    ck_assert_uint_eq(l->n_trials, 3 + 1); // plain metrics, the fit
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
-}
-
-// A metric's cost is in its record. If the loss may be any amount larger, the fit chooses `random`, which no head needs
-// but costs nothing. In a record that states no costs, all metrics cost the same.
-UNIT_TEST(costs_are_the_records)
-{
-    static const char *const texts[] = {NULL,
-                                        "{\"keydiff\":{\"cost\":1},\"knorm\":{\"cost\":16},\"random\":{\"cost\":0}}"};
-    static const double costs[2][3] = {{1, 1, 1}, {1, 16, 0}};
-    for (int k = 0; k < 2; k++) {
-        learn_options o = {TARGET_MEAN, 0.01, 0, 1e6, false, false, 2, false};
-        said = texts[k];
-        open_all(TEXTS);
-        help_ok(learn_fit(l, &from, &o, NULL, err));
-        for (int i = 0; i < 3; i++) ck_assert_double_eq(l->cost[i], costs[k][i]);
-        if (k == 1) ck_assert(l->n_features == 1 && strcmp(from.metrics[l->feature[0]], "random") == 0);
-        learn_free(l);
-        selection_close(&from);
-    }
-    open_all(TEXTS);
 }
 
 // If both heads need the mean of what they say, layer_mean loses less on texts left out, and the file says so.
 UNIT_TEST(the_mean_of_a_layer)
 {
-    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2, false};
+    learn_options o = {TARGET_MEAN, 0.001, 0, false, 2, false};
     float scores[NUMBERS], recorded[3][NUMBERS], expected[NUMBERS];
     together = true;
     open_all(TEXTS);
@@ -165,7 +144,7 @@ UNIT_TEST(the_mean_of_a_layer)
 // A frozen ranking is standardised by mean and deviation over all texts, which the file has for every head and feature.
 UNIT_TEST(means_of_all_texts)
 {
-    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2, true};
+    learn_options o = {TARGET_MEAN, 0.001, 0, false, 2, true};
     double sum[2] = {0};
     open_all(TEXTS);
     kvb_ranking *r = fit(&o);
@@ -200,7 +179,7 @@ UNIT_TEST(a_text_that_was_recorded_twice)
 UNIT_TEST(layers_that_are_not_budgeted)
 {
     float with[NUMBERS], without[NUMBERS];
-    learn_options o = {TARGET_MAX, 0.01, 0.25, 0, true, true, 2, false};
+    learn_options o = {TARGET_MAX, 0.01, 0.25, true, 2, false};
     open_all(TEXTS);
     kvb_ranking *whole = fit(&o);
     help_ok(learned_scores_read(&from, 1, whole, without, err));
@@ -231,19 +210,29 @@ UNIT_TEST(one_text_is_too_few)
     help_fails(learn_fit(l, &from, &CHOOSE, NULL, err), KVB_ARGUMENT, "at least two");
 }
 
+UNIT_TEST(more_metrics_than_a_ranking_takes)
+{
+    size_t n;
+    open_all(TEXTS);
+    n = from.n_metrics;
+    from.n_metrics = KVB_RANK_FEATURES_MAX + 1;
+    help_fails(learn_fit(l, &from, &CHOOSE, NULL, err), KVB_ARGUMENT, "17 metrics: a ranking takes at most 16");
+    from.n_metrics = n;
+}
+
 UNIT_TEST(texts_that_were_fitted_on_are_ranked_by_others)
 {
     char sha256[65];
-    float scores[NUMBERS], features[2][NUMBERS], expected[TOKENS];
+    float scores[NUMBERS], features[3][NUMBERS], expected[TOKENS];
     open_all(TEXTS);
     kvb_ranking *r = fit(&CHOOSE);
     for (size_t k = 0; k < TEXTS; k++) {
         help_ok(context_sha256(&from, k, sha256, err));
         ck_assert_uint_eq(kvb_ranking_fold(r, sha256), k + 1);
         help_ok(learned_scores_read(&from, k, r, scores, err));
-        for (int f = 0; f < 2; f++) help_ok(record_read_scores(from.r, k, METRICS[f], features[f], err));
+        for (int f = 0; f < 3; f++) help_ok(record_read_scores(from.r, k, METRICS[f], features[f], err));
         for (size_t h = 0; h < CASE_HEADS; h++) {
-            const float *of_head[] = {features[0] + h * TOKENS, features[1] + h * TOKENS};
+            const float *of_head[] = {features[0] + h * TOKENS, features[1] + h * TOKENS, features[2] + h * TOKENS};
             help_ok(kvb_rank_heads(r, (uint32_t)k + 1, h, 1, of_head, TOKENS, expected, err));
             ck_assert(memcmp(scores + h * TOKENS, expected, sizeof expected) == 0);
         }
@@ -277,7 +266,7 @@ UNIT_TEST(tables_of_a_ranking)
     const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     help_ok(table_check_open(k, table, source, &all, err));
     help_ok(table_check_run(k, NULL, err));
-    ck_assert_uint_eq(kvb_ranking_about(kvb_table_ranking(k->table))->n_features, 2);
+    ck_assert_uint_eq(kvb_ranking_about(kvb_table_ranking(k->table))->n_features, 3);
     table_check_free(k);
     free(k);
     record_metric m;

@@ -128,18 +128,17 @@ UNIT_TEST(what_the_record_says_of_a_metric)
     }
 }
 
-// The record states what a metric costs and its kin, even for metrics that this program does not know. If it does not,
-// as in old records, the name gives the kin, and the cost is unknown.
-UNIT_TEST(cost_and_kin_of_a_metric)
+// The record states a metric's kin, even for metrics that this program does not know. If it does not, as in old
+// records, the name gives it.
+UNIT_TEST(kin_of_a_metric)
 {
     static const struct {
         const char *about, *metric, *kin;
-        double cost;
         uint32_t window;
-    } cases[] = {{"{\"cost\": 2, \"kin\": \"unheard\", \"protect_window\": 3}", "new:form", "unheard", 2, 3},
-                 {"{\"cost\": 0, \"kin\": \"snapkv\", \"window\": 5}", "mine", "snapkv", 0, 5},
-                 {"{\"window\": 7}", "snapkv:lukv+critical", "snapkv", RECORD_COST_UNKNOWN, 7},
-                 {"{\"window\": 7, \"cost\": -1}", "ea:kvpress", "ea", RECORD_COST_UNKNOWN, 1}};
+    } cases[] = {{"{\"cost\": 2, \"kin\": \"unheard\", \"protect_window\": 3}", "new:form", "unheard", 3},
+                 {"{\"cost\": 0, \"kin\": \"snapkv\", \"window\": 5}", "mine", "snapkv", 5},
+                 {"{\"window\": 7}", "snapkv:lukv+critical", "snapkv", 7},
+                 {"{\"window\": 7}", "ea:kvpress", "ea", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char metrics[200];
         record_metric m;
@@ -150,8 +149,7 @@ UNIT_TEST(cost_and_kin_of_a_metric)
         case_select(&s, path);
         help_ok(record_metric_read(&m, s.r, cases[i].metric, err));
         ck_assert_str_eq(m.kin, cases[i].kin);
-        ck_assert_msg(m.cost == cases[i].cost && m.window == cases[i].window, "%s: cost %g, window %u", cases[i].metric,
-                      m.cost, m.window);
+        ck_assert_msg(m.window == cases[i].window, "%s: window %u", cases[i].metric, m.window);
         record_metric_free(&m);
         selection_close(&s);
     }

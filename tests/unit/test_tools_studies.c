@@ -159,12 +159,12 @@ UNIT_TEST(of_a_checked_table)
 UNIT_TEST(of_a_fit)
 {
     learned *l = calloc(1, sizeof *l);
-    l->from = &from, l->n_trials = 2, l->chosen = l->best = 1, l->n_folds = 2;
-    l->trials[0] = (learn_trial){.set = 1, .plain = true, .loss = {0.5, 0.25, 0.125}};
-    l->trials[1] = (learn_trial){.set = 1, .lambda = 0.5, .exponent = 0.25, .cost = 3, .loss = {0.25, 0.125, 0.0625}};
+    l->from = &from, l->n_trials = 2, l->chosen = 1, l->n_folds = 2;
+    l->trials[0] = (learn_trial){.loss = {0.5, 0.25, 0.125}};
+    l->trials[1] = (learn_trial){.lambda = 0.5, .exponent = 0.25, .loss = {0.25, 0.125, 0.0625}};
     SHOWN(1, print_learned(l, "mine"));
     says("     50.00   25.00   12.50   keydiff\n");
-    says("     25.00   12.50    6.25   keydiff (cost 3) <- chosen\n");
+    says("     25.00   12.50    6.25   keydiff\n");
     says("chosen: lambda 0.5, exponent 0.25");
     says("mine: 2 folds over 3 texts");
     cJSON *json = learned_to_json(l, "mine"), *trials = cJSON_GetObjectItem(json, "trials");

@@ -63,7 +63,6 @@ static int check(learn_command *c, int n_operands)
         return cli_usage_error(c->self, "--lambda: expected a number above 0");
     if (!isnan(o->exponent) && !(o->exponent >= 0 && o->exponent <= 2))
         return cli_usage_error(c->self, "--exponent: expected 0 to 2");
-    if (!(o->slack >= 0 && o->slack <= 10)) return cli_usage_error(c->self, "--within: expected 0 to 10");
     if (c->sink > 65536) return cli_usage_error(c->self, "--sink: expected at most 65536");
     if (c->wanted.max_questions == 0) c->wanted.max_questions = UINT64_MAX;
     o->target = strcmp(c->target, "max") == 0 ? TARGET_MAX : TARGET_MEAN;
@@ -78,18 +77,15 @@ static int learn_main(const cli_command *self, int argc, char **argv)
     learn_command c = {.self = self,
                        .target = "max",
                        .wanted = {.max_questions = UINT64_MAX},
-                       .options = {.lambda = NAN, .exponent = NAN, .slack = 0.05},
+                       .options = {.lambda = NAN, .exponent = NAN},
                        .sink = 4};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_RANKING), &c.output, "FILE", "the ranking to write (.safetensors)"},
         {"feature", 'f', CLI_LIST, &c.features, "M",
-         "recorded metric that the ranking may use, repeatable (default: all of the record)"},
-        {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "use all of them instead of searching for a set"},
+         "recorded metric that the ranking uses, repeatable (default: all of the record)"},
         {"own", 0, CLI_FLAG, &c.own, NULL,
          "rank each token by its own scores only: without the mean over the layer's heads, and with the\nmeans and "
          "deviations of the calibration; for caches that are cut again while the model writes"},
-        {"within", 0, CLI_REAL, &c.options.slack, "S",
-         "take the cheapest set whose loss is at most this share above the best set's (0.05)"},
         {"target", 0, CLI_CHOICE, &c.target, "max|mean",
          "what a token is worth: max (default), its importance to the question that needs it\nmost; mean, the mean "
          "over the questions"},
@@ -126,10 +122,8 @@ const cli_command cmd_learn = {
         "scores (z and z|z| over the head's tokens, and the mean of z over the layer's KV heads, which\n"
         "finds rare tokens that one head overlooks) and on recency. It takes seconds.\n"
         "\n"
-        "Every set of metrics is judged on texts left out in turn, and the cheapest set within 5 % of the best is\n"
-        "taken: metrics that only read keys are cheap, those that recompute attention are not. For a ranking "
-        "that\nneeds no queries, name only metrics that need none with --feature. lambda and exponent are chosen in "
-        "the same way.\n"
+        "lambda and exponent are chosen by what is lost on texts left out in turn. For a ranking that needs no\n"
+        "queries, name only metrics that need none with --feature.\n"
         "\n"
         "The ranking is a metric: --metric learned=RANK.safetensors in solve, profile, eval and task. Its budgets\n"
         "are solved from the record that it was fitted to, each text ranked by weights that have not seen it. The\n"

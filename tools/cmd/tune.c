@@ -252,7 +252,7 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
 static kvb_status learn_ranking(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors --all-features --target mean");
+    add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors --target mean");
     add_features(&w, "--feature");
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
