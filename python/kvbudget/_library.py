@@ -150,6 +150,7 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
         _TABLE, c.POINTER(Growth), c.c_uint32, c.c_uint32, _COUNTS, c.c_size_t, c.POINTER(Summary), _ERROR
     ],
     "kvb_formats": [_TABLE, c.c_double, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_unpack": [c.c_int, c.c_int, c.c_void_p, c.c_uint32, c.c_uint32, c.c_void_p, _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_rank_layer": [_TABLE, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
