@@ -188,6 +188,7 @@ static int run_tables(const cli_command *self, int argc, char **argv)
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first > !c.add || !c.add != !c.names || !c.add != !c.measured)
         return cli_usage_error(self, "expected at most one model, or --add, --name and --results");
+    if (c.formats && (c.add || first == argc)) return cli_usage_error(self, "--packed: expected a model");
     if (c.names && (!*c.names || !are_public_names(c.names)))
         return cli_usage_error(self, "--name: expected ORGANISATION/NAME, more after commas; found '%s'", c.names);
     kvb_status status = cli_program_folder(&c.folder, "KVBUDGET_TABLES", "tables", "tables", &err);
