@@ -65,10 +65,10 @@ fails 'another shape' 'no table for "Tiny-9M", 3 layers with 4 query and 2 KV he
 fails 'a model that is not there' 'nothing.gguf' tables nothing.gguf
 KVBUDGET_TABLES=$PWD/none fails 'no folder' 'there is no folder of tables; name it in KVBUDGET_TABLES' tables
 for name in Tiny Org/ /Tiny Org/a/b 'Org/Tiny,' 'Org/Tiny M'; do
-    misused 'tables with formats of no model' 'expected a model' tables --packed
-misused "the name '$name'" 'expected ORGANISATION/NAME' tables --add own.safetensors --name "$name" \
+    misused "the name '$name'" 'expected ORGANISATION/NAME' tables --add own.safetensors --name "$name" \
         --results worth.json
 done
+misused 'tables with formats of no model' 'expected a model' tables --packed
 misused '--name alone' 'expected at most one model' tables --name Org/Tiny
 misused 'two models' 'expected at most one model' tables Tiny-1M Tiny-9M
 end
