@@ -131,7 +131,7 @@ def tasks(board):
 
 
 def behind(board):
-    """Yields a table of the cases in which a press with one prefill, or KVzip, is ahead of kvbudget's better row."""
+    """Yields a table of the cases in which a press with one prefill, or KVzip, is ahead of kvbudget's best row."""
     ours = [row.name for row in ROWS if row.ours]
     yield "| model | pruned | ahead | its KL by kvbudget's, 95 % interval | texts |"
     yield "|---|---:|---|---|---:|"
@@ -162,7 +162,7 @@ def behind(board):
 
 def nearest(board):
     """Yields a table by model and ratio: the best press with one prefill, compared with kvbudget and KVzip."""
-    yield "| model | pruned | first with one prefill | kvbudget's better row by it | KVzip by kvbudget's |"
+    yield "| model | pruned | first with one prefill | kvbudget's best row by it | KVzip by kvbudget's |"
     yield "|---|---:|---|---|---|"
     ours = [row.name for row in ROWS if row.ours]
     say = lambda q: f"{q[0]:.2f}" + ("" if q[1] is None else f" ({q[1]:.2f} .. {q[2]:.2f})")
@@ -201,7 +201,8 @@ def _item(text):
 # ---- The picture -----------------------------------------------------------------------------------------------------
 
 #: the presses that are drawn: colour and dash
-DRAWN = {"kvbudget": ("#c0392b", ""), "kvbudget, refitted": ("#c0392b", "6 3"), "KVzip": ("#000000", ""),
+DRAWN = {"kvbudget": ("#c0392b", ""), "kvbudget, refitted": ("#c0392b", "6 3"),
+         "kvbudget, packed, refitted": ("#c0392b", "2 3"), "KVzip": ("#000000", ""),
          "KVzip+": ("#000000", "6 3"), "LUKV(SnapKV)": ("#2471a3", ""), "AdaKV(ExpectedAttention)": ("#7d3c98", ""),
          "AdaKV(SnapKV)": ("#2471a3", "6 3"), "Compactor": ("#b7950b", ""), "SnapKV": ("#2471a3", "2 3"),
          "KeyDiff": ("#1e8449", "")}
