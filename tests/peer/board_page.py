@@ -95,7 +95,7 @@ def tables(board):
                 if value is None:
                     cells.append("")
                     continue
-                text = f"{value:.2g}" if value < 0.01 else f"{value:.3g}"
+                text = f"{value:.5f}" if value < 1e-4 else f"{value:.2g}" if value < 0.01 else f"{value:.3g}"
                 if not fair(board, model, "kl", row.name, r, texts):
                     text = f"({text})"
                 elif value == best[r] and row.prefills == 1:
