@@ -327,3 +327,9 @@ kvb_status cli_program_folder(char **out, const char *variable, const char *name
         if (places[i] != *out) free(places[i]);
     return status;
 }
+
+kvb_status cli_make_folder(const char *path, kvb_error *err)
+{
+    if (mkdir(path, 0777) == 0 || errno == EEXIST) return KVB_OK;
+    return kvb_fail(err, KVB_IO, "%s: %s", path, strerror(errno));
+}

@@ -82,6 +82,8 @@ kvb_status cli_read_text(char **out, size_t *size, const char *path, kvb_error *
 // beside the program's own folder (source tree, wheel), or else share/kvbudget/NAME beside it (installed). The caller
 // frees *out. Fails with KVB_IO, and a message that says where a folder of `what` was looked for; *out is then NULL.
 kvb_status cli_program_folder(char **out, const char *variable, const char *name, const char *what, kvb_error *err);
+// Makes a folder unless there is something of that name. Fails with KVB_IO.
+kvb_status cli_make_folder(const char *path, kvb_error *err);
 
 // Print `kvbudget help metrics`; with --json, for each metric that can be used alone: default and choices ("a|b") of
 // its parameters, which of these are real numbers, kvpress's class with the parameters that become its arguments ("":

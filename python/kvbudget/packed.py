@@ -86,10 +86,10 @@ def _unpack_by_torch(packed: Tensor, bits: int, keys: bool, n: int, d: int) -> T
     else:
         packed = packed.view(n, -1)
         groups = [packed[:, :at].view(n, whole, size), packed[:, None, at:]]
-    parts = [_unpack_groups(x, m, bits) for x, m in zip(groups, (GROUP, rest)) if m]
+    found = [_unpack_groups(x, m, bits) for x, m in zip(groups, (GROUP, rest)) if m]
     if keys:
-        return torch.cat([x.transpose(1, 2).flatten(0, 1) for x in parts])
-    return torch.cat([x.flatten(1) for x in parts], 1)
+        return torch.cat([x.transpose(1, 2).flatten(0, 1) for x in found])
+    return torch.cat([x.flatten(1) for x in found], 1)
 
 
 @dataclass(frozen=True)

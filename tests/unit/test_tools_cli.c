@@ -114,6 +114,9 @@ UNIT_TEST(test_program_folder)
     ck_assert_msg(strstr(err.message, "/../no such: there is no folder of things, nor at ") &&
                       strstr(err.message, "/../share/kvbudget/no such; name it in KVB_TEST_FOLDER"),
                   "%s", err.message);
+    ck_assert_int_eq(cli_make_folder("/tmp", &err), KVB_OK); // it is there
+    ck_assert_int_eq(cli_make_folder("/dev/null/x", &err), KVB_IO);
+    ck_assert_str_eq(err.message, "/dev/null/x: Not a directory");
 }
 
 // Returns what `say` writes to standard error or standard output; valid until the next call.

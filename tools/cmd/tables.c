@@ -11,11 +11,9 @@
 #include "tools/report/results.h"
 #include <ctype.h>
 #include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PATH_SIZE = 4096 };
@@ -51,7 +49,7 @@ static int is_table_name(const struct dirent *d)
     return kvb_ends_with(d->d_name, ".safetensors");
 }
 
-static kvb_status list_tables(const char *folder, kvb_error *err)
+static kvb_status list_folder(const char *folder, kvb_error *err)
 {
     struct dirent **files;
     int n = scandir(folder, &files, is_table_name, alphasort);
@@ -63,6 +61,12 @@ static kvb_status list_tables(const char *folder, kvb_error *err)
     }
     if (n >= 0) free(files);
     return status;
+}
+
+static kvb_status list_tables(const tables_command *c, kvb_error *err)
+{
+    kvb_status status = list_folder(c->folder, err);
+    return status == KVB_OK && access(c->packed, F_OK) == 0 ? list_folder(c->packed, err) : status;
 }
 
 // Prints the path of the table for a model.
@@ -136,12 +140,11 @@ static kvb_status add_table(const tables_command *c, kvb_error *err)
     const char *folder = kvb_table_has_formats(t) ? c->packed : c->folder;
     char *to = need_text("%s/%.*s.safetensors", folder, (int)strcspn(name, ","), name), *worth = NULL;
     for (char *s = to + strlen(folder); *s; s++) *s = (char)tolower((unsigned char)*s);
-    if (folder == c->packed && mkdir(folder, 0777) != 0 && errno != EEXIST)
-        status = kvb_fail(err, KVB_IO, "%s: %s", folder, strerror(errno));
-    if (status == KVB_OK) status = named_output(to, "--add", FILE_TABLE, err);
-    if (status == KVB_OK) status = table_metadata_read(&metadata, c->add, err);
+    status = table_metadata_read(&metadata, c->add, err);
     if (status == KVB_OK) status = results_open(&d, c->measured, err);
     if (status == KVB_OK && !(worth = describe_worth(c, &d, err))) status = err->status;
+    if (status == KVB_OK) status = cli_make_folder(folder, err);
+    if (status == KVB_OK) status = named_output(to, "--add", FILE_TABLE, err);
     if (status == KVB_OK) {
         rank_content ranking;
         for (int i = 0; i < 2; i++) cJSON_DeleteItemFromObjectCaseSensitive(metadata, own[i]);
@@ -194,11 +197,7 @@ static int run_tables(const cli_command *self, int argc, char **argv)
     kvb_status status = cli_program_folder(&c.folder, "KVBUDGET_TABLES", "tables", "tables", &err);
     if (status == KVB_OK) {
         c.packed = need_text("%s/packed", c.folder);
-        status = c.add          ? add_table(&c, &err)
-                 : first < argc ? find_table(&c, argv[first], &err)
-                                : list_tables(c.folder, &err);
-        if (status == KVB_OK && !c.add && first == argc && access(c.packed, F_OK) == 0)
-            status = list_tables(c.packed, &err);
+        status = c.add ? add_table(&c, &err) : first < argc ? find_table(&c, argv[first], &err) : list_tables(&c, &err);
     }
     free_all(c.folder, c.packed);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);

@@ -15,14 +15,12 @@
 #include "tools/device.h"
 #include "tools/report/results.h"
 #include "tools/report/words.h"
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // A table is judged on the NEXT tokens after a context. Calibration reads CONTINUED, each of them a query of the
@@ -272,7 +270,7 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
          "--metric " LEARNED " --loss output --formats bf16,int8,int4,int2"},
         {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1"}};
     kvb_status status = KVB_OK;
-    for (int i = 0; i < 4 && status == KVB_OK; i++) {
+    for (size_t i = 0; i < sizeof tables / sizeof *tables && status == KVB_OK; i++) {
         word_list w = {0};
         add_words(&w, c, "solve $F/run.h5 --force");
         add_words(&w, c, tables[i][2]);
@@ -442,9 +440,7 @@ static kvb_status claim_folder(const tune_command *c, kvb_error *err)
         cJSON_AddItemToArray(texts, one);
     }
     char *path = in_folder(c, "settings.json"), *text = needed(cJSON_Print(about), "settings"), *held = NULL;
-    kvb_status status = mkdir(c->folder, 0777) == 0 || errno == EEXIST
-                            ? KVB_OK
-                            : kvb_fail(err, KVB_IO, "%s: %s", c->folder, strerror(errno));
+    kvb_status status = cli_make_folder(c->folder, err);
     if (status == KVB_OK && access(path, F_OK) != 0) status = json_write(path, about, err);
     if (status == KVB_OK) status = cli_read_text(&held, NULL, path, err);
     if (status == KVB_OK && strncmp(held, text, strlen(text)) != 0)
