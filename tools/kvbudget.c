@@ -210,7 +210,7 @@ static void wait_briefly(char **argv)
     path[n] = '\0';
     const char *name = strrchr(path, '/');
     if (!name || strcmp(name + 1, program_invocation_short_name) != 0) return;
-    if (setenv("GOMP_SPINCOUNT", "500", 1) == 0) execv(path, argv);
+    if (setenv("GOMP_SPINCOUNT", "2000", 1) == 0) execv(path, argv);
 }
 
 int main(int argc, char **argv)

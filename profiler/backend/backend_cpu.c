@@ -443,7 +443,7 @@ static void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t t = 0; t < tiles; t++) {
             scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
-            float *part = mine->scores, *weights = mine->queries; // [QUERY_TILE, QUERY_TILE], [QUERY_TILE, d]
+            float *part = mine->scores, *weights = mine->outputs; // [QUERY_TILE, QUERY_TILE], [QUERY_TILE, d]
             uint32_t row = t * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
             const float *v = kv->v.address + ((size_t)(h / group) * T + row) * d;
             float *out = norms.address + (size_t)h * T + row;
@@ -463,7 +463,7 @@ static void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
 // which its size and its layout are made. Every count covers the largest of its users, named beside it;
 // what an operation needs beyond the limits that the device was opened with is refused before it begins.
 
-enum { CACHE_LINE = 16, GAP = CACHE_LINE, N_THREAD_PIECES = 12, N_SHARED_PIECES = 5 }; // in floats
+enum { CACHE_LINE = 16, GAP = CACHE_LINE, N_THREAD_PIECES = 11, N_SHARED_PIECES = 5 }; // in floats
 
 typedef struct piece {
     size_t offset; // of a pointer in struct scratch or cpu_device
@@ -482,7 +482,6 @@ static size_t score_floats(precision p, attention_shape s)
 {
     size_t d = s.head_dim, block = cpu_block_lines(cpu_max_lines(s)),
            floats = larger(larger(QUERY_TILE, block) * KEY_TILE, VALUE_TILE * d);
-    if (operand_is_plain(p)) return floats;
     return larger(floats, cpu_pack_floats((uint32_t)d) + KEY_TILE * d);
 }
 
@@ -494,14 +493,13 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
     const piece all[N_THREAD_PIECES] = {
         {offsetof(scratch, scores), score_floats(p, limits->shape)},
         {offsetof(scratch, tails), limits->tail},
-        {offsetof(scratch, queries), (size_t)lines * d},
         {offsetof(scratch, outputs), larger((size_t)lines * d, KEY_TILE)}, // column_sums: sums of a tile
         {offsetof(scratch, row_max), lines},
         {offsetof(scratch, row_sum), lines},
         {offsetof(scratch, panel), PRODUCT_ROWS_MAX * PANEL},
-        {offsetof(scratch, query_operand), operand_is_plain(p) ? 0 : floats_of(operand_bytes(p, lines, d))},
+        {offsetof(scratch, query_operand), floats_of(operand_bytes(p, lines, d)) + MOST_BLOCKS * CACHE_LINE},
         {offsetof(scratch, weight_operand),
-         operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_block_lines(lines)))},
+         operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, tiles_available() ? BLOCK_LINES : lines))},
         {offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
         {offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
         {offsetof(scratch, made), floats_of(made)}, // a panel

@@ -1,12 +1,10 @@
 // Attention of the CPU backend, and what the oracle and some scorers need besides it.
 //
-// Attention runs over tiles of rows and keys. In plain float32, keys and values are read from where they are stored;
-// otherwise from tiles that pack_prefix made once per layer. Softmax, importance, and each decoded row's own tail are
-// float32 in all precisions.
+// Attention runs over tiles of rows and keys. Keys and values are read from tiles that pack_prefix made once per layer.
+// Softmax, importance, and each decoded row's own tail are float32 in all precisions.
 //
-// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit
-// multiplies a block of few lines at a time, whose scores and weights go from one product through the softmax into the
-// other without leaving the first-level cache.
+// A line is a row of one query head. A block of few lines is multiplied with a tile of keys at a time: its scores and
+// weights go from one product through the softmax into the other while they are in the first-level cache, or near it.
 #include "profiler/backend/cpu_device.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed_tiles.h"
@@ -91,9 +89,7 @@ static tile_plan cpu_plan_tiles(precision p, uint32_t n_tokens, uint32_t d)
 
 size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s)
 {
-    precision p = cpu_of(on)->p;
-    if (operand_is_plain(p) || !n_tokens) return 0;
-    return s.n_kv_heads * cpu_plan_tiles(p, n_tokens, s.head_dim).head_bytes / sizeof(float);
+    return n_tokens ? s.n_kv_heads * cpu_plan_tiles(cpu_of(on)->p, n_tokens, s.head_dim).head_bytes / sizeof(float) : 0;
 }
 
 static uint32_t tile_keys(const tile_plan *plan, uint32_t tile)
@@ -106,15 +102,15 @@ static char *tile_at(const tile_plan *plan, const prefix_kv *kv, uint32_t g, uin
     return (char *)kv->packed.address + g * plan->head_bytes + tile * plan->tile_bytes;
 }
 
-static uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens)
+static uint32_t cpu_padded_tokens(uint32_t n_tokens)
 {
-    return operand_is_plain(p) ? n_tokens : (n_tokens + KEY_ALIGN - 1) / KEY_ALIGN * KEY_ALIGN;
+    return cpu_round_up(n_tokens, KEY_ALIGN);
 }
 
 void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
 {
     precision p = cpu_of(on)->p;
-    if (operand_is_plain(p) || !cpu_fits(on, kv->n_tokens, s)) return;
+    if (!cpu_fits(on, kv->n_tokens, s)) return;
     uint32_t d = s.head_dim;
     tile_plan plan = cpu_plan_tiles(p, kv->n_tokens, d);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
@@ -169,7 +165,12 @@ static float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum
 
 uint32_t cpu_block_lines(uint32_t lines)
 {
-    return tiles_available() ? BLOCK_LINES : lines;
+    enum { FEW = 48 }; // lines that oneDNN reaches its rate with
+    if (tiles_available()) return BLOCK_LINES;
+    // With AVX2 a row's place among the lines matters (cpu_row_group()), and halves of a group keep it.
+    uint32_t parts = product_rows() % 16 ? MOST_BLOCKS / 2 : MOST_BLOCKS;
+    while (parts > 1 && lines / parts < FEW) parts /= 2;
+    return lines / parts;
 }
 
 // The i-th tile of KV head g.
@@ -188,16 +189,16 @@ static void cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, atten
     *b = (block_plan){.p = p,
                       .shape = s,
                       .d = d,
-                      .lines = cpu_block_lines(lines),
+                      .lines = gather && !tiles_available() ? lines : cpu_block_lines(lines), // of the prefill all
                       .gather = gather,
                       .tiles = cpu_plan_tiles(p, n_tokens, d)};
     if (tiles_available()) return;
     if (b->tiles.n_tiles > 1) {
-        b->scores = product_find(p, lines, KEY_TILE, d, false);
-        b->values = product_find(p, lines, d, KEY_TILE, gather);
+        b->scores = product_find(p, b->lines, KEY_TILE, d, false);
+        b->values = product_find(p, b->lines, d, KEY_TILE, gather);
     }
-    b->last_scores = product_find(p, lines, b->tiles.last_keys, d, false);
-    b->last_values = product_find(p, lines, d, b->tiles.last_keys, gather);
+    b->last_scores = product_find(p, b->lines, b->tiles.last_keys, d, false);
+    b->last_values = product_find(p, b->lines, d, b->tiles.last_keys, gather);
 }
 
 // Returns the query operand of the block that begins with line `line`.
@@ -228,13 +229,14 @@ static void cpu_block_scores(const scratch *s, const block_plan *b, const key_ti
                                    .is_split = t->is_split});
 }
 
-// outputs [lines, d] (+)= weights times values, for the first `seen` keys; the other weights must be zero.
+// outputs [lines, d] (+)= weights times values, for the first `seen` keys; the other weights must be zero. `weights`:
+// what cpu_line_weights() left in float32, [lines, width].
 static void cpu_block_values(const scratch *s, const block_plan *b, const key_tile *t, uint32_t lines, uint32_t seen,
-                             float *outputs)
+                             const float *weights, float *outputs)
 {
     if (!tiles_available()) {
-        product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
-                    outputs);
+        product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values,
+                    operand_is_plain(b->p) ? (const void *)weights : s->weight_operand, t->values, outputs);
         return;
     }
     tiles_multiply(&(tile_product){.parts = packed_parts(b->p, t->width),
@@ -259,7 +261,8 @@ static float cpu_line_max(const float *x, uint32_t n)
 }
 
 // Makes line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They
-// also go to `keep`, unless it is NULL; x may be overwritten. Returns their sum.
+// also go to `keep`, or, unless the tile unit multiplies, to x if that is NULL; x may be overwritten. Returns their
+// sum.
 static float cpu_line_weights(const scratch *s, const block_plan *b, const key_tile *t, uint32_t r, float *x,
                               uint32_t n, uint32_t seen, float top, float *keep)
 {
@@ -267,7 +270,7 @@ static float cpu_line_weights(const scratch *s, const block_plan *b, const key_t
         return tiles_exp2_row(packed_parts(b->p, t->width), s->weight_operand, r, t->width, x, n, seen, top, keep);
     float *e = keep ? keep : x, sum = loop_exp2_minus(e, x, n, top);
     memset(e + n, 0, (t->width - n) * sizeof *e);
-    operand_split(b->p, s->weight_operand, e, t->width, b->lines, r, 1, t->width, 1.0f);
+    if (!operand_is_plain(b->p)) operand_split(b->p, s->weight_operand, e, t->width, b->lines, r, 1, t->width, 1.0f);
     return sum;
 }
 
@@ -339,38 +342,6 @@ uint32_t cpu_max_lines(attention_shape s)
     return attention > QUERY_TILE ? attention : QUERY_TILE;
 }
 
-static uint32_t padded_rows(precision p, uint32_t rows)
-{
-    if (operand_is_plain(p)) return rows < GEMM_MIN_ROWS ? GEMM_MIN_ROWS : rows;
-    return cpu_round_up(rows, PRODUCT_ROWS_MAX);
-}
-
-static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, uint32_t row, uint32_t rows, uint32_t g)
-{
-    uint32_t d = job->shape.head_dim, padded = padded_rows(PRECISION_F32, rows), end = row + rows;
-    const float *k = job->kv->k.address + (size_t)g * job->kv->n_tokens * d,
-                *v = job->kv->v.address + (size_t)g * job->kv->n_tokens * d;
-    size_t ld = (size_t)job->shape.n_heads * d;
-    if (padded > rows) {
-        memset(s->queries, 0, (size_t)padded * d * sizeof(float));
-        for (uint32_t r = 0; r < rows; r++) memcpy(s->queries + (size_t)r * d, q + r * ld, d * sizeof(float));
-        q = s->queries;
-        ld = d;
-    }
-    for (uint32_t key = first_key(job->shape, row) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
-        uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        gemm(false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
-        for (uint32_t r = 0; r < rows; r++) {
-            uint32_t seen = keys_seen(row + r, key, keys);
-            float *line = s->scores + (size_t)r * keys;
-            cpu_bend_scores(job->shape, line, seen, row + r, key);
-            cpu_softmax_line(s, line, r, seen, d);
-            memset(line + seen, 0, (keys - seen) * sizeof *line);
-        }
-        gemm(false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
-    }
-}
-
 // Attends a block of `rows` lines from `line` on, the first of which is context row `row`, to a tile of `keys` keys
 // (without padding).
 static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t row, uint32_t rows,
@@ -385,10 +356,10 @@ static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uin
         if (seen) cpu_raise_max(s, to, cpu_line_max(scores, seen), d);
         s->row_sum[to] += cpu_line_weights(s, b, t, r, scores, seen, most, s->row_max[to], NULL);
     }
-    cpu_block_values(s, b, t, rows, most, s->outputs + (size_t)line * d);
+    cpu_block_values(s, b, t, rows, most, s->scores, s->outputs + (size_t)line * d);
 }
 
-static void prefix_tile_packed(scratch *s, const prefix_job *job, const row_tile *tile)
+static void prefix_tile(scratch *s, const prefix_job *job, const row_tile *tile)
 {
     const block_plan *b = tile->rows == task_rows(job->shape) ? &job->full : &job->last;
     uint32_t d = b->d, row = job->first + tile->at, end = row + tile->rows, T = job->kv->n_tokens;
@@ -418,10 +389,7 @@ static void attend_tile(scratch *s, const prefix_job *job, const row_tile *tile)
     size_t ld = (size_t)job->shape.n_heads * d, offset = tile->at * ld + (size_t)tile->head * d;
     memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
     for (uint32_t r = 0; r < lines; r++) s->row_max[r] = -INFINITY, s->row_sum[r] = 0;
-    if (operand_is_plain(job->p))
-        prefix_tile_f32(s, job, job->q.address + offset, job->first + tile->at, tile->rows,
-                        tile->head / (job->shape.n_heads / job->shape.n_kv_heads));
-    else prefix_tile_packed(s, job, tile);
+    prefix_tile(s, job, tile);
     for (uint32_t h = 0; h < tile->heads; h++)
         for (uint32_t r = 0; r < tile->rows; r++) {
             uint32_t line = h * tile->padded + r;
@@ -438,17 +406,15 @@ void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, ui
     uint32_t each = task_rows(s), tiles = (n + each - 1) / each, heads = task_heads(s);
     if (!n || !cpu_fits(on, kv->n_tokens, s)) return;
     prefix_job job = {.on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
-    if (!operand_is_plain(p)) {
-        cpu_plan_blocks(&job.full, p, kv->n_tokens, s, each, true);
-        cpu_plan_blocks(&job.last, p, kv->n_tokens, s, padded_rows(p, n - (tiles - 1) * each), true);
-    }
+    cpu_plan_blocks(&job.full, p, kv->n_tokens, s, each, true);
+    cpu_plan_blocks(&job.last, p, kv->n_tokens, s, cpu_round_up(n - (tiles - 1) * each, PRODUCT_ROWS_MAX), true);
     // The last tiles see the most keys: they go first, so that no thread is left with a long one at the end.
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(job.on->n_threads)
     for (uint32_t t = 0; t < tiles; t++)
         for (uint32_t h = 0; h < s.n_heads; h += heads) {
             uint32_t at = (tiles - 1 - t) * each, rows = n - at < each ? n - at : each;
             attend_tile(&job.on->threads[omp_get_thread_num()], &job,
-                        &(row_tile){at, rows, padded_rows(p, rows), h, heads});
+                        &(row_tile){at, rows, cpu_round_up(rows, PRODUCT_ROWS_MAX), h, heads});
         }
 }
 
@@ -481,7 +447,6 @@ static void ask_for_piece(stretch s, uint32_t piece, uint32_t pieces)
 
 typedef struct rows_job {
     cpu_device *on;
-    precision p;
     dev o, q;
     const prefix_kv *kv;
     const tail_kv *tails;
@@ -513,14 +478,14 @@ static uint32_t tile_count(const rows_job *job, uint32_t i)
 
 static uint32_t tile_width(const rows_job *job, uint32_t i)
 {
-    uint32_t rest = cpu_padded_tokens(job->p, job->kv->n_tokens) - i * KEY_TILE;
+    uint32_t rest = cpu_padded_tokens(job->kv->n_tokens) - i * KEY_TILE;
     return rest < KEY_TILE ? rest : KEY_TILE;
 }
 
 // Returns the exponentials of line r for tile i.
 static float *line_of(const rows_job *job, uint32_t g, uint32_t i, uint32_t r)
 {
-    size_t head = (size_t)job->max_lines * cpu_padded_tokens(job->p, job->kv->n_tokens);
+    size_t head = (size_t)job->max_lines * cpu_padded_tokens(job->kv->n_tokens);
     return job->on->exponentials + (g - job->head) * head + (size_t)i * KEY_TILE * job->max_lines +
            (size_t)r * tile_width(job, i);
 }
@@ -542,39 +507,6 @@ static const float *query_of(const rows_job *job, uint32_t g, uint32_t r)
 static uint64_t position_of(const rows_job *job, uint32_t r)
 {
     return (uint64_t)job->kv->n_tokens + job->rows[job->first + r / group_of(job)].tail;
-}
-
-// For keys and values that are not packed: attends lines [first, first + lines) of a group to a tile. All products have
-// n lines, so that a line's bits do not depend on their number.
-static void attend_lines_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i, uint32_t first, uint32_t lines,
-                             uint32_t n)
-{
-    uint32_t d = job->shape.head_dim, group = group_of(job), count = tile_count(job, i);
-    size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, first);
-    for (uint32_t r = 0; r < lines; r += group) // the heads of a row are side by side
-        memcpy(s->queries + (size_t)r * d, query_of(job, g, first + r), (size_t)group * d * sizeof(float));
-    memset(s->queries + (size_t)lines * d, 0, (size_t)(n - lines) * d * sizeof(float));
-    gemm(false, true, n, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d, 0.0f,
-         line_of(job, g, i, first), count);
-    for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
-        float *line = line_of(job, g, i, first + r);
-        cpu_bend_scores(job->shape, line, count, position_of(job, first + r), i * KEY_TILE);
-        float top = loop_max(line, count);
-        job->on->part_scale[part + r] = top;
-        job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
-    }
-    gemm(false, false, n, d, count, 1.0f, line_of(job, g, i, first), count, job->kv->v.address + key * d, d, 0.0f,
-         job->on->part_values + part * d, d);
-}
-
-// Attends all lines to a tile, some rows' lines after others': a step of drawn answers has few rows of one context.
-static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
-{
-    enum { FEW = 48 }; // lines that a product reaches its rate with
-    uint32_t lines = job->n * group_of(job), n = job->max_lines / 4;
-    while (n < FEW && n < job->max_lines) n *= 2;
-    for (uint32_t first = 0; first < lines; first += n)
-        attend_lines_f32(s, job, g, i, first, lines - first < n ? lines - first : n, n);
 }
 
 // Makes operands of the queries of all lines.
@@ -604,7 +536,7 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
         job->on->part_sum[part + r] =
             cpu_line_weights(s, b, t, r, scores, count, count, top, line_of(job, g, t->number, line + r));
     }
-    cpu_block_values(s, b, t, lines, count, job->on->part_values + part * b->d);
+    cpu_block_values(s, b, t, lines, count, line_of(job, g, t->number, line), job->on->part_values + part * b->d);
 }
 
 // Attends all lines to a tile. The first block prefetches the tile's values, the last one the next tile's keys.
@@ -691,7 +623,7 @@ static void update_importance(const rows_job *job, uint32_t g, uint32_t i)
 // divided into one stretch per thread, which has the tiles whose middle is in it.
 static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
 {
-    uint64_t tokens = cpu_padded_tokens(job->p, job->kv->n_tokens),
+    uint64_t tokens = cpu_padded_tokens(job->kv->n_tokens),
              place = (g - job->head) * tokens + i * KEY_TILE + tile_width(job, i) / 2;
     return place * (uint64_t)omp_get_num_threads() / (tokens * job->heads) == (uint64_t)omp_get_thread_num();
 }
@@ -705,10 +637,6 @@ static void attend_heads(const rows_job *job)
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t i = 0; i < tiles; i++) {
             if (!has_tile(job, g, i)) continue;
-            if (operand_is_plain(job->p)) {
-                attend_context_tile_f32(s, job, g, i);
-                continue;
-            }
             if (ready != g) split_queries(s, job, g);
             ready = g;
             attend_context_tile(s, job, g, i);
@@ -737,7 +665,7 @@ static uint32_t heads_at_hand(int threads, size_t lines, size_t tokens, uint32_t
 // Enough for shorter contexts too: as many heads as the caches hold, or one.
 size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s)
 {
-    size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(on->p, n_tokens),
+    size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(n_tokens),
            cached = (size_t)on->n_threads * CACHED_FLOATS;
     if (cached > head * s.n_kv_heads) return head * s.n_kv_heads;
     return cached > head ? cached : head;
@@ -746,7 +674,7 @@ size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention
 static void attend_group(const rows_job *job)
 {
     uint32_t G = job->shape.n_kv_heads,
-             heads = heads_at_hand(job->on->n_threads, job->max_lines, cpu_padded_tokens(job->p, job->kv->n_tokens), G);
+             heads = heads_at_hand(job->on->n_threads, job->max_lines, cpu_padded_tokens(job->kv->n_tokens), G);
 #pragma omp parallel num_threads(job->on->n_threads)
     {
         rows_job mine = *job;
@@ -779,12 +707,11 @@ static bool tails_fit(const rows_job *job, uint32_t n)
 void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
                      const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle)
 {
-    precision p = cpu_of(on)->p;
     rows_job job = {
-        .on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
+        .on = cpu_of(on), .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
     if (!cpu_fits(on, kv->n_tokens, s) || !tails_fit(&job, n)) return;
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    if (!operand_is_plain(p)) cpu_plan_blocks(&job.blocks, p, kv->n_tokens, s, job.max_lines, false);
+    cpu_plan_blocks(&job.blocks, job.on->p, kv->n_tokens, s, job.max_lines, false);
     for (; job.first < n; job.first += cpu_row_group()) {
         job.n = n - job.first < cpu_row_group() ? n - job.first : cpu_row_group();
         attend_group(&job);

@@ -15,6 +15,7 @@ enum {
     // are multiplied with a tile of keys together: their scores, 32 KiB, stay in the first-level cache.
     TASK_LINES = 384,
     BLOCK_LINES = 32,
+    MOST_BLOCKS = 4,           // of a task for oneDNN
     CACHED_FLOATS = 256 << 10, // exponentials of decoded rows that a thread comes back to: half a second-level cache
     VALUE_TILE = 512,          // context rows per step of value_weights
     // backend.context_rows: what a small model's layer makes of so many rows fits into two second-level caches.
@@ -31,12 +32,11 @@ enum {
 typedef struct scratch {
     float *scores;                   // [lines, KEY_TILE], [VALUE_TILE, d], or what packing needs
     float *tails;                    // [tail]
-    float *queries;                  // [lines, d], lines: cpu_max_lines()
-    float *outputs;                  // [lines, d]
+    float *outputs;                  // [lines, d], lines: cpu_max_lines()
     float *row_max, *row_sum;        // [lines]
     float *panel;                    // [PRODUCT_ROWS_MAX, PANEL]
-    void *query_operand;             // [lines, d]
-    void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
+    void *query_operand;             // [lines, d], in blocks
+    void *weight_operand;            // [lines of a block, KEY_TILE]; in float32 without a tile unit, scores serve as it
     void *split_keys, *split_values; // parts of one tile, if products make them (packed_tiles.h)
     char *made;                      // a panel of weights, and what making it needs (backend_cpu.c)
 } scratch;
@@ -109,13 +109,14 @@ void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const pre
 // and therefore take more (packed.h).
 size_t cpu_pack_floats(uint32_t d);
 size_t cpu_weight_bytes(precision p, uint32_t lines);
-// How many of a task's lines are multiplied with a tile of keys together.
+// How many of a task's lines are multiplied with a tile of keys together: BLOCK_LINES on the tile unit, else all or a
+// half or a quarter of them.
 uint32_t cpu_block_lines(uint32_t lines);
 // The most lines of a task, a line being a row of one query head: those of attention, or QUERY_TILE for column_sums and
 // output_norms.
 uint32_t cpu_max_lines(attention_shape s);
-// Decoded rows that attention takes at a time. A row has the same bits at any place among them (measured on dnnl_sgemm:
-// with AVX2 that takes a multiple of 4 and of 6 lines).
+// Decoded rows that attention takes at a time. A row has the same bits at any place among them (measured: with AVX2
+// that takes a multiple of 4 and of 6 lines).
 uint32_t cpu_row_group(void);
 // Floats of cpu_device.exponentials for contexts of up to n_tokens.
 size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);

@@ -481,7 +481,7 @@ static void make_product(product *made)
 uint32_t product_rows(void)
 {
     bool wide = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
-    return product_takes_any_rows() ? PRODUCT_ROWS_MAX : wide ? 16 : 12;
+    return product_takes_any_rows() || wide ? PRODUCT_ROWS_MAX : 12;
 }
 
 void product_prepare(int threads)
