@@ -66,6 +66,9 @@ rm -r three.tune
 stop_at 'tune 8 of'
 ended 143 'a search from the beginning is stopped before it is done'
 same 'which does not cost the table that is there' three.safetensors two.safetensors
+rm three.safetensors three-packed.safetensors
+stop_at 'tune 8 of'
+same 'a first search leaves the packed table, too' three-packed.safetensors two-packed.safetensors
 
 expect 0 'with a text of the user' "${TUNE[@]}" own.txt -o own --quiet
 says 'from which several contexts are taken' '"sample_id": ?"own-4"' own.tune/first.jsonl

@@ -493,11 +493,13 @@ static kvb_status leave_best(const tune_command *c, kvb_error *err)
     char *path = need_text("%s.safetensors", c->output);
     bool there = access(path, F_OK) == 0;
     free(path);
-    for (int i = 0; i < 2 - there; i++)
-        if (read_mark(c, order[i]) >= 0 && take_table(c, order[i], TABLE_END, err) == KVB_OK)
-            return kvb_fail(err, KVB_INTERRUPTED,
-                            "stopped; %s.safetensors is the best table so far%s; the same command continues", c->output,
-                            i == 0 ? "" : ", not yet measured");
+    for (int i = 0; i < 2 - there; i++) {
+        if (read_mark(c, order[i]) < 0 || take_table(c, order[i], TABLE_END, err) != KVB_OK) continue;
+        bool packed = read_mark(c, "packed") >= 0 && take_table(c, "packed", PACKED_END, err) == KVB_OK;
+        return kvb_fail(err, KVB_INTERRUPTED,
+                        "stopped; %s.safetensors is the best table so far%s%s; the same command continues", c->output,
+                        packed ? ", beside it the packed one" : "", i == 0 ? "" : ", not yet measured");
+    }
     return kvb_fail(err, KVB_INTERRUPTED, "stopped before there was a %stable; the same command continues",
                     there ? "better " : "");
 }
