@@ -2,7 +2,7 @@
 # kvbudget tune on the tiny model makes table and report: the same bytes for any number of threads and after stops.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
-mkdir -p data/plain data/eval
+mkdir -p data/plain data/eval ready
 "$PYTHON" -c '
 import json
 def text(k, lines=60):
@@ -36,8 +36,9 @@ same 'gives the same table' one.safetensors two.safetensors
 same 'and the same with formats' one-packed.safetensors two-packed.safetensors
 expect 0 'which says what heads are stored in' budgets one-packed.safetensors --ratio 0.9 --tokens 1000
 says 'in fewer bits' 'int[248]' out
+expect 0 'and says what it is for' inspect one-packed.safetensors --json
+says 'lines of the texts, too' '"n_questions":.*"[1-9][0-9]"' out
 export KVBUDGET_TABLES=$PWD/ready
-mkdir ready
 expect 0 'adding it' tables --add one-packed.safetensors --name Org/Tiny --results one.tune/worth.json
 says 'puts it where tables with formats are' 'ready/packed/tiny.safetensors' out
 fails 'other tables of the model' 'none of the 0 tables' tables tiny.gguf

@@ -26,8 +26,8 @@
 // A table is judged on the NEXT tokens after a context. Calibration reads CONTINUED, each of them a query of the
 // curves: more, because later ones need other tokens of the context than those that follow at once.
 enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 11 };
-// With --for lookup, each context is asked for this many of its lines: questions need single tokens that a mere
-// continuation hardly needs.
+// Each context is also asked for this many of its lines: questions need single tokens that a mere continuation hardly
+// needs. The packed table is for both. A table of tokens alone has no room for both: --for says what it is for.
 enum { LINES = 4 };
 // What a context of each purpose costs: two passes over one that calibrates, choosing by one, judging one. The unit is
 // the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
@@ -174,9 +174,10 @@ static void add_texts(word_list *w, const tune_command *c, tune_part part, const
 
 // ---- Profile and ranking ----
 
-static bool asks_lines(const tune_command *c)
+// Leaves a command the texts' continuations alone, unless lines are what the tables are for.
+static void add_continuations(word_list *w, const tune_command *c)
 {
-    return strcmp(c->use, "lookup") == 0;
+    if (strcmp(c->use, "lookup") != 0) add_word(w, "--questions=1");
 }
 
 static kvb_status profile_texts(tune_command *c, const char *mark, const char *what, size_t first, size_t last,
@@ -186,8 +187,8 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
     word_list w = {0};
     kvb_status status = KVB_OK;
     if (access(lines, F_OK) != 0)
-        status = tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED,
-                                  asks_lines(c) ? LINES : 0, lines, err);
+        status =
+            tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, LINES, lines, err);
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
     if (first == 0) add_features(&w, "--metric");
@@ -252,6 +253,7 @@ static kvb_status learn_ranking(tune_command *c, kvb_error *err)
     word_list w = {0};
     add_words(&w, c, "learn $F/run.h5 --force -o $F/ranking.safetensors --target mean");
     add_features(&w, "--feature");
+    add_continuations(&w, c);
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
     add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " --curves --gain-rows 24");
@@ -274,6 +276,7 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
         word_list w = {0};
         add_words(&w, c, "solve $F/run.h5 --force");
         add_words(&w, c, tables[i][2]);
+        if (i < 2) add_continuations(&w, c);
         add_word(&w, "--output=%s/%s.safetensors", c->folder, tables[i][0]);
         status = run_step(c, tables[i][0], tables[i][1], &w, err);
     }
@@ -559,8 +562,8 @@ static int tune_main(const cli_command *self, int argc, char **argv)
          "time limit, such as 10min, which decides how many texts are read and how many budgets tried\n(default: a "
          "fixed amount of work, which gives the same table on every run)"},
         {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
-         "text (default): change what follows least; lookup: ask the texts for some of their lines, so\nthat single "
-         "tokens stay, too; what follows changes 0.7 to 1.6 times as much"},
+         "what the table of tokens alone is for; text (default): change what follows least; lookup: keep\nsingle "
+         "tokens that a question may ask for, too; what follows changes 0.7 to 1.6 times as much"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
@@ -595,12 +598,13 @@ const cli_command cmd_tune = {
     .details =
         "Makes the best table that the other commands can make, with settings that worked best on four models:\n"
         "\n"
-        "  profile   the model reads texts with its full cache, and what every token was worth is recorded\n"
+        "  profile   the model reads texts with its full cache, goes on and is asked for some of their lines, and "
+        "what\n"
+        "            every token was worth is recorded\n"
         "  learn     a ranking of tokens is fitted for each head; it needs no queries, so any engine can use it\n"
         "  profile   the model reads the texts again; what evicting by this ranking does to its output is recorded\n"
-        "  solve     budgets that lose the least importance, and budgets that change the output least: of tokens, and "
-        "of\n"
-        "            tokens and formats\n"
+        "  solve     budgets that lose the least importance, and budgets that change the output least: of tokens for\n"
+        "            what follows, and of tokens and formats for that and for lines\n"
         "  refine    both tables of tokens, and budgets between them, are measured on other texts; each ratio takes "
         "the best\n"
         "  eval      tokens are evicted for real, on texts that nothing was fitted to\n"
