@@ -17,7 +17,7 @@ print(text(20, 400), file=open("own.txt", "w"))
 print(text(21, 4), file=open("short.txt", "w"))
 print("\n".join(f"line {i} of text 22 says {i} of text 22" for i in range(100)), file=open("lines.txt", "w"))
 open("latin.txt", "wb").write(b"caf\xe9")'
-export KVBUDGET_DATA=$PWD/data
+export KVBUDGET_DATA=$PWD/data KVBUDGET_TABLES=$PWD/ready
 TUNE=(tune tiny.gguf --tokens 100)
 
 expect 0 'tune' "${TUNE[@]}" -o one --threads 1
@@ -36,9 +36,6 @@ same 'gives the same table' one.safetensors two.safetensors
 same 'and the same with formats' one-packed.safetensors two-packed.safetensors
 expect 0 'which says what heads are stored in' budgets one-packed.safetensors --ratio 0.9 --tokens 1000
 says 'in fewer bits' 'int[248]' out
-expect 0 'and says what it is for' inspect one-packed.safetensors --json
-says 'lines of the texts, too' '"n_questions":.*"[1-9][0-9]"' out
-export KVBUDGET_TABLES=$PWD/ready
 expect 0 'adding it' tables --add one-packed.safetensors --name Org/Tiny --results one.tune/worth.json
 says 'puts it where tables with formats are' 'ready/packed/tiny.safetensors' out
 fails 'other tables of the model' 'none of the 0 tables' tables tiny.gguf
@@ -79,8 +76,11 @@ says 'it has a step more' 'tune 11 of 11: the report' err
 says 'and judges with fewer texts' 'mean over 1 text that' out
 interrupt TERM "grep 'tune 3 of 11' err" "$KVB" "${TUNE[@]}" -o long --time 2h
 says 'texts are read in two parts' 'tune 2 of 11: and as many more' err
+expect 0 'with lines to ask for' tune tiny.gguf lines.txt --tokens 200 -o asked --quiet
+says 'four lines are asked for' '"question_ids": ?\[(\[[0-9,]+\],?){5}\]' asked.tune/first.jsonl
+for table in asked asked-packed; do "$KVB" inspect $table.safetensors | grep n_questions; done >said
+says 'for the packed table alone' '"26"' said && says 'the other one is for what follows' '"10"' said
 expect 0 'for lookups' tune tiny.gguf lines.txt --tokens 200 -o facts --for lookup --quiet
-says 'four lines are asked for' '"question_ids": ?\[(\[[0-9,]+\],?){5}\]' facts.tune/first.jsonl
 expect 0 'a plan' "${TUNE[@]}" -o planned --plan
 says 'says what a pass takes' 'time +about' out
 absent 'and makes no table' planned.safetensors
