@@ -68,9 +68,9 @@ spun() { # EXPECTED [VARIABLE=VALUE]...
     holds "threads spin $expected times with '$*', found $found" [ "$found" = "$expected" ]
 }
 if [ -n "$(spins)" ]; then
-    spun 500
-    spun 500 HOME=/ LC_ALL=C
-    spun 500 OMP_PROC_BIND=true OMP_PLACES=cores
+    spun 2000
+    spun 2000 HOME=/ LC_ALL=C
+    spun 2000 OMP_PROC_BIND=true OMP_PLACES=cores
     spun 12345 GOMP_SPINCOUNT=12345
     spun 0 OMP_WAIT_POLICY=passive
 else
