@@ -499,7 +499,7 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
         {offsetof(scratch, panel), PRODUCT_ROWS_MAX * PANEL},
         {offsetof(scratch, query_operand), floats_of(operand_bytes(p, lines, d)) + MOST_BLOCKS * CACHE_LINE},
         {offsetof(scratch, weight_operand),
-         operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, tiles_available() ? BLOCK_LINES : lines))},
+         operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_most_block_lines(lines)))},
         {offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
         {offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
         {offsetof(scratch, made), floats_of(made)}, // a panel

@@ -163,6 +163,11 @@ static float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum
     return scale / (sum * scale + softmax_exp2(sink - most));
 }
 
+uint32_t cpu_most_block_lines(uint32_t lines)
+{
+    return tiles_available() ? BLOCK_LINES : lines;
+}
+
 uint32_t cpu_block_lines(uint32_t lines)
 {
     enum { FEW = 48 }; // lines that oneDNN reaches its rate with
@@ -181,24 +186,20 @@ static key_tile cpu_find_tile(const tile_plan *plan, const prefix_kv *kv, uint32
                       false};
 }
 
-// Plans the blocks of tasks of `lines` lines. Call outside parallel regions.
+// Plans blocks of `lines` lines. Call outside parallel regions.
 static void cpu_plan_blocks(block_plan *b, precision p, uint32_t n_tokens, attention_shape s, uint32_t lines,
                             bool gather)
 {
     uint32_t d = s.head_dim;
-    *b = (block_plan){.p = p,
-                      .shape = s,
-                      .d = d,
-                      .lines = gather && !tiles_available() ? lines : cpu_block_lines(lines), // of the prefill all
-                      .gather = gather,
-                      .tiles = cpu_plan_tiles(p, n_tokens, d)};
+    *b = (block_plan){
+        .p = p, .shape = s, .d = d, .lines = lines, .gather = gather, .tiles = cpu_plan_tiles(p, n_tokens, d)};
     if (tiles_available()) return;
     if (b->tiles.n_tiles > 1) {
-        b->scores = product_find(p, b->lines, KEY_TILE, d, false);
-        b->values = product_find(p, b->lines, d, KEY_TILE, gather);
+        b->scores = product_find(p, lines, KEY_TILE, d, false);
+        b->values = product_find(p, lines, d, KEY_TILE, gather);
     }
-    b->last_scores = product_find(p, b->lines, b->tiles.last_keys, d, false);
-    b->last_values = product_find(p, b->lines, d, b->tiles.last_keys, gather);
+    b->last_scores = product_find(p, lines, b->tiles.last_keys, d, false);
+    b->last_values = product_find(p, lines, d, b->tiles.last_keys, gather);
 }
 
 // Returns the query operand of the block that begins with line `line`.
@@ -406,8 +407,9 @@ void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, ui
     uint32_t each = task_rows(s), tiles = (n + each - 1) / each, heads = task_heads(s);
     if (!n || !cpu_fits(on, kv->n_tokens, s)) return;
     prefix_job job = {.on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
-    cpu_plan_blocks(&job.full, p, kv->n_tokens, s, each, true);
-    cpu_plan_blocks(&job.last, p, kv->n_tokens, s, cpu_round_up(n - (tiles - 1) * each, PRODUCT_ROWS_MAX), true);
+    uint32_t last = cpu_round_up(n - (tiles - 1) * each, PRODUCT_ROWS_MAX);
+    cpu_plan_blocks(&job.full, p, kv->n_tokens, s, cpu_most_block_lines(each), true);
+    cpu_plan_blocks(&job.last, p, kv->n_tokens, s, cpu_most_block_lines(last), true);
     // The last tiles see the most keys: they go first, so that no thread is left with a long one at the end.
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(job.on->n_threads)
     for (uint32_t t = 0; t < tiles; t++)
@@ -711,7 +713,7 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
         .on = cpu_of(on), .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
     if (!cpu_fits(on, kv->n_tokens, s) || !tails_fit(&job, n)) return;
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    cpu_plan_blocks(&job.blocks, job.on->p, kv->n_tokens, s, job.max_lines, false);
+    cpu_plan_blocks(&job.blocks, job.on->p, kv->n_tokens, s, cpu_block_lines(job.max_lines), false);
     for (; job.first < n; job.first += cpu_row_group()) {
         job.n = n - job.first < cpu_row_group() ? n - job.first : cpu_row_group();
         attend_group(&job);

@@ -109,8 +109,9 @@ void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const pre
 // and therefore take more (packed.h).
 size_t cpu_pack_floats(uint32_t d);
 size_t cpu_weight_bytes(precision p, uint32_t lines);
-// How many of a task's lines are multiplied with a tile of keys together: BLOCK_LINES on the tile unit, else all or a
-// half or a quarter of them.
+// How many of a task's lines are multiplied with a tile of keys together: BLOCK_LINES on the tile unit. With oneDNN all
+// of the prefill's, and of decoded rows all, a half or a quarter.
+uint32_t cpu_most_block_lines(uint32_t lines);
 uint32_t cpu_block_lines(uint32_t lines);
 // The most lines of a task, a line being a row of one query head: those of attention, or QUERY_TILE for column_sums and
 // output_norms.

@@ -265,20 +265,23 @@ static kvb_status learn_ranking(tune_command *c, kvb_error *err)
 
 static kvb_status solve_tables(tune_command *c, kvb_error *err)
 {
-    static const char *const tables[][3] = {
-        {"importance", "budgets that lose the least importance", "--metric " LEARNED " --loss importance " WINDOW},
-        {"output", "budgets that change the output least", "--metric " LEARNED " --loss output"},
-        {"packed", "the same with formats of 16, 8, 4 and 2 bits",
-         "--metric " LEARNED " --loss output --formats bf16,int8,int4,int2"},
-        {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1"}};
+    static const struct {
+        const char *name, *what, *words;
+        bool tokens; // alone, of the learned ranking
+    } tables[] = {{"importance", "budgets that lose the least importance",
+                   "--metric " LEARNED " --loss importance " WINDOW, true},
+                  {"output", "budgets that change the output least", "--metric " LEARNED " --loss output", true},
+                  {"packed", "the same with formats of 16, 8, 4 and 2 bits",
+                   "--metric " LEARNED " --loss output --formats bf16,int8,int4,int2", false},
+                  {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1", false}};
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < sizeof tables / sizeof *tables && status == KVB_OK; i++) {
         word_list w = {0};
         add_words(&w, c, "solve $F/run.h5 --force");
-        add_words(&w, c, tables[i][2]);
-        if (i < 2) add_continuations(&w, c);
-        add_word(&w, "--output=%s/%s.safetensors", c->folder, tables[i][0]);
-        status = run_step(c, tables[i][0], tables[i][1], &w, err);
+        add_words(&w, c, tables[i].words);
+        if (tables[i].tokens) add_continuations(&w, c);
+        add_word(&w, "--output=%s/%s.safetensors", c->folder, tables[i].name);
+        status = run_step(c, tables[i].name, tables[i].what, &w, err);
     }
     return status;
 }
