@@ -178,10 +178,11 @@ def inputs_of(layers):
 class Context:
     """A context of ids [1, T], prefilled by a subject's model."""
 
-    def __init__(self, subject, ids):
-        model, table = subject.model, subject.table
-        self.subject, self.model, self.ids = subject, model, ids
-        self.scores, self.metric = {}, None  # filled by board_presses.py
+    def __init__(self, subject, ids, table=None):
+        """Prefills, and watches for the table's metric (default: of the subject's table of tokens)."""
+        model, table = subject.model, table or subject.table
+        self.subject, self.model, self.ids, self.table = subject, model, ids, table
+        self.scores, self.metric, self.others = {}, None, {}  # filled by board_presses.py and watched()
         found = [layer for layer in attention_layers(model) if not has_window(layer)]
         self.run = kvbudget.compress(model, table, 0.5, when="call", refit=True)
         self.cache = DynamicCache(config=model.config)
@@ -195,6 +196,16 @@ class Context:
             self.run.cut_layer(scratch, self.run.layers[first])
         self.layers = [Layer(x.index, x.module, *seen[x.index], x.rotary, self.cache.layers[x.index].keys,
                              self.cache.layers[x.index].values) for x in found]
+
+    def watched(self, table):
+        """Returns this context, or one prefilled again if it was not watched for the table's metric: two tables of a
+        model may have rankings of their own."""
+        metric = table.info.metric
+        if metric == self.table.info.metric:
+            return self
+        if metric not in self.others:
+            self.others[metric] = Context(self.subject, self.ids, table)
+        return self.others[metric]
 
     @property
     def tokens(self):

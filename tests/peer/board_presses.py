@@ -289,15 +289,16 @@ class Remembered(scorers.Learned):
 def table(refit, packed=False):
     """kvbudget.compress with the ready table of tokens, or of tokens and formats: the cache is really cut."""
     def of(context):
+        wanted = context.subject.packed if packed else context.subject.table
+        context = context.watched(wanted)
         if context.metric is None:
-            made = scorers.of_table(context.subject.table)
+            made = scorers.of_table(wanted)
             context.metric = Remembered(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)})
 
         def at(ratio):
             cache = copy.deepcopy(context.cache)
-            run = kvbudget.compress(context.model, context.subject.packed if packed else context.subject.table, ratio,
-                                    when="call", refit=refit, lookup="nearest" if packed else "linear",
-                                    scorer=context.metric)
+            run = kvbudget.compress(context.model, wanted, ratio, when="call", refit=refit,
+                                    lookup="nearest" if packed else "linear", scorer=context.metric)
             context.metric.__dict__["spent"] = 0.0
             start = time.process_time()
             with run:
