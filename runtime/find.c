@@ -121,7 +121,10 @@ kvb_status kvb_table_find(char *path, size_t cap, const char *folder, const kvb_
         return kvb_fail(err, KVB_ARGUMENT,
                         "kvb_table_find: path, folder, mine and hashes must not be NULL, nor a number of the shape 0");
     DIR *open = opendir(folder);
-    if (!open) return kvb_fail(err, KVB_IO, "%s: opening the folder: %s", folder, strerror(errno));
+    if (!open)
+        return kvb_fail(err, KVB_IO,
+                        "%s: opening the folder: %s; expected a folder of tables (kvbudget tables --add makes one)",
+                        folder, strerror(errno));
     for (const struct dirent *d; !status && (d = readdir(open));)
         if (kvb_ends_with(d->d_name, ".safetensors")) status = look_at_file(&s, folder, d->d_name, err);
     (void)closedir(open);

@@ -363,13 +363,13 @@ static void print_worth(const tune_command *c, const results_document *d)
     size_t n = tune_texts_count(&c->texts, PART_JUDGE);
     printf("KL to the full cache over the next %d tokens, mean over %zu %s that nothing was fitted to\n", NEXT, n,
            plural(n, "text", "texts"));
-    printf("  pruned   this table   packed   same ranking, equal budgets   SnapKV as published   same next token\n");
+    printf("  pruned   this table    packed   same ranking, equal budgets   SnapKV as published   same next token\n");
     for (int i = 0; i < 4; i++) {
         const cJSON *mine = find_row(d, true, "tuned", ratios[i]);
         double kl = results_number(mine, "kl"),
                others[] = {results_number(find_row(d, true, "uniform", ratios[i]), "kl"),
                            results_number(find_row(d, false, "published", ratios[i]), "kl")};
-        printf("  %4.0f %%     %8.4f   %6.4f   %27.4f   %19.4f   %13.1f %%\n", 100 * ratios[i], kl,
+        printf("  %4.0f %%     %8.4f   %7.5f   %27.4f   %19.4f   %13.1f %%\n", 100 * ratios[i], kl,
                results_number(find_row(d, true, "packed", ratios[i]), "kl"), others[0], others[1],
                100 * results_number(mine, "top1"));
         if (kl <= 0.05) gentle = ratios[i];
