@@ -10,6 +10,12 @@ static size_t heads_of(const session *s)
     return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
 }
 
+// Whether a metric ranks by two stages, and so needs the scores of the metric that it wraps as well.
+static bool has_two_stages(const metric *m)
+{
+    return m->base && metric_check_nested(m, NULL) != KVB_OK;
+}
+
 // Allocates memory for a context, except for its reference queries.
 static session_context open_context(const session *s)
 {
@@ -21,9 +27,8 @@ static session_context open_context(const session *s)
                          .first = need(plan->n_metrics, sizeof(float *), "metrics"),
                          .n_metrics = plan->n_metrics};
     for (size_t i = 0; i < plan->n_metrics; i++) {
-        bool two_stages = plan->metrics[i].base && metric_check_nested(&plan->metrics[i], NULL) != KVB_OK;
         c.scores[i] = need(scores, sizeof(float), "scores");
-        if (two_stages) c.first[i] = need(scores, sizeof(float), "scores");
+        if (has_two_stages(&plan->metrics[i])) c.first[i] = need(scores, sizeof(float), "scores");
     }
     return c;
 }
@@ -202,8 +207,10 @@ void session_context_free(session_context *c)
 uint64_t session_context_bytes(const model *m, const session_plan *plan)
 {
     const model_config *c = &m->config;
-    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, entries = heads * plan->max_tokens;
-    return (entries * (2 * c->head_dim + plan->n_metrics) + heads * plan->refit * c->head_dim) * sizeof(float);
+    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, entries = heads * plan->max_tokens,
+             scores = plan->n_metrics;
+    for (size_t i = 0; i < plan->n_metrics; i++) scores += has_two_stages(&plan->metrics[i]);
+    return (entries * (2 * c->head_dim + scores) + heads * plan->refit * c->head_dim) * sizeof(float);
 }
 
 void session_exchange(session *s, session_context *c)

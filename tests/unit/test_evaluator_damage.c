@@ -180,6 +180,7 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
 {
     session *s;
     session_context aside;
+    metric two_stages = case_metric("critical+snapkv");
     session_plan plan = {T, N, N, &by, 1, false, false, 0};
     help_ok(session_open(&s, m, &plan, err));
     aside = session_context_open(s);
@@ -191,6 +192,8 @@ UNIT_TEST(contexts_are_put_aside_and_taken_back)
     session_exchange(s, &aside);
     ck_assert(s->now.k == keys && s->now.scores[0][T / 2] == score && aside.k != keys && aside.n_tokens == T);
     ck_assert_uint_eq(session_context_bytes(m, &plan), HEADS * T * (2 * 16 + 1) * sizeof(float));
+    plan.metrics = &two_stages;
+    ck_assert_uint_eq(session_context_bytes(m, &plan), HEADS * T * (2 * 16 + 2) * sizeof(float));
     session_context_free(&aside);
     session_close(s);
 }
