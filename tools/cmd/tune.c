@@ -393,9 +393,9 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         print_worth(c, &found);
         results_close(&found);
         printf("\n%s.safetensors is the table, %s.html its report. In Python, with transformers:\n"
-               "  with kvbudget.compress(model, \"%s.safetensors\", 0.8): model.generate(...)\n"
+               "  with kvbudget.compress(model, \"%s-packed.safetensors\", 0.9, refit=True): model.generate(...)\n"
                "%s-packed.safetensors takes the same bytes, for a cache that holds heads in 8, 4 or 2 bits, as this "
-               "one does.\n"
+               "one does; refit=True also corrects what is kept.\n"
                "To share them (docs/ready-tables.md):\n"
                "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/worth.json\n"
                "%.0f s, %zu texts. ",
