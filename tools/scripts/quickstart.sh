@@ -28,7 +28,7 @@ What it is worth, to read in a browser:
     ${TABLE%.safetensors}.html
 
 In Python with transformers (\`make wheel\` makes the package, python/README.md tells how to use it):
-    with kvbudget.compress(model, "$TABLE", 0.8): model.generate(...)
+    with kvbudget.compress(model, "${TABLE%.safetensors}-packed.safetensors", 0.9, refit=True): model.generate(...)
 
 In C with the runtime (runtime/kvbudget.h; programs in runtime/examples; \`make install\` installs the library):
     kvb_table_open(&table, "$TABLE", NULL, &err);
