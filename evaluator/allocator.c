@@ -237,7 +237,8 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
         allocate_packed(a, &s, ratio, shape->head_dim, keep);
         return KVB_OK;
     case ALLOCATOR_TABLE:
-        return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, keep, heads, err);
+        return kvb_budgets(a->table, ratio, n_tokens,
+                           &(kvb_budget_options){.strict = a->strict, .lookup = KVB_LOOKUP_LINEAR}, keep, heads, err);
     }
     // Rounding costs the methods up to a token per head, but they are to be compared at the same total.
     allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, keep);

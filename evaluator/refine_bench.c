@@ -206,8 +206,9 @@ static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, co
     size_t heads = bench_heads(b);
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
-        status = kvb_budgets(table, ratios[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
-                             keep + i * heads, heads, err);
+        status = kvb_budgets(table, ratios[i], b->plan.n_tokens,
+                             &(kvb_budget_options){.strict = b->strict, .lookup = KVB_LOOKUP_LINEAR}, keep + i * heads,
+                             heads, err);
     return status;
 }
 

@@ -16,12 +16,15 @@ static void look_up_per_cent(double ratio, kvb_lookup kind, kvb_mix *at)
     if (kind == KVB_LOOKUP_NEAREST) {
         double row = rint(percent); // half to even in the default rounding mode, as Python's round
         at->row_below = at->row_above = row < 1 ? 1 : row > KVB_TABLE_ROWS ? KVB_TABLE_ROWS : (uint32_t)row;
-    } else if (percent >= KVB_TABLE_ROWS) {
+        return;
+    }
+    if (fabs(percent - rint(percent)) < 1e-9) percent = rint(percent); // 0.29 * 100 is 28.999999999999996
+    if (percent >= KVB_TABLE_ROWS) {
         at->row_below = at->row_above = KVB_TABLE_ROWS;
     } else {
         at->row_below = (uint32_t)percent;
-        at->row_above = at->row_below + 1;
         at->weight = percent - at->row_below;
+        at->row_above = at->row_below + (at->weight > 0 || !at->row_below);
     }
 }
 
@@ -36,26 +39,25 @@ static void look_up_ratio(const kvb_table *t, double ratio, kvb_lookup kind, kvb
         at->row_below = at->row_above = above + upper;
     } else {
         at->row_below = above;
-        at->row_above = above < n ? above + 1 : n;
         at->weight = above < n ? (ratio - low) / (high - low) : 0;
+        at->row_above = above + (at->weight > 0);
     }
 }
 
 static kvb_mix look_up(const kvb_table *t, double ratio, kvb_lookup kind)
 {
     size_t n_heads = (size_t)t->info.n_budgeted * t->info.n_kv_heads;
-    kvb_mix at = {NULL, NULL, 0, 0, 0};
+    kvb_mix at = {0};
     if (t->per_cent) look_up_per_cent(ratio, kind, &at);
     else look_up_ratio(t, ratio, kind, &at);
     at.below = at.row_below ? t->budgeted + (at.row_below - 1) * n_heads : NULL;
     at.above = t->budgeted + (at.row_above - 1) * n_heads;
+    if (t->costs && at.weight != 0) {
+        at.cost_below = at.row_below ? t->costs + (at.row_below - 1) * n_heads : NULL;
+        at.cost_above = t->costs + (at.row_above - 1) * n_heads;
+        at.cost = t->costs + (look_up(t, ratio, KVB_LOOKUP_NEAREST).row_above - 1) * n_heads;
+    }
     return at;
-}
-
-// Rows with formats of their own cannot be mixed, so there the nearest is used.
-static kvb_lookup lookup_of(const kvb_table *t, const kvb_budget_options *opt)
-{
-    return opt && !t->formats ? opt->lookup : KVB_LOOKUP_NEAREST;
 }
 
 // ---- tables with constraints ----
@@ -128,7 +130,7 @@ static kvb_status round_budgets(const kvb_table *table, double ratio, uint32_t n
         for (size_t h = 0; h < n_heads; h++) keep[h] = n_tokens;
         return KVB_OK;
     }
-    kvb_mix at = look_up(table, ratio, lookup_of(table, opt));
+    kvb_mix at = look_up(table, ratio, opt->lookup);
     uint32_t least = opt->strict ? protected_tokens(&table->info, n_tokens) : 1;
     least = least ? least : 1;
     if (table->limited) return round_limited(table, &at, n_tokens, opt->block, least, keep, err);
@@ -222,7 +224,7 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
     }
     sum.effective_ratio = 1 - (double)sum.total / ((double)n_budgeted * n_tokens);
     if (ratio > 0) {
-        kvb_lookup kind = lookup_of(table, opt);
+        kvb_lookup kind = opt ? opt->lookup : KVB_LOOKUP_NEAREST;
         kvb_mix at = look_up(table, ratio, kind);
         sum.row_below = at.row_below;
         sum.row_above = at.row_above;

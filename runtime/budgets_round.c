@@ -17,6 +17,11 @@
 static double prune_at(const kvb_mix *at, size_t head)
 {
     double below = at->below ? at->below[head] : 0;
+    if (at->cost && at->weight != 0) {
+        double low = (1 - below) * (at->cost_below ? at->cost_below[head] : 1);
+        double high = (1 - at->above[head]) * at->cost_above[head];
+        return 1 - fma(at->weight, high - low, low) / at->cost[head];
+    }
     // a call of fma rounds once on every machine, where a + w * d may round once or twice
     return at->weight == 0 ? below : fma(at->weight, at->above[head] - below, below);
 }

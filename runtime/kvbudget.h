@@ -259,7 +259,8 @@ typedef enum kvb_lookup {
     // kvpress takes. In a table for chosen ratios, the lower one if two are equally near.
     KVB_LOOKUP_NEAREST = 0,
     // Linear interpolation between the two neighbouring rows. Below the first row it is between that row and "nothing
-    // is pruned"; above the last row it is the last row. The mean of the prune ratios is then the ratio itself.
+    // is pruned"; above the last row it is the last row. The mean of the prune ratios is then the ratio itself. In a
+    // table with formats, each head's bytes are interpolated, and it has the formats of the nearest row.
     KVB_LOOKUP_LINEAR = 1
 } kvb_lookup;
 
@@ -577,13 +578,12 @@ typedef enum kvb_side { KVB_KEYS = 0, KVB_VALUES = 1 } kvb_side;
 // Returns "bf16", "int8", "int4" or "int2", and NULL for other numbers.
 KVB_API const char *kvb_packing_name(kvb_packing packing);
 
-// Computes how each head stores the tokens that it keeps, from the row of the table that kvb_budgets() uses for this
-// ratio. It is bf16 everywhere for a table of version 1 or a ratio of 0 or less, and for layers without a budget.
+// Computes how each head stores the tokens that it keeps, from the row of the table that is nearest to the ratio. It is
+// bf16 everywhere for a table of version 1 or a ratio of 0 or less, and for layers without a budget.
 //   formats  [n_layers, n_kv_heads, 2], the result: the kvb_packing of the head's keys, and that of its values
 //   cap      the number of elements that `formats` has room for; fails with KVB_CAPACITY if that is too few
-// If a table has formats, a row's ratio is the share of a full bfloat16 cache's bytes that is saved. kvb_budgets() then
-// keeps more than the share 1 - ratio of the tokens, and takes the nearest row, whatever `lookup` says. On failure
-// `formats` is left alone.
+// If a table has formats, a row's ratio is the share of a full bfloat16 cache's bytes that is saved, and kvb_budgets()
+// keeps more than the share 1 - ratio of the tokens. On failure `formats` is left alone.
 KVB_API kvb_status kvb_formats(const kvb_table *table, double ratio, uint8_t *formats, size_t cap, kvb_error *err);
 // Returns nonzero if the table has formats (version 2).
 KVB_API int kvb_table_has_formats(const kvb_table *table);

@@ -464,6 +464,23 @@ static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_er
     return status ? status : read_saturated(t, file, err);
 }
 
+// Counts bytes over a whole group of tokens.
+static kvb_status find_costs(kvb_table *t, kvb_error *err)
+{
+    size_t heads = t->info.n_kv_heads, layers = (size_t)t->info.n_rows * t->info.n_layers, n = 0;
+    t->costs = malloc(layers * heads * sizeof *t->costs);
+    if (!t->costs) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for its formats", t->name);
+    for (size_t i = 0; i < layers * heads; i++) {
+        if (t->bounded && t->bounded[i / heads % t->info.n_layers]) continue;
+        size_t bytes[2];
+        for (size_t side = 0; side < 2; side++)
+            bytes[side] =
+                kvb_packed_bytes((kvb_packing)t->formats[2 * i + side], (kvb_side)side, KVB_PACK_GROUP, KVB_PACK_GROUP);
+        t->costs[n++] = (double)(bytes[0] + bytes[1]) / (4 * KVB_PACK_GROUP * KVB_PACK_GROUP);
+    }
+    return KVB_OK;
+}
+
 // Tables of version 2 say how each head is stored.
 static kvb_status read_formats(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
 {
@@ -485,7 +502,7 @@ static kvb_status read_formats(kvb_table *t, const kvb_safetensors *file, kvb_er
     t->formats = malloc(x->size);
     if (!t->formats) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", t->name, x->size);
     memcpy(t->formats, x->data, x->size);
-    return KVB_OK;
+    return find_costs(t, err);
 }
 
 // A table that was made with a learned ranking carries it.
@@ -573,6 +590,7 @@ void kvb_table_close(kvb_table *table)
         cJSON_Delete(table->header);
         free(table->calibration_tokens);
         free(table->budgeted_memory);
+        free(table->costs);
         free(table->bounded);
         free(table->formats);
         kvb_limits_free(&table->limits);

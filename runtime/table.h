@@ -16,6 +16,7 @@ struct kvb_table {
     uint32_t *calibration_tokens; // info.calibration_tokens
     const double *budgeted;  // [R, B, G] prune ratios of the layers that are budgeted; prune_ratio itself if all are
     double *budgeted_memory; // owns `budgeted`; NULL if all are
+    double *costs;           // [R, B, G] what a token costs in a head's formats, as a share of bfloat16; NULL without
     uint8_t *bounded;        // info.bounded
     kvb_limits limits;       // what the metadata "constraints" demand of the layers that are budgeted
     bool limited;            // whether there are any

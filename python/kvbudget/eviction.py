@@ -70,8 +70,9 @@ class Run(Controller):
     kernel       how attention over a cut cache is computed: "auto", "segments" or "varlen" (attention.py)
     refit        at the first cut, change the kept keys and values so that attention over them comes closer to that
                  over the full cache (refit.py); later cuts take rows away and do not refit again
-    options      of :meth:`Table.keep`: rounding, lookup, block, and strict, which keeps sinks and window in every head:
-                 by default with an interval, and in all later cuts of a cache
+    options      of :meth:`Table.keep`: rounding, lookup (by default "linear": the ratio is kept between rows, too),
+                 block, and strict, which keeps sinks and window in every head: by default with an interval, and in all
+                 later cuts of a cache
 
     ``with kvbudget.compress(...) as run`` gives the run itself, for explicit cuts and the report. Threads may share a
     block; calls that began in it go on being cut until they end, even after the block. A cut cache can also be decoded

@@ -236,7 +236,7 @@ class Table:
 
         The defaults give kvpress's integers. If the table has formats, the ratio is the share of a bf16 cache's bytes
         that is saved, and more tokens are kept. ``strict`` keeps sinks and window in every head, ``block`` gives whole
-        pages, ``lookup="linear"`` takes ratios between two rows, and ``rounding`` is explained in runtime/README.md.
+        pages, ``lookup="linear"`` mixes the rows around a ratio, and ``rounding`` is explained in runtime/README.md.
         """
         keep = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32)
         options = _options(rounding, lookup, strict, block)
@@ -266,7 +266,8 @@ class Table:
 
     def growth(self, rule: lib.Growth, strict: bool | None = None, **options: Any) -> lib.Growth:
         """Fills in the defaults of a rule by which growing caches are cut (kvb_growth_check)."""
-        rule.options, rule.loose = _options(strict=bool(strict), **options), strict is False
+        options = {"lookup": "linear", "strict": bool(strict), **options}
+        rule.options, rule.loose = _options(**options), strict is False
         lib.call("kvb_growth_check", self._handle, c.byref(rule))
         return rule
 

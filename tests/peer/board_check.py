@@ -35,7 +35,7 @@ def same_as_eval(subject, text):
 
 def same_when_cut(context, following):
     """Returns the largest difference of logits between the mask and the really cut cache, at 80 %."""
-    run = kvbudget.compress(context.model, context.subject.table, 0.8, when="call", lookup="linear")
+    run = kvbudget.compress(context.model, context.subject.table, 0.8, when="call")
     cache, n = copy.deepcopy(context.cache), following.shape[1]
     with run:
         run.cut(cache)

@@ -297,8 +297,7 @@ def table(refit, packed=False):
 
         def at(ratio):
             cache = copy.deepcopy(context.cache)
-            run = kvbudget.compress(context.model, wanted, ratio, when="call", refit=refit,
-                                    lookup="nearest" if packed else "linear", scorer=context.metric)
+            run = kvbudget.compress(context.model, wanted, ratio, when="call", refit=refit, scorer=context.metric)
             context.metric.__dict__["spent"] = 0.0
             start = time.process_time()
             with run:

@@ -5,6 +5,7 @@
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "runtime/safetensors.h"
+#include <math.h>
 
 enum { R = 99, L = 2, G = 3, N = R * L * G };
 
@@ -183,6 +184,38 @@ UNIT_TEST(content_of_an_open_table)
     cJSON_Delete(m);
 }
 
+// Sets what each head's row takes at `ratio`, in bytes per token of the context and number of the head; returns the
+// kept share of the head's tokens in `share`.
+static void find_bytes(const kvb_table *table, double ratio, kvb_lookup lookup, double bytes[L * G],
+                       double share[L * G])
+{
+    static const double PER_NUMBER[KVB_PACKINGS] = {2, 1.125, 0.625, 0.375}; // a group's head is 4 bytes for 32 numbers
+    kvb_budget_options opt = {.rounding = KVB_ROUND_FLOOR, .lookup = lookup};
+    uint32_t keep[L * G], n_tokens = 1u << 30;
+    uint8_t codes[L * G * 2];
+    help_ok(kvb_budgets(table, ratio, n_tokens, &opt, keep, L * G, err));
+    help_ok(kvb_formats(table, ratio, codes, sizeof codes, err));
+    for (size_t h = 0; h < L * G; h++) {
+        share[h] = keep[h] / (double)n_tokens;
+        bytes[h] = share[h] * (PER_NUMBER[codes[2 * h]] + PER_NUMBER[codes[2 * h + 1]]);
+    }
+}
+
+// Between two rows a head's bytes are between theirs, in proportion, unless all tokens take less than that.
+static void check_mixed_bytes(const kvb_table *table, double ratio)
+{
+    double low[L * G], high[L * G], got[L * G], share[L * G], lowest = floor(ratio * 100) / 100, weight;
+    weight = (ratio - lowest) * 100;
+    find_bytes(table, lowest, KVB_LOOKUP_NEAREST, low, share);
+    find_bytes(table, lowest + 0.01, KVB_LOOKUP_NEAREST, high, share);
+    find_bytes(table, ratio, KVB_LOOKUP_LINEAR, got, share);
+    for (size_t h = 0; h < L * G; h++) {
+        double want = low[h] + weight * (high[h] - low[h]);
+        ck_assert_msg(fabs(got[h] - want) < 1e-6 || (share[h] == 1 && got[h] < want), "ratio %g, head %zu: %g, %g",
+                      ratio, h, got[h], want);
+    }
+}
+
 // Formats are read row by row as they were written, and wrong ones are refused.
 UNIT_TEST(formats_of_heads)
 {
@@ -209,9 +242,10 @@ UNIT_TEST(formats_of_heads)
         help_ok(kvb_formats(table, (row + 1.3) / 100, got, sizeof got, err));
         ck_assert_mem_eq(got, codes + row * sizeof got, sizeof got);
     }
-    help_ok(kvb_budgets(table, 0.503, 1000, NULL, near, L * G, err));
-    help_ok(kvb_budgets(table, 0.503, 1000, &linear, mixed, L * G, err));
-    ck_assert_mem_eq(near, mixed, sizeof near); // rows with formats are not mixed
+    help_ok(kvb_budgets(table, 0.5, 1000, NULL, near, L * G, err));
+    help_ok(kvb_budgets(table, 0.5, 1000, &linear, mixed, L * G, err));
+    ck_assert_mem_eq(near, mixed, sizeof near);
+    for (double ratio = 0.0045; ratio < 0.99; ratio += 0.0103) check_mixed_bytes(table, ratio);
     help_ok(kvb_formats(table, 0, got, sizeof got, err));
     for (size_t i = 0; i < sizeof got; i++) ck_assert_uint_eq(got[i], KVB_PACK_BF16);
     help_fails(kvb_formats(table, 0.5, got, sizeof got - 1, err), KVB_CAPACITY, "formats");

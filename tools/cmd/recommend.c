@@ -45,7 +45,8 @@ static kvb_status list_budgets(const recommend_command *c, uint32_t *keep, uint8
     kvb_status status = KVB_OK;
     for (size_t r = 0; r < c->e.with.n_ratios && status == KVB_OK; r++) {
         status = kvb_budgets(table->table, c->e.with.ratios[r], (uint32_t)c->e.in.n_tokens,
-                             &(kvb_budget_options){.strict = table->strict}, keep + r * heads, heads, err);
+                             &(kvb_budget_options){.strict = table->strict, .lookup = KVB_LOOKUP_LINEAR},
+                             keep + r * heads, heads, err);
         if (status == KVB_OK)
             status = kvb_formats(table->table, c->e.with.ratios[r], formats + 2 * r * heads, 2 * heads, err);
     }

@@ -36,7 +36,8 @@ static kvb_status count_bytes(const promise_report *r, double ratio, double *all
     uint32_t *keep = need(heads, sizeof *keep, "heads");
     uint8_t *formats = need(2 * heads, sizeof *formats, "heads");
     kvb_status status =
-        kvb_budgets(r->table, ratio, r->length, &(kvb_budget_options){.strict = r->strict}, keep, heads, err);
+        kvb_budgets(r->table, ratio, r->length, &(kvb_budget_options){.strict = r->strict, .lookup = KVB_LOOKUP_LINEAR},
+                    keep, heads, err);
     if (status == KVB_OK) status = kvb_formats(r->table, ratio, formats, 2 * heads, err);
     *all = 2 * (double)kvb_packed_bytes(KVB_PACK_BF16, KVB_KEYS, r->length, info->head_dim) * (double)heads;
     *stays = 0;
