@@ -105,8 +105,7 @@ for pass in "$@"; do
     case $kind in
     unit)
         for t in "$build"/tests/test_*; do
-            [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" \
-                ${EMULATOR:+"$EMULATOR"} "$t"
+            [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" ${EMULATOR:+"$EMULATOR"} "$t"
         done
         ;;
     cli | memory | real | long)

@@ -22,8 +22,7 @@ json 'ratio 0 is the full cache to the bit' worth.json \
     'all(r["kl"] == r["kl_low"] == r["kl_high"] == 0 and r["top1"] == 1
     and abs(r["nll"] - r["full_nll"]) < 1e-12
     for r in j["rows"] if r["ratio"] == 0)'
-json 'what is evicted costs something, and two texts are too few for intervals' worth.json \
-    'all(r["kl_low"] is None
+json 'what is evicted costs something, and two texts are too few for intervals' worth.json 'all(r["kl_low"] is None
     and r["kl"] > 0 and 0 < r["loss"] < 1 for r in j["rows"] if r["ratio"] > 0)'
 json 'the cache is as small as promised' worth.json 'all(abs(r["effective_ratio"] - r["ratio"]) < 0.02 and
     r["cache_bytes"] == round((1 - r["effective_ratio"]) * 160 * 4) * 2 * 16 * 4 for r in j["rows"])'
@@ -161,8 +160,7 @@ expect 0 'solve it' solve two.h5 --metric critical -o critical.safetensors --qui
 expect 0 'deploy both stages' "${EVAL[@]}" critical.safetensors text0.txt \
     -m critical:epsilon=0.1+snapkv:kvpress:window=16 -m critical:share=0:epsilon=0.1+snapkv:kvpress:window=16 \
     -m h2o:half -r 0.5 -a uniform --json --quiet
-json 'each with its own kept tokens' out \
-    '(len({r["kl"] for r in j["rows"] if r["allocator"] == "uniform"}) == 3 and
+json 'each with its own kept tokens' out '(len({r["kl"] for r in j["rows"] if r["allocator"] == "uniform"}) == 3 and
     [r["metric"] for r in j["rows"] if r["allocator"] != "uniform"] == [
         "critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
 

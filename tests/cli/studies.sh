@@ -28,8 +28,7 @@ cp out ablation.json
 json 'every question is best off with its own optimum' ablation.json 'len(j["details"]) == 2 and all(
     best["loss"] <= r["loss"] * 1.02 + 0.002 for best in rows(allocator="optimum")
     for r in rows(metric=best["metric"], ratio=best["ratio"]))'
-json 'heads add up' ablation.json \
-    'all(abs(sum(heads) - r["loss"]) < 1e-9 for d in j["details"] for a in d["head_loss"]
+json 'heads add up' ablation.json 'all(abs(sum(heads) - r["loss"]) < 1e-9 for d in j["details"] for a in d["head_loss"]
     for r, heads in zip(rows(metric=d["metric"], allocator=a), d["head_loss"][a]))'
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'

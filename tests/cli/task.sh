@@ -37,16 +37,14 @@ json 'JSON has every score, one sample being too few for an interval, model, see
     all(r["score_low"] is None and 0 <= r["score"] <= 1 and len(d["samples"]) == 1
     for r, d in zip(j["rows"], j["details"])))'
 expect 0 'a ratio alone' task tiny.gguf -k niah_single_1 -t 900 -c 1 -r 0.5 --json --quiet --threads 1
-json 'compares three metrics under three allocators, and prints JSON' out \
-    '(len(j["rows"]) == 10 and
+json 'compares three metrics under three allocators, and prints JSON' out '(len(j["rows"]) == 10 and
     {r["metric"] for r in j["rows"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
 ONE=(-k niah_single_1 -t 900 -c 1 -m keydiff -a uniform -r '0.5,0.8' -o one -q)
 expect 0 'one metric' task tiny.gguf "${ONE[@]}"
 cp one.json plain.json
 expect 0 'refitted, from the log of it' task tiny.gguf "${ONE[@]/-q/--answer}" --refit
 says 'answers cut caches anew, and not the full one' '^niah_single_1: 2 answered, 1 more from one.cells' err
-json 'the rows say so' one.json \
-    '([r["refit"] > 0 for r in j["rows"]] == [False, True, True] and
+json 'the rows say so' one.json '([r["refit"] > 0 for r in j["rows"]] == [False, True, True] and
     all(a["refit"] == 0 and a["kept"] == b["kept"] for a, b in zip(json.load(open("plain.json"))["rows"], j["rows"])))'
 misused 'policies are not refitted' 'leave no time to refit' task tiny.gguf -k vt -t 600 -p tova --refit
 expect 0 'another precision' task tiny.gguf -k niah_single_1 -t 900 -c 1 -m none --allocator uniform \

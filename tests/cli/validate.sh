@@ -36,8 +36,7 @@ misused '--exact with full hulls' 'no hulls' solve run.h5 --metric keydiff --exa
 
 # ---- certificates
 for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_loss --shrink 0' '--paper --hull full' \
-    '--questions 1' \
-    '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' '--aggregate worst' \
+    '--questions 1' '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' '--aggregate worst' \
     '--aggregate cvar:0.6 --scope layer --min-keep 0.15' '--contexts short'; do
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric snapkv:kvpress $o -o t.safetensors

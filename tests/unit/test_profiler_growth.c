@@ -98,8 +98,7 @@ UNIT_TEST(test_only_what_the_record_lacks_is_left)
     ck_assert_str_eq(record_path(base), path);
 
     grown g = prepare(NULL, 3, base); // a metric: the record's text again, and nothing to decode
-    ck_assert_int_eq(g.status, KVB_OK);
-    unit_numbers(g.job.n_contexts, 1, g.job.n_pairs, 0, g.job.growth.recorded, 3);
+    unit_numbers(g.status, KVB_OK, g.job.n_contexts, 1, g.job.n_pairs, 0, g.job.growth.recorded, 3);
     ck_assert_uint_eq(g.job.growth.witness, 0); // keydiff reads less than snapkv; random would prove nothing
     unit_numbers(g.job.growth.relation, RECORD_SAME_TEXTS, g.job.growth.check.n_tokens, 0);
     close_job(&g);

@@ -8,16 +8,13 @@ UNIT_TEST(test_metrics_answer)
 {
     metric m;
     help_ok(metric_parse(&m, "snapkv:kvpress:window=20", err));
-    ck_assert_uint_eq(metric_window(&m), 20);
-    ck_assert_uint_eq(metric_least_tokens(&m), 21);
+    unit_numbers(metric_window(&m), 20, metric_least_tokens(&m), 21);
     help_ok(metric_check_tokens(&m, 21, err));
     help_fails(metric_check_tokens(&m, 20, err), KVB_ARGUMENT, "has 20 tokens, expected at least 21");
     help_ok(metric_parse(&m, "critical+snapkv:kvpress:window=30", err)); // the wrapped metric's
-    ck_assert_uint_eq(metric_window(&m), 30);
-    ck_assert_uint_eq(metric_least_tokens(&m), 31);
+    unit_numbers(metric_window(&m), 30, metric_least_tokens(&m), 31);
     help_ok(metric_parse(&m, "knorm", err));
-    ck_assert_uint_eq(metric_window(&m), 0);
-    ck_assert_uint_eq(metric_least_tokens(&m), 1);
+    unit_numbers(metric_window(&m), 0, metric_least_tokens(&m), 1);
 }
 
 // What a record says of a metric goes before what its scorer says; unknown names have no press.

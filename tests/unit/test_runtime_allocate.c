@@ -21,9 +21,7 @@ UNIT_TEST(uniform_rounds_as_kvpress_does)
     uint32_t keep[6];
     ck_assert_uint_eq(allocate_mean(&s, 0.8), 199); // 1 - 0.8 is a little less than 0.2
     ck_assert_uint_eq(allocate_uniform(&s, 0.5, keep), 3000);
-    ck_assert_uint_eq(keep[5], 500);
-    ck_assert_uint_eq(allocate_mean(&s, 0), 1000);
-    ck_assert_uint_eq(allocate_mean(&s, 1), 0);
+    unit_numbers(keep[5], 500, allocate_mean(&s, 0), 1000, allocate_mean(&s, 1), 0);
 }
 
 UNIT_TEST(level_meets_every_total_between_the_floors_and_the_whole)

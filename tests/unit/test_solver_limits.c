@@ -196,11 +196,9 @@ UNIT_TEST(metadata)
     ck_assert(m.cap[0] == 0.5 && m.cap[1] == 1 && m.least[4] == 1 && m.least[7] == 0.25 && m.most[2] == 0.5);
     // Shares of a thousand tokens that are whole numbers are not rounded.
     m.block = 1, m.least[0] = 0.3, m.most[0] = 0.7;
-    ck_assert_uint_eq(kvb_limits_least(&m, 0, 1000), 300);
-    ck_assert_uint_eq(kvb_limits_most(&m, 0, 10), 7);
+    unit_numbers(kvb_limits_least(&m, 0, 1000), 300, kvb_limits_most(&m, 0, 10), 7);
     m.block = 16;
-    ck_assert_uint_eq(kvb_limits_least(&m, 0, 1000), 19);
-    ck_assert_uint_eq(kvb_limits_most(&m, 0, 1000), 43);
+    unit_numbers(kvb_limits_least(&m, 0, 1000), 19, kvb_limits_most(&m, 0, 1000), 43);
     ck_assert_uint_eq(kvb_limits_least(&m, 4, 1000), 63); // pinned: the last page too
     kvb_limits_free(&m);
     refuse("[]", "expected a JSON object");

@@ -69,8 +69,7 @@ UNIT_TEST(questions_without_queries_and_later_ones_are_left_out)
     selection s;
     const selection_request two = {CASE_METRIC, 1, NULL, 2, NULL};
     case_select(&s, path);
-    ck_assert_uint_eq(selection_count(&s, 0), 2);
-    ck_assert_uint_eq(selection_count(&s, 1), 1);
+    unit_numbers(selection_count(&s, 0), 2, selection_count(&s, 1), 1);
     selection_close(&s);
     help_ok(selection_open(&s, path, &two, err));
     ck_assert_uint_eq(selection_count(&s, 0), 1);

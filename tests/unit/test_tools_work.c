@@ -48,8 +48,7 @@ UNIT_TEST(threads)
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
     int few = device_take_threads(&COMMAND, 2), many = device_take_threads(&COMMAND, 200);
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
-    ck_assert_int_eq(few, EXIT_DONE);
-    ck_assert_int_eq(many, EXIT_FAILED);
+    unit_numbers(few, EXIT_DONE, many, EXIT_FAILED);
 }
 
 // A process that no launcher started is rank 0 of 1, and what all ranks agree on are its own values.
