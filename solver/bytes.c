@@ -19,11 +19,12 @@ typedef struct hull_piece {
     uint32_t head, to;
 } hull_piece;
 
-typedef struct hull_set {
-    point *corner; // head n's: first[n] .. first[n + 1] - 1, cheapest first
+// Points of all heads: head n's are first[n] .. first[n + 1] - 1, cheapest first.
+typedef struct point_set {
+    point *point;
     size_t *first; // [N + 1]
     size_t room;
-} hull_set;
+} point_set;
 
 static double loss_of(const bytes_problem *p, uint32_t head, uint32_t format, uint32_t keep)
 {
@@ -43,53 +44,64 @@ static double slope_between(const point *a, const point *b)
     return (a->loss - b->loss) / (double)(b->cost - a->cost);
 }
 
-// Adds a point that costs no less than those before it to a lower hull of n points; returns how many it has then.
+// Adds a point that costs more and loses less than those before it to a lower hull of n points; returns how many it has
+// then.
 static size_t push(point *hull, size_t n, const point *x)
 {
-    if (n && x->loss >= hull[n - 1].loss) return n; // costs more and saves nothing
-    while (n && hull[n - 1].cost == x->cost) n--;
     while (n > 1 && slope_between(&hull[n - 2], &hull[n - 1]) <= slope_between(&hull[n - 1], x)) n--;
     hull[n] = *x;
     return n + 1;
 }
 
-static int compare_points(const void *a, const void *b)
+// Lists a head's points of which none costs as much as another and loses as much; `next` [J] is scratch. Returns their
+// number.
+static size_t list_best(point *list, const bytes_problem *p, uint32_t head, uint32_t *next)
 {
-    const point *x = a, *y = b;
-    if (x->cost != y->cost) return x->cost < y->cost ? -1 : 1;
-    if (x->loss != y->loss) return x->loss < y->loss ? -1 : 1;
-    return (x->format > y->format) - (x->format < y->format);
-}
-
-// One head's hull from those of its formats, into `hull`; `all` [J (T + 1)] is scratch. Returns its corners.
-static size_t hull_of(point *hull, const bytes_problem *p, uint32_t head, point *all)
-{
-    size_t n = 0, corners = 0;
-    for (uint32_t j = 0; j < p->n_formats; j++) {
-        size_t own = 0;
-        for (uint32_t b = p->curves->floor; b <= p->curves->shape.n_tokens; b++)
-            own = push(all + n, own, &(point){cost_of(p, j, b), loss_of(p, head, j, b), b, (uint8_t)j});
-        n += own;
+    size_t n = 0;
+    for (uint32_t j = 0; j < p->n_formats; j++) next[j] = p->curves->floor;
+    for (;;) { // formats' points are in the order of their costs: take the cheapest that is left, and of these the best
+        point best = {UINT64_MAX, INFINITY, 0, 0};
+        for (uint32_t j = 0; j < p->n_formats; j++) {
+            if (next[j] > p->curves->shape.n_tokens || cost_of(p, j, next[j]) > best.cost) continue;
+            point x = {cost_of(p, j, next[j]), loss_of(p, head, j, next[j]), next[j], (uint8_t)j};
+            if (x.cost < best.cost || x.loss < best.loss) best = x;
+        }
+        if (best.cost == UINT64_MAX) return n;
+        next[best.format]++;
+        if (n && list[n - 1].loss <= best.loss) continue;
+        n -= n && list[n - 1].cost == best.cost;
+        list[n++] = best;
     }
-    qsort(all, n, sizeof *all, compare_points);
-    for (size_t i = 0; i < n; i++) corners = push(hull, corners, &all[i]);
-    return corners;
 }
 
-static hull_set make_hulls(const bytes_problem *p)
+static void add_points(point_set *s, uint32_t head, const point *x, size_t n)
 {
-    uint32_t N = shape_heads(&p->curves->shape);
+    size_t end = s->first[head] + n;
+    if (end > s->room) s->point = need_more(s->point, s->room = 2 * end, sizeof *s->point, "points of heads");
+    memcpy(s->point + s->first[head], x, n * sizeof *x);
+    s->first[head + 1] = end;
+}
+
+// Makes the sets of all points that can be best, and of their lower hulls' corners.
+static void make_sets(point_set *all, point_set *corners, const bytes_problem *p)
+{
+    uint32_t N = shape_heads(&p->curves->shape), *next = need(p->n_formats, sizeof *next, "formats");
     size_t most = (size_t)p->n_formats * (p->curves->shape.n_tokens + 1);
-    point *all = need(most, sizeof *all, "choices"), *hull = need(most, sizeof *hull, "choices");
-    hull_set h = {.first = need((size_t)N + 1, sizeof(size_t), "heads")};
+    point *list = need(most, sizeof *list, "choices");
+    *all = (point_set){.first = need((size_t)N + 1, sizeof(size_t), "heads")};
+    *corners = (point_set){.first = need((size_t)N + 1, sizeof(size_t), "heads")};
     for (uint32_t n = 0; n < N; n++) {
-        size_t corners = hull_of(hull, p, n, all), end = h.first[n] + corners;
-        if (end > h.room) h.corner = need_more(h.corner, h.room = 2 * end, sizeof *h.corner, "corners of hulls");
-        memcpy(h.corner + h.first[n], hull, corners * sizeof *hull);
-        h.first[n + 1] = end;
+        size_t count = list_best(list, p, n, next), kept = 0;
+        add_points(all, n, list, count);
+        for (size_t i = 0; i < count; i++) kept = push(list, kept, &all->point[all->first[n] + i]);
+        add_points(corners, n, list, kept);
     }
-    free_all(all, hull);
-    return h;
+    free_all(list, next);
+}
+
+static void free_set(point_set *s)
+{
+    free_all(s->point, s->first);
 }
 
 // ---- Pieces, in the order of what a byte saves ----
@@ -102,26 +114,16 @@ static int compare_pieces(const void *a, const void *b)
     return (x->to > y->to) - (x->to < y->to);
 }
 
-static hull_piece *list_pieces(size_t *count, const hull_set *h, uint32_t N)
+static hull_piece *list_pieces(size_t *count, const point_set *h, uint32_t N)
 {
     hull_piece *list = need(h->first[N], sizeof *list, "pieces of hulls");
     *count = 0;
     for (uint32_t n = 0; n < N; n++)
         for (size_t i = h->first[n] + 1; i < h->first[n + 1]; i++)
             list[(*count)++] =
-                (hull_piece){slope_between(&h->corner[i - 1], &h->corner[i]), n, (uint32_t)(i - h->first[n])};
+                (hull_piece){slope_between(&h->point[i - 1], &h->point[i]), n, (uint32_t)(i - h->first[n])};
     qsort(list, *count, sizeof *list, compare_pieces);
     return list;
-}
-
-// Returns the head's point of least loss within `most` bytes, or `held` if none is better.
-static point best_within(const bytes_problem *p, uint32_t head, uint64_t most, point held)
-{
-    for (uint32_t j = 0; j < p->n_formats; j++)
-        for (uint32_t b = p->curves->floor; b <= p->curves->shape.n_tokens && cost_of(p, j, b) <= most; b++)
-            if (loss_of(p, head, j, b) < held.loss)
-                held = (point){cost_of(p, j, b), loss_of(p, head, j, b), b, (uint8_t)j};
-    return held;
 }
 
 // ---- Rows, from the smallest budget to the largest ----
@@ -138,16 +140,71 @@ static void put_row(solved_rows *x, uint32_t r, const point *at, const bytes_pro
     x->bound[r] = bound < 0 ? 0 : bound > x->loss[r] ? x->loss[r] : bound;
 }
 
-static void sweep(solved_rows *x, const bytes_problem *p, const hull_set *h, const uint64_t *budget)
+// Sets a and b to the points of heads x and y that lose the least together within `most` bytes, and returns that loss.
+static double best_pair(point *a, point *b, const point_set *s, uint32_t x, uint32_t y, uint64_t most)
+{
+    const point *end = s->point + s->first[x + 1], *begin = s->point + s->first[y], *j = s->point + s->first[y + 1];
+    double least = INFINITY;
+    for (const point *i = s->point + s->first[x]; i < end; i++) {
+        while (j > begin && i->cost + j[-1].cost > most) j--;
+        if (j == begin) break;
+        if (i->loss + j[-1].loss >= least) continue;
+        *a = *i;
+        *b = j[-1];
+        least = a->loss + b->loss;
+    }
+    return least;
+}
+
+// Spends `left` bytes on head x, whose next piece costs more than that, together with whichever other head gains most
+// by giving or taking bytes; then on that head with another one.
+static void spend_rest(point *at, const point_set *s, uint32_t N, uint32_t x, uint64_t left)
+{
+    enum { ROUNDS = 8 }; // what they save falls fast
+    const point *best = s->point + s->first[x + 1] - 1;
+    while (best->cost > at[x].cost + left) best--;
+    left -= best->cost - at[x].cost;
+    at[x] = *best;
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t with = x;
+        double most = 0;
+        point a = at[x], b = at[x];
+        for (uint32_t y = 0; y < N; y++) {
+            point to = {0}, its = {0};
+            double loss = at[x].loss + at[y].loss, saved;
+            if (y == x) continue;
+            saved = loss - best_pair(&to, &its, s, x, y, at[x].cost + at[y].cost + left);
+            if (saved <= most + 1e-12 * loss) continue;
+            most = saved;
+            with = y;
+            a = to;
+            b = its;
+        }
+        if (with == x) return;
+        left += at[x].cost + at[with].cost - a.cost - b.cost;
+        at[x] = a;
+        at[with] = b;
+        x = with;
+    }
+}
+
+// A row before its last bytes are spent.
+typedef struct greedy_row {
+    point *at;     // [N]
+    uint32_t head; // the owner of the first piece that does not fit; N: nothing is left to spend
+    uint64_t left;
+} greedy_row;
+
+static void take_pieces(greedy_row *row, solved_rows *x, const point_set *corners, const uint64_t *budget)
 {
     size_t count, next = 0;
-    hull_piece *list = list_pieces(&count, h, x->n_heads);
+    hull_piece *list = list_pieces(&count, corners, x->n_heads);
     point *at = need(x->n_heads, sizeof *at, "heads");
     uint64_t used = 0;
-    for (uint32_t n = 0; n < x->n_heads; n++) used += (at[n] = h->corner[h->first[n]]).cost;
+    for (uint32_t n = 0; n < x->n_heads; n++) used += (at[n] = corners->point[corners->first[n]]).cost;
     for (uint32_t r = x->n_rows; r-- > 0;) {
         for (; next < count && used <= budget[r]; next++) {
-            const point *to = &h->corner[h->first[list[next].head] + list[next].to];
+            const point *to = &corners->point[corners->first[list[next].head] + list[next].to];
             uint64_t more = to->cost - at[list[next].head].cost;
             if (more > budget[r] - used) break;
             used += more;
@@ -155,17 +212,28 @@ static void sweep(solved_rows *x, const bytes_problem *p, const hull_set *h, con
         }
         x->saturated[r] = used > budget[r];
         x->lambda[r] = next < count ? list[next].slope : 0;
-        if (next == count || x->saturated[r]) {
-            put_row(x, r, at, p, budget[r]);
-            continue;
-        }
-        uint32_t head = list[next].head;
-        point held = at[head];
-        at[head] = best_within(p, head, held.cost + (budget[r] - used), held);
-        put_row(x, r, at, p, budget[r]);
-        at[head] = held;
+        bool full = next == count || x->saturated[r];
+        row[r] = (greedy_row){need_copy(at, x->n_heads, sizeof *at, "heads"), full ? x->n_heads : list[next].head,
+                              full ? 0 : budget[r] - used};
     }
     free_all(at, list);
+}
+
+static void solve_rows(solved_rows *x, const bytes_problem *p, const uint64_t *budget)
+{
+    point_set all, corners;
+    greedy_row *row = need(x->n_rows, sizeof *row, "rows");
+    make_sets(&all, &corners, p);
+    take_pieces(row, x, &corners, budget);
+#pragma omp parallel for schedule(dynamic)
+    for (uint32_t r = 0; r < x->n_rows; r++) {
+        if (row[r].head < x->n_heads) spend_rest(row[r].at, &all, x->n_heads, row[r].head, row[r].left);
+        put_row(x, r, row[r].at, p, budget[r]);
+        free(row[r].at);
+    }
+    free(row);
+    free_set(&all);
+    free_set(&corners);
 }
 
 double bytes_bound(const bytes_problem *p, uint64_t budget, double lambda)
@@ -212,8 +280,6 @@ kvb_status bytes_solve(solved_rows *out, const bytes_problem *p, const uint64_t 
     *out = solved_rows_make(n_rows, N);
     out->format = need((size_t)n_rows * N, sizeof *out->format, "formats");
     out->bytes = need(n_rows, sizeof *out->bytes, "rows");
-    hull_set set = make_hulls(p);
-    sweep(out, p, &set, budget);
-    free_all(set.corner, set.first);
+    solve_rows(out, p, budget);
     return KVB_OK;
 }

@@ -4,9 +4,9 @@
 //
 //     loss |8 8               Each format has a curve of its own: fewer bits begin further left and end higher up. The
 //          | 8  4 4           lower convex hull of all points is solved as in greedy.h: its pieces, in bytes, are taken
-//          |  8    4  16      in the order of what a byte saves, and at most one head stops inside a piece, at the best
-//          |   8 8   4   16   of its points that fits.
-//          +---------- bytes
+//          |  8    4  16      in the order of what a byte saves, until one does not fit. What is left is spent on its
+//          |   8 8   4   16   head and one other: a best pair of points, hull or not, and so on from that other head.
+//          +---------- bytes  Two heads alone are solved exactly.
 //
 // Weak duality proves a bound for the true points, whatever the hulls are: for any lambda >= 0
 //     sum of losses  >=  D(lambda) = sum_n min over (j, b) of [L_n(b) + added[n][j] + lambda cost[j][b]]  -  lambda B.
