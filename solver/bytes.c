@@ -53,8 +53,8 @@ static size_t push(point *hull, size_t n, const point *x)
     return n + 1;
 }
 
-// Lists a head's points of which none costs as much as another and loses as much; `next` [J] is scratch. Returns their
-// number.
+// Lists the points of a head than which none costs less and loses as little: costs ascend, losses fall. `next` [J] is
+// scratch. Returns their number.
 static size_t list_best(point *list, const bytes_problem *p, uint32_t head, uint32_t *next)
 {
     size_t n = 0;
