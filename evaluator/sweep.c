@@ -21,7 +21,7 @@ static void name_cell(const sweep *s, sweep_cell *c)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     char text[1024];
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 3\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window);
     if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", s->o.refit);
