@@ -20,7 +20,8 @@ static double prune_at(const kvb_mix *at, size_t head)
     if (at->cost && at->weight != 0) {
         double low = (1 - below) * (at->cost_below ? at->cost_below[head] : 1);
         double high = (1 - at->above[head]) * at->cost_above[head];
-        return 1 - fma(at->weight, high - low, low) / at->cost[head];
+        double kept = fma(at->weight, high - low, low) / at->cost[head];
+        return kept < 1 ? 1 - kept : 0; // all tokens may take less than these bytes
     }
     // a call of fma rounds once on every machine, where a + w * d may round once or twice
     return at->weight == 0 ? below : fma(at->weight, at->above[head] - below, below);
