@@ -330,6 +330,6 @@ kvb_status cli_program_folder(char **out, const char *variable, const char *name
 
 kvb_status cli_make_folder(const char *path, kvb_error *err)
 {
-    if (mkdir(path, 0777) == 0 || errno == EEXIST) return KVB_OK;
-    return kvb_fail(err, KVB_IO, "%s: %s", path, strerror(errno));
+    if (is_folder(path) || mkdir(path, 0777) == 0 || errno == EEXIST) return KVB_OK;
+    return kvb_fail(err, KVB_IO, "%s: the folder cannot be made: %s", path, strerror(errno));
 }
