@@ -331,5 +331,5 @@ kvb_status cli_program_folder(char **out, const char *variable, const char *name
 kvb_status cli_make_folder(const char *path, kvb_error *err)
 {
     if (is_folder(path) || mkdir(path, 0777) == 0 || errno == EEXIST) return KVB_OK;
-    return kvb_fail(err, KVB_IO, "%s: the folder cannot be made: %s", path, strerror(errno));
+    return kvb_fail(err, KVB_IO, "%s: %s", path, strerror(errno));
 }
