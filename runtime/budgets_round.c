@@ -17,7 +17,7 @@
 static double prune_at(const kvb_mix *at, size_t head)
 {
     double below = at->below ? at->below[head] : 0;
-    if (at->cost && at->weight != 0) {
+    if (at->cost) {
         double low = (1 - below) * (at->cost_below ? at->cost_below[head] : 1);
         double high = (1 - at->above[head]) * at->cost_above[head];
         double kept = fma(at->weight, high - low, low) / at->cost[head];

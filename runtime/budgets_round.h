@@ -5,9 +5,10 @@
 // The prune ratios in use: (1 - weight) * below + weight * above. `below` is NULL for ratio 0, where all r are 0. With
 // formats, bytes are mixed in place of tokens, and then divided by what a token costs in the nearest row's formats.
 typedef struct kvb_mix {
-    const double *below, *above;                  // [L, G] rows of the table
-    const double *cost_below, *cost_above, *cost; // [L, G] what a token costs in these rows and in the nearest one, as
-                                                  // a share of bfloat16; NULL without formats
+    const double *below, *above; // [L, G] rows of the table
+    const double *cost_below, *cost_above,
+        *cost;                     // [L, G] what a token costs in these rows and in the nearest one, as
+                                   // a share of bfloat16; NULL if nothing is mixed or there are no formats
     uint32_t row_below, row_above; // counted from 1, so in most tables they are per cents; 0: nothing is pruned
     double weight;
 } kvb_mix;
