@@ -6,9 +6,8 @@
 // formats, bytes are mixed in place of tokens, and then divided by what a token costs in the nearest row's formats.
 typedef struct kvb_mix {
     const double *below, *above; // [L, G] rows of the table
-    const double *cost_below, *cost_above,
-        *cost;                     // [L, G] what a token costs in these rows and in the nearest one, as
-                                   // a share of bfloat16; NULL if nothing is mixed or there are no formats
+    // [L, G] what a token costs in these rows and in the nearest, as a share of bfloat16; NULL if no formats are mixed
+    const double *cost_below, *cost_above, *cost;
     uint32_t row_below, row_above; // counted from 1, so in most tables they are per cents; 0: nothing is pruned
     double weight;
 } kvb_mix;
