@@ -36,7 +36,8 @@ def as_it_was(model: Any) -> Iterator[None]:
     yield
     for layer in attention_layers(model):
         layer.config._attn_implementation = "sdpa"
-        layer.module.__dict__.pop("hidden", None)
+        for name in ("hidden", "masked_key_indices"):  # of the reference and of kvpress
+            layer.module.__dict__.pop(name, None)
 
 
 @pytest.fixture

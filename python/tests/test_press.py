@@ -1,6 +1,5 @@
 """kvpress: its own pipeline with several questions, its scorers, and LUKVPress's positions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 import transformers
 from families import build, tokenizer
-from test_eviction import METRICS, T, prefill, prompt
+from test_eviction import METRICS, T, as_it_was, prefill, prompt  # noqa: F401  (as_it_was: used by every test)
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
@@ -30,14 +29,6 @@ PRESSES: dict[str, Any] = {
 @pytest.fixture(scope="module", params=["llama", "qwen3", "phi3"])
 def model(request: Any) -> Any:
     return build(request.param)
-
-
-@pytest.fixture(autouse=True)
-def as_it_was(model: Any) -> Iterator[None]:
-    yield
-    for layer in attention_layers(model):
-        layer.config._attn_implementation = "sdpa"
-        layer.module.masked_key_indices = None
 
 
 def lukv(table: kvbudget.Table, scorer: Any, ratio: float) -> Any:

@@ -32,5 +32,14 @@ says 'what does not fit stays in the file' '^weights +of 3 of 4 layers stay in t
 printf '{"sample_id":"text","context":"%0400d","questions":["%040d"]}\n' 0 0 >text.jsonl
 expect 0 'texts without a tokenizer' profile folder text.jsonl --plan --memory 20GiB
 says 'are counted by their bytes' '1 context, 101 tokens' out
+# The more a prefill takes, the shorter are the contexts that tune reads.
+"$PYTHON" -c 'import json
+ids = {chr(x): i for i, x in enumerate([*range(33, 127), *range(161, 173), *range(174, 324)])}
+print(json.dumps({"model": {"type": "BPE", "vocab": ids, "merges": []}}))' >folder/tokenizer.json
+for width in 1024:2048 200000:1024 1000000:512; do
+    sed -i "s/intermediate_size\": [0-9]*/intermediate_size\": ${width%:*}/" folder/config.json
+    kvb tune folder -o "tuned$width" --plan
+    says "feed-forward layers of ${width%:*} numbers: contexts" "longest ${width#*:}\\)" out
+done
 fails 'a plan is no model' 'folder/model.safetensors: cannot open' profile folder ids.jsonl -o x.h5 --metric keydiff
 end

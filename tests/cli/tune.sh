@@ -13,8 +13,7 @@ for k in range(12):
         print(json.dumps(line), file=open(f"data/s{k}.jsonl", "w"))
     else:
         print(text(k), file=open("data/{}/t{}.txt".format("plain" if k < 8 else "eval", k), "w"))
-print(text(20, 400), file=open("own.txt", "w"))
-print(text(21, 4), file=open("short.txt", "w"))
+for name, k, lines in ("own", 20, 400), ("short", 21, 4): print(text(k, lines), file=open(name + ".txt", "w"))
 print("\n".join(f"line {i} of text 22 says {i} of text 22" for i in range(100)), file=open("lines.txt", "w"))
 open("latin.txt", "wb").write(b"caf\xe9")'
 export KVBUDGET_DATA=$PWD/data KVBUDGET_TABLES=$PWD/ready

@@ -32,9 +32,12 @@ enum { LINES = 4 };
 // What a context of each purpose costs: two passes over one that calibrates, choosing by one, judging one. The unit is
 // the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
 static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
-// Without --time: multiplications and additions of the prefills of as many first passes as the whole command would be
-// worth. A model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
-static const double USUAL_WORK = 1e14;
+// Without --tokens and --time: multiplications and additions of the prefill of a context of USUAL_TOKENS beyond which
+// contexts are half as long, and a quarter; and of the prefills of as many such first passes as the whole command would
+// be worth. A model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third, in
+// contexts of half the length, which cost its tables nothing that could be measured (docs/tune.md).
+enum { USUAL_TOKENS = 2048 };
+static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 1e14;
 
 // The metrics that the ranking is fitted on. None needs the attention of queries, so any engine can rank by it.
 static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"};
@@ -62,7 +65,7 @@ typedef struct tune_command {
     tokenizer *tokens;
     char model_sha256[65];
     tune_texts texts;
-    double prefill_flops; // of one context
+    double usual_prefill; // multiplications and additions for USUAL_TOKENS
     double left;          // of --time, in first passes, when all texts are read, chosen by and judged
     unsigned step, n_steps;
     double spent; // seconds of all steps, of earlier runs too
@@ -218,7 +221,7 @@ static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT])
 // purpose, down to a few and, without --time, the user's own. What is left over goes to c->left.
 static void limit_texts(tune_command *c, double most)
 {
-    static const size_t least[2][PART_COUNT] = {{3, 2, 3}, {FIRST_TEXTS, 1, 1}};
+    static const size_t least[2][PART_COUNT] = {{2, 2, 2}, {FIRST_TEXTS, 1, 1}};
     size_t own[PART_COUNT] = {0}, kept[PART_COUNT] = {0};
     bool timed = c->seconds > 0;
     for (size_t i = 0; i < c->texts.count; i++) own[c->texts.items[i].part] += c->texts.items[i].own && !timed;
@@ -427,7 +430,9 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
         const model_config *n = &m->config;
         double attention = 2.0 * n->width * n->head_dim * (n->n_heads + n->n_kv_heads),
                wide = n->n_experts ? (double)n->n_used * n->expert_width : n->ffn_width;
-        c->prefill_flops = 2.0 * (double)c->n_tokens * n->n_layers * (attention + 3 * n->width * wide);
+        double flops = 2.0 * USUAL_TOKENS * n->n_layers * (attention + 3 * n->width * wide);
+        c->usual_prefill = flops;
+        if (!c->n_tokens) c->n_tokens = USUAL_TOKENS >> (flops > HALF_LENGTH) >> (flops > QUARTER_LENGTH);
     }
     model_free(m);
     return status;
@@ -467,7 +472,7 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
-    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops);
+    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->usual_prefill);
     if (!c->quiet)
         fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
                 tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
@@ -534,7 +539,7 @@ static int check(tune_command *c, char **operands, int n_operands)
                                    operands[i]);
     if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
-    if (c->n_tokens < 64 || c->n_tokens > 1 << 20)
+    if (c->n_tokens && (c->n_tokens < 64 || c->n_tokens > 1 << 20))
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
     c->seconds = c->time ? parse_time(c->time) : 0;
     if (c->time && !(c->seconds > 0))
@@ -556,7 +561,7 @@ static int tell_outputs(const tune_command *c)
 
 static int tune_main(const cli_command *self, int argc, char **argv)
 {
-    tune_command c = {.self = self, .use = "text", .n_tokens = 2048};
+    tune_command c = {.self = self, .use = "text"};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
          "the table NAME.safetensors, NAME-packed.safetensors with formats, and the report NAME.html;\nNAME.tune/ gets "
@@ -567,7 +572,8 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
          "what the table of tokens alone is for; text (default): change what follows least; lookup: keep\nsingle "
          "tokens that a question may ask for, too; what follows changes 0.7 to 1.6 times as much"},
-        {"tokens", 't', CLI_COUNT, &c.n_tokens, "N", "tokens of a context (2048)"},
+        {"tokens", 't', CLI_COUNT, &c.n_tokens, "N",
+         "tokens of a context (2048; of models beyond about 0.8 billion parameters 1024, beyond 4 billion 512)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
         {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress; only the verdict"},
