@@ -32,10 +32,10 @@ enum { LINES = 4 };
 // What a context of each purpose costs: two passes over one that calibrates, choosing by one, judging one. The unit is
 // the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
 static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
-// Without --tokens and --time: multiplications and additions of the prefill of a context of USUAL_TOKENS beyond which
-// contexts are half as long, and a quarter; and of the prefills of as many such first passes as the whole command would
-// be worth. A model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third, in
-// contexts of half the length, which cost its tables nothing that could be measured (docs/tune.md).
+// How much is read if the user does not say, by the multiplications and additions of a prefill of USUAL_TOKENS. Beyond
+// HALF_LENGTH contexts have half as many tokens, which made no worse tables (docs/experiments.md), and beyond
+// QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
+// model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
 enum { USUAL_TOKENS = 2048 };
 static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 1e14;
 
@@ -621,8 +621,8 @@ const cli_command cmd_tune = {
         "\n"
         "The program comes with texts (KVBUDGET_DATA names another folder). Yours are added: of every four,\n"
         "two calibrate, one chooses and one judges. Up to four contexts are taken from a calibration text.\n"
-        "Large models read fewer of the program's texts. The same model and texts give the same table, with any\n"
-        "number of threads, unless --time says how long it may take.\n"
+        "Large models read fewer of the program's texts, in shorter contexts. The same model and texts give the same\n"
+        "table, with any number of threads, unless --time says how long it may take.\n"
         "\n"
         "Ctrl-C keeps the best table so far, and the same command continues. NAME.tune/ holds the record, all tables\n"
         "and the output of the steps; remove it when you are done.\n"
