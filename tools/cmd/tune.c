@@ -37,7 +37,7 @@ static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
 // QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
 // model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
 enum { USUAL_TOKENS = 2048 };
-static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 1e14;
+static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 9.5e13;
 
 // The metrics that the ranking is fitted on. None needs the attention of queries, so any engine can rank by it.
 static const char *const FEATURES[] = {"keydiff", "ea:kvpress", "ea:kvpress:epsilon=0", "knorm"};
@@ -221,7 +221,7 @@ static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT])
 // purpose, down to a few and, without --time, the user's own. What is left over goes to c->left.
 static void limit_texts(tune_command *c, double most)
 {
-    static const size_t least[2][PART_COUNT] = {{2, 2, 2}, {FIRST_TEXTS, 1, 1}};
+    static const size_t least[2][PART_COUNT] = {{2, 2, 1}, {FIRST_TEXTS, 1, 1}};
     size_t own[PART_COUNT] = {0}, kept[PART_COUNT] = {0};
     bool timed = c->seconds > 0;
     for (size_t i = 0; i < c->texts.count; i++) own[c->texts.items[i].part] += c->texts.items[i].own && !timed;
@@ -403,6 +403,9 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
                "  kvbudget tables --add %s.safetensors --name ORGANISATION/MODEL --results %s/worth.json\n"
                "%.0f s, %zu texts. ",
                c->output, c->output, c->output, c->output, c->output, c->folder, c->spent, c->texts.count);
+        if (c->n_tokens < USUAL_TOKENS)
+            printf("Contexts had %" PRIu64 " tokens; --tokens %d takes longer and is better for long prompts. ",
+                   c->n_tokens, USUAL_TOKENS);
         if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
         else
             printf("--time 30min would also cut heads alone; texts of your own (%s) make it yours.\n",
