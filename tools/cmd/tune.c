@@ -33,7 +33,7 @@ enum { LINES = 4 };
 // the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
 static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
 // How much is read if the user does not say, by the multiplications and additions of a prefill of USUAL_TOKENS. Beyond
-// HALF_LENGTH contexts have half as many tokens, which made no worse tables for 2,048 (docs/experiments.md), and beyond
+// HALF_LENGTH contexts have half as many tokens, which made no worse tables for what follows (docs/tune.md), and beyond
 // QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
 // model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
 enum { USUAL_TOKENS = 2048 };
