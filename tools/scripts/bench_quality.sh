@@ -23,16 +23,20 @@ for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-
     for text in calib-data/eval/*.txt; do
         [ "$("$BUILD/tests/tokens" "$model" "$text" | wc -w)" -lt 2112 ] || texts+=("$text")
     done
+    own=("tuned=$OUT/$name.safetensors" "packed=$OUT/$name-packed.safetensors")
+    tables=("${own[@]}")
     record=$name # published tables are solved from contexts of 2,048 tokens, also where tune reads shorter ones
     if ! grep -q '"tokens":[[:space:]]*2048' "$OUT/$name.tune/settings.json"; then
         record=$name-2048
         "$KVB" tune "$model" --tokens 2048 -o "$OUT/$record" >&2
+        longer=("tuned-2048=$OUT/$record.safetensors" "packed-2048=$OUT/$record-packed.safetensors")
+        measured "$name-longer" "$model" "${longer[@]}" "${texts[@]}" --allocator none
+        own+=("${longer[@]}")
     fi
-    own=("tuned=$OUT/$name.safetensors" "packed=$OUT/$name-packed.safetensors")
-    tables=("${own[@]}")
     for metric in keydiff ea:kvpress snapkv:kvpress; do
         table=$OUT/$name-${metric%%:*}-paper.safetensors
-        [ -s "$table" ] || "$KVB" solve "$OUT/$record.tune/run.h5" --metric "$metric" --paper -q 1 -o "$table" --quiet >&2
+        [ -s "$table" ] ||
+            "$KVB" solve "$OUT/$record.tune/run.h5" --metric "$metric" --paper -q 1 -o "$table" --quiet >&2
         tables+=("paper=$table")
     done
     measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
@@ -41,7 +45,8 @@ done
 
 first=yes
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
-    for kind in plain refit; do
+    for kind in plain longer refit; do
+        [ -s "$OUT/$name-$kind.csv" ] || continue
         [ "$first" = no ] || sed -n '1s/^/model,/p' "$OUT/$name-$kind.csv"
         sed "1d; s/^/$name,/" "$OUT/$name-$kind.csv"
         first=no
