@@ -574,7 +574,7 @@ static int tune_main(const cli_command *self, int argc, char **argv)
          "fixed amount of work, which gives the same table on every run)"},
         {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
          "what the table of tokens alone is for; text (default): change what follows least; lookup: keep\nsingle "
-         "tokens that a question may ask for, too; what follows changes 0.7 to 1.6 times as much"},
+         "tokens that a question may ask for, too; what follows changes 0.9 to 1.4 times as much"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N",
          "tokens of a context (2048; of models beyond about 0.8 billion parameters 1024, beyond 4 billion 512)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
