@@ -33,10 +33,11 @@ enum { LINES = 4 };
 // the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
 static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
 // How much is read if the user does not say, by the multiplications and additions of a prefill of USUAL_TOKENS. Beyond
-// HALF_LENGTH contexts have half as many tokens, which made no worse tables for what follows (docs/tune.md), and beyond
+// HALF_LENGTH contexts have half as many tokens (docs/tune.md has what that gains and costs), and beyond
 // QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
 // model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
 enum { USUAL_TOKENS = 2048 };
+static const uint64_t BY_SIZE = UINT64_MAX; // of the model: no --tokens
 static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 9.5e13;
 
 // The metrics that the ranking is fitted on. None needs the attention of queries, so any engine can rank by it.
@@ -65,7 +66,7 @@ typedef struct tune_command {
     tokenizer *tokens;
     char model_sha256[65];
     tune_texts texts;
-    double usual_prefill; // multiplications and additions for USUAL_TOKENS
+    double prefill_flops; // of one context, or of USUAL_TOKENS if it is shorter
     double left;          // of --time, in first passes, when all texts are read, chosen by and judged
     unsigned step, n_steps;
     double spent; // seconds of all steps, of earlier runs too
@@ -434,8 +435,8 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
         double attention = 2.0 * n->width * n->head_dim * (n->n_heads + n->n_kv_heads),
                wide = n->n_experts ? (double)n->n_used * n->expert_width : n->ffn_width;
         double flops = 2.0 * USUAL_TOKENS * n->n_layers * (attention + 3 * n->width * wide);
-        c->usual_prefill = flops;
-        if (!c->n_tokens) c->n_tokens = USUAL_TOKENS >> (flops > HALF_LENGTH) >> (flops > QUARTER_LENGTH);
+        if (c->n_tokens == BY_SIZE) c->n_tokens = USUAL_TOKENS >> (flops > HALF_LENGTH) >> (flops > QUARTER_LENGTH);
+        c->prefill_flops = c->n_tokens > USUAL_TOKENS ? flops / USUAL_TOKENS * (double)c->n_tokens : flops;
     }
     model_free(m);
     return status;
@@ -475,7 +476,7 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
-    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->usual_prefill);
+    if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops);
     if (!c->quiet)
         fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
                 tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
@@ -542,7 +543,7 @@ static int check(tune_command *c, char **operands, int n_operands)
                                    operands[i]);
     if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
-    if (c->n_tokens && (c->n_tokens < 64 || c->n_tokens > 1 << 20))
+    if (c->n_tokens != BY_SIZE && (c->n_tokens < 64 || c->n_tokens > 1 << 20))
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
     c->seconds = c->time ? parse_time(c->time) : 0;
     if (c->time && !(c->seconds > 0))
@@ -564,7 +565,7 @@ static int tell_outputs(const tune_command *c)
 
 static int tune_main(const cli_command *self, int argc, char **argv)
 {
-    tune_command c = {.self = self, .use = "text"};
+    tune_command c = {.self = self, .use = "text", .n_tokens = BY_SIZE};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "NAME",
          "the table NAME.safetensors, NAME-packed.safetensors with formats, and the report NAME.html;\nNAME.tune/ gets "
