@@ -8,8 +8,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 1024 };                 // that the decoder runs at once: questions of some dozen cells
+enum {
+    ROWS = 1024,  // that the decoder runs at once: questions of some dozen cells
+    SAMPLES = 16, // whose questions wait to be answered together: a step reads the weights once for all of them
+    SPARE = 32    // tokens by which a session is longer than the sample that it was opened for
+};
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
+
+// A cell that is being measured on one sample. If it evicts once, all questions share a cache; a policy makes one for
+// each question.
+typedef struct bench_cell {
+    task_cell *cell;
+    uint32_t index; // of the sample
+    policy_run *run;
+    kv_cache *context;
+} bench_cell;
+
+// A question that is answered over one cache.
+typedef struct task_turn {
+    bench_cell *owner;
+    uint32_t index; // of the question in its sample
+    const task_question *question;
+    kv_cache *cache; // of the context, with room for the question and the answer, which are appended
+    int32_t *ids;    // question, then answer
+    size_t n_question, n;
+    size_t fed; // tokens that the model has seen
+    bool done;
+    double score; // of the answer so far, 0 to 1
+} task_turn;
+
+typedef struct sample_bench {
+    task_sample sample;
+    char hash[65];
+    uint32_t index, n_tokens, extra, rows; // rows: of the longest question
+    bench_cell *cells;                     // [n] of the cells that are missing
+    size_t n;
+    bool asked; // all its questions are among the turns, or answered
+} sample_bench;
+
+struct task_bench {
+    session *session; // NULL: none yet
+    session_plan plan;
+    metric *metrics;
+    sample_bench *samples[SAMPLES]; // the last one is in the session
+    size_t n_samples;
+    task_turn *turns; // [ROWS] questions that are answered together
+    size_t n_turns, rows, bytes;
+};
 
 // ---- Answers of the model ----
 
@@ -35,39 +80,30 @@ static kvb_status sample_context_ids(int32_t **ids, uint32_t *n, const model *m,
     return status;
 }
 
-// One question that is being answered.
-typedef struct asked_question {
-    task_turn *turn;
-    int32_t *ids; // question, then answer
-    size_t n_question, n;
-    size_t fed; // tokens that the model has seen
-    bool done;
-} asked_question;
-
-static kvb_status encode_question(asked_question *k, const model_text *text, const task *t, const task_question *q,
-                                  kvb_error *err)
+static kvb_status encode_question(task_turn *k, const task_study *s, kvb_error *err)
 {
-    kvb_status status = model_text_encode_question(text, q->text, q->prefix, &k->ids, &k->n_question, err);
+    const task_question *q = k->question;
+    kvb_status status = model_text_encode_question(s->text, q->text, q->prefix, &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
-    if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
-    k->ids = need_more(k->ids, k->n_question + t->kind->new_tokens, sizeof *k->ids, "token ids");
+    if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", s->t->spec);
+    k->ids = need_more(k->ids, k->n_question + s->t->kind->new_tokens, sizeof *k->ids, "token ids");
     k->n = k->n_question;
     return KVB_OK;
 }
 
 // Counts how many positions after the context the longest question and its answer can take.
-static kvb_status count_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
-                                  kvb_error *err)
+static kvb_status count_positions(sample_bench *x, const task_study *s, kvb_error *err)
 {
     size_t most = 0;
     kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < sample->n_questions; i++) {
-        asked_question k = {0};
-        status = encode_question(&k, text, t, &sample->questions[i], err);
+    for (size_t i = 0; status == KVB_OK && i < x->sample.n_questions; i++) {
+        task_turn k = {.question = &x->sample.questions[i]};
+        status = encode_question(&k, s, err);
         most = k.n_question > most ? k.n_question : most;
         free(k.ids);
     }
-    *out = (uint32_t)most + t->kind->new_tokens;
+    x->rows = (uint32_t)most;
+    x->extra = x->rows + s->t->kind->new_tokens;
     return status;
 }
 
@@ -84,113 +120,92 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
     return KVB_OK;
 }
 
-// Decodes and scores the answer so far.
-static void read_answer(const asked_question *k, const model_text *text, const task *t)
+static kvb_status take_token(task_turn *k, const task_study *s, const float *logits, kvb_error *err)
 {
-    const task_question *q = k->turn->question;
-    free(k->turn->answer);
-    k->turn->answer = model_text_decode(text, k->ids + k->n_question, k->n - k->n_question, NULL);
-    k->turn->score = task_score(t->kind->rule, k->turn->answer, q->gold, q->n_gold);
-}
-
-static kvb_status take_token(asked_question *k, const model_text *text, const task *t, const float *logits,
-                             kvb_error *err)
-{
-    const task_question *q = k->turn->question;
+    const task_question *q = k->question;
+    task_rule rule = s->t->kind->rule;
     int32_t id = -1;
-    kvb_status status = pick_token(&id, logits, text->vocabulary, err);
+    kvb_status status = pick_token(&id, logits, s->text->vocabulary, err);
     if (status != KVB_OK) return status;
-    k->done = model_text_ends_answer(text, id);
+    k->done = model_text_ends_answer(s->text, id);
     if (!k->done) k->ids[k->n++] = id;
-    read_answer(k, text, t);
-    if (k->n == k->n_question + t->kind->new_tokens ||
-        task_score_is_final(t->kind->rule, k->turn->answer, q->gold, q->n_gold))
+    char *answer = model_text_decode(s->text, k->ids + k->n_question, k->n - k->n_question, NULL);
+    k->score = task_score(rule, answer, q->gold, q->n_gold);
+    if (k->n == k->n_question + s->t->kind->new_tokens || task_score_is_final(rule, answer, q->gold, q->n_gold))
         k->done = true;
+    free(answer);
     return KVB_OK;
 }
 
-// What the decoder gets in one step: arrays of [talks], ids of [rows].
+// What the decoder gets in one step: arrays of [turns], ids of [rows].
 typedef struct decode_step {
-    asked_question **active;
+    task_turn **active;
     kv_cache **caches;
     uint32_t *rows;
     decode_hooks *hooks;
     int32_t *ids;
-    float *logits; // [talks, vocabulary]
+    float *logits; // [turns, vocabulary]
     uint32_t n;
 } decode_step;
 
-static decode_step step_open(const asked_question *talks, size_t n, uint32_t vocabulary)
+static decode_step step_open(const task_bench *b, uint32_t vocabulary)
 {
-    size_t rows = n;
-    for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
-    return (decode_step){.active = need(n, sizeof(asked_question *), "questions"),
+    size_t n = b->n_turns;
+    return (decode_step){.active = need(n, sizeof(task_turn *), "questions"),
                          .caches = need(n, sizeof(kv_cache *), "questions"),
                          .rows = need(n, sizeof(uint32_t), "questions"),
                          .hooks = need(n, sizeof(decode_hooks), "questions"),
-                         .ids = need(rows, sizeof(int32_t), "token ids"),
+                         .ids = need(b->rows, sizeof(int32_t), "token ids"),
                          .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
 // Collects the questions that are not answered yet, and the tokens that each feeds to the model next.
-static void step_gather(decode_step *s, asked_question *talks, size_t n)
+static void step_gather(decode_step *s, task_turn *turns, size_t n)
 {
     size_t at = 0;
     s->n = 0;
-    for (size_t i = 0; i < n; i++) {
-        asked_question *k = &talks[i];
+    for (task_turn *k = turns; k < turns + n; k++) {
+        policy_run *run = k->owner->run;
         if (k->done) continue;
-        uint32_t rows = k->turn->run || k->fed ? 1 : (uint32_t)k->n_question;
+        uint32_t rows = run || k->fed ? 1 : (uint32_t)k->n_question;
         memcpy(s->ids + at, k->ids + k->fed, rows * sizeof *s->ids);
         at += rows;
         s->active[s->n] = k;
-        s->caches[s->n] = k->turn->cache;
+        s->caches[s->n] = k->cache;
         s->rows[s->n] = rows;
-        s->hooks[s->n++] = k->turn->run ? policy_run_hooks(k->turn->run) : (decode_hooks){0};
+        s->hooks[s->n++] = run ? policy_run_hooks(run) : (decode_hooks){0};
     }
 }
 
-static kvb_status step_take(decode_step *s, const model_text *text, const task *t, kvb_error *err)
+static kvb_status step_take(decode_step *step, const task_study *s, kvb_error *err)
 {
     kvb_status status = KVB_OK;
-    for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
-        asked_question *k = s->active[i];
-        k->fed += s->rows[i];
-        if (k->turn->run && k->fed == k->n_question) status = policy_run_turn(k->turn->run, k->turn->cache, err);
+    for (uint32_t i = 0; i < step->n && status == KVB_OK; i++) {
+        task_turn *k = step->active[i];
+        policy_run *run = k->owner->run;
+        k->fed += step->rows[i];
+        if (run && k->fed == k->n_question) status = policy_run_turn(run, k->cache, err);
         if (status == KVB_OK && k->fed >= k->n_question)
-            status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
+            status = take_token(k, s, step->logits + (size_t)i * s->text->vocabulary, err);
     }
     return status;
 }
 
-// Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
+// Answers all turns together, greedily (ties: lower id). A question goes through the model at once, or token by token
 // under a policy, for which a new turn begins after it. An answer ends at an end token, after the task's number of new
-// tokens, or when nothing that followed could change its score. On failure no answer has to be freed.
-static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
-                               kvb_error *err)
+// tokens, or when nothing that followed could change its score.
+static kvb_status answer_turns(task_study *s, kvb_error *err)
 {
-    decode_step s = {0};
-    asked_question *talks = need(n, sizeof *talks, "questions");
+    task_bench *b = s->bench;
+    decode_step step = step_open(b, s->text->vocabulary);
     kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < n; i++) {
-        turns[i].answer = NULL;
-        talks[i].turn = &turns[i];
-        status = encode_question(&talks[i], text, t, turns[i].question, err);
+    for (step_gather(&step, b->turns, b->n_turns); status == KVB_OK && step.n;
+         step_gather(&step, b->turns, b->n_turns)) {
+        status = decoder_run(b->session->decode, step.caches, step.n, step.rows, step.ids, step.hooks, LOGITS_LAST,
+                             step.logits, err);
+        if (status == KVB_OK) status = step_take(&step, s, err);
     }
-    if (status == KVB_OK) s = step_open(talks, n, text->vocabulary);
-    while (status == KVB_OK) {
-        step_gather(&s, talks, n);
-        if (!s.n) break;
-        status = decoder_run(d, s.caches, s.n, s.rows, s.ids, s.hooks, LOGITS_LAST, s.logits, err);
-        if (status == KVB_OK) status = step_take(&s, text, t, err);
-    }
-    for (size_t i = 0; i < n; i++) {
-        free(talks[i].ids);
-        if (status == KVB_OK || !talks[i].turn) continue;
-        free(turns[i].answer);
-        turns[i].answer = NULL;
-    }
-    free_all(s.active, s.caches, s.rows, s.hooks, s.ids, s.logits, talks);
+    free_all(step.active, step.caches, step.rows, step.hooks, step.ids, step.logits);
     return status;
 }
 
@@ -212,18 +227,6 @@ kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios,
 {
     list_cells(s, ratios, n_ratios);
     return s->log ? log_open(&s->known, s->log, err) : KVB_OK;
-}
-
-void task_study_close(task_study *s)
-{
-    for (size_t i = 0; s->cells && i < s->n_cells; i++) {
-        for (uint32_t k = 0; k < s->n_samples; k++) free(s->cells[i].samples[k].scores);
-        free(s->cells[i].samples);
-    }
-    free(s->cells);
-    s->cells = NULL;
-    (void)log_close(s->known, KVB_OK, NULL); // every line was synced when it was added
-    s->known = NULL;
 }
 
 // Hashes the sample's own words, so that other texts, haystacks and lengths are other samples.
@@ -298,218 +301,267 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     return log_add(s->known, &about, 1, err);
 }
 
-// ---- One sample ----
+// ---- Samples that are answered together ----
 
-// A cell that is being measured. If it evicts once, all questions share a cache; a policy makes one for each question.
-typedef struct bench_cell {
-    task_cell *cell;
-    policy_run *run;
-    kv_cache *context;
-} bench_cell;
+static task_bench *bench_open(const task_study *s)
+{
+    task_bench *b = need(1, sizeof *b, "studies");
+    b->turns = need(ROWS, sizeof *b->turns, "questions");
+    b->plan = (session_plan){.attention = method_needs_attention(&s->methods), .refit = s->refit};
+    b->plan.metrics = b->metrics = method_metrics(&b->plan.n_metrics, &s->methods);
+    return b;
+}
 
-typedef struct sample_bench {
-    task_study *s;
-    const task_sample *sample;
-    uint32_t index, n_tokens, extra, rows; // rows: of the longest question
-    session *session;
-    bench_cell *cells; // [n] of the cells that are missing
-    size_t n;
-    // Questions that are answered together:
-    task_turn *turns;    // [ROWS]
-    bench_cell **owners; // [ROWS]
-    uint32_t *questions; // [ROWS]
-    size_t n_turns, bytes;
-} sample_bench;
+static void close_sample(sample_bench *x)
+{
+    for (size_t i = 0; i < x->n; i++) {
+        policy_run_close(x->cells[i].run);
+        kv_cache_close(x->cells[i].context); // still open if refitting failed
+    }
+    task_sample_free(&x->sample);
+    free_all(x->cells, x);
+}
 
-static kvb_status open_policies(sample_bench *b, kvb_error *err)
+static void close_turns(task_bench *b)
+{
+    for (size_t i = 0; i < b->n_turns; i++) {
+        kv_cache_close(b->turns[i].cache);
+        free(b->turns[i].ids);
+    }
+    for (size_t i = 0; i < b->n_turns; i++) { // once all of their turns are closed
+        kv_cache_close(b->turns[i].owner->context);
+        b->turns[i].owner->context = NULL;
+    }
+    b->n_turns = b->rows = b->bytes = 0;
+}
+
+static void bench_close(task_bench *b)
+{
+    if (!b) return;
+    close_turns(b);
+    for (size_t i = 0; i < b->n_samples; i++) close_sample(b->samples[i]);
+    session_close(b->session);
+    free_all(b->turns, b->metrics, b);
+}
+
+void task_study_close(task_study *s)
+{
+    for (size_t i = 0; s->cells && i < s->n_cells; i++) {
+        for (uint32_t k = 0; k < s->n_samples; k++) free(s->cells[i].samples[k].scores);
+        free(s->cells[i].samples);
+    }
+    free(s->cells);
+    s->cells = NULL;
+    bench_close(s->bench);
+    s->bench = NULL;
+    (void)log_close(s->known, KVB_OK, NULL); // every line was synced when it was added
+    s->known = NULL;
+}
+
+static kvb_status finish_sample(task_study *s, const sample_bench *x, kvb_error *err)
 {
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < b->n && status == KVB_OK; i++) {
-        const task_cell *c = b->cells[i].cell;
-        if (!c->column || !b->s->methods.methods[c->column->method].p.kind) continue;
-        status =
-            method_policy(&b->cells[i].run, b->s->m, &b->s->methods, c->column, c->ratio, b->n_tokens, b->extra, err);
+    for (size_t i = 0; i < x->n && status == KVB_OK; i++) {
+        task_result *r = &x->cells[i].cell->samples[x->index];
+        if (x->cells[i].run) r->looked = policy_run_looked(x->cells[i].run) / x->n_tokens;
+        r->done = true;
+        s->n_answered++;
+        status = remember(s, x->cells[i].cell, x->index, x->hash, err);
+    }
+    s->n_done += status == KVB_OK;
+    return status;
+}
+
+// Answers the turns, and finishes the samples whose last questions were among them.
+static kvb_status answer_bench(task_study *s, kvb_error *err)
+{
+    task_bench *b = s->bench;
+    kvb_status status = KVB_OK;
+    if (b->n_turns) status = answer_turns(s, err);
+    for (const task_turn *k = b->turns; status == KVB_OK && k < b->turns + b->n_turns; k++)
+        k->owner->cell->samples[k->owner->index].scores[k->index] = k->score;
+    close_turns(b);
+    size_t n = b->n_samples;
+    b->n_samples = 0;
+    for (size_t i = 0; i < n; i++) {
+        sample_bench *x = b->samples[i];
+        if (status == KVB_OK && x->asked) status = finish_sample(s, x, err);
+        if (x->asked) close_sample(x);
+        else b->samples[b->n_samples++] = x;
     }
     return status;
 }
 
-static kvb_status prefill(sample_bench *b, const int32_t *ids, kvb_error *err)
+// ---- One sample ----
+
+static kvb_status open_policies(const task_study *s, sample_bench *x, kvb_error *err)
 {
-    policy_run **open = need(b->n, sizeof *open, "cells");
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < x->n && status == KVB_OK; i++) {
+        const task_cell *c = x->cells[i].cell;
+        if (!c->column || !s->methods.methods[c->column->method].p.kind) continue;
+        status = method_policy(&x->cells[i].run, s->m, &s->methods, c->column, c->ratio, x->n_tokens, x->extra, err);
+    }
+    return status;
+}
+
+static kvb_status prefill(task_study *s, sample_bench *x, const int32_t *ids, kvb_error *err)
+{
+    policy_run **open = need(x->n, sizeof *open, "cells");
     size_t n = 0;
-    for (size_t i = 0; i < b->n; i++)
-        if (b->cells[i].run) open[n++] = b->cells[i].run;
+    for (size_t i = 0; i < x->n; i++)
+        if (x->cells[i].run) open[n++] = x->cells[i].run;
     policy_watch watch = {open, n};
     layer_observer observer = policy_observer(&watch);
-    kvb_status status = session_prefill(b->session, ids, b->n_tokens, n ? &observer : NULL, NULL, err);
+    kvb_status status = session_prefill(s->bench->session, ids, x->n_tokens, n ? &observer : NULL, NULL, err);
     free(open);
     return status;
 }
 
-static double kept_share(const sample_bench *b, const kv_cache *cache)
+static void note_kept(const task_study *s, const sample_bench *x, const bench_cell *c, const kv_cache *cache)
 {
-    const model_config *c = &b->s->m->config;
-    return model_kept_share(c, kv_cache_entries(cache), b->n_tokens);
+    c->cell->samples[x->index].kept = model_kept_share(&s->m->config, kv_cache_entries(cache), x->n_tokens);
 }
 
 // Opens the cache that all questions of a cell share.
-static kvb_status open_context(sample_bench *b, bench_cell *c, kvb_error *err)
+static kvb_status open_context(task_study *s, const sample_bench *x, bench_cell *c, kvb_error *err)
 {
+    session *from = s->bench->session;
     const method_column *column = c->cell->column;
     kept_set kept = {0};
     kvb_status status = KVB_OK;
-    if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, NULL, &kept, err);
+    if (column) status = method_select(from, &s->methods, column, c->cell->ratio, NULL, &kept, err);
     if (status != KVB_OK) return status;
-    c->context = session_cache(b->session, column ? &kept : NULL, 0);
-    status = session_refit(b->session, column ? &kept : NULL, c->context, err);
+    c->context = session_cache(from, column ? &kept : NULL, 0);
+    status = session_refit(from, column ? &kept : NULL, c->context, err);
     if (status == KVB_OK && kept.formats) status = kv_cache_pack(c->context, kept.formats, err);
     kept_set_free(&kept);
-    b->bytes += kv_cache_allocated(c->context);
-    c->cell->samples[b->index].kept = kept_share(b, c->context);
+    s->bench->bytes += kv_cache_allocated(c->context);
+    note_kept(s, x, c, c->context);
     return status;
 }
 
-static kvb_status add_turn(sample_bench *b, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status add_turn(task_study *s, sample_bench *x, bench_cell *c, uint32_t question, kvb_error *err)
 {
-    task_turn *turn = &b->turns[b->n_turns];
-    *turn = (task_turn){.question = &b->sample->questions[question], .run = c->run};
-    kvb_status status = KVB_OK;
-    if (c->run) {
-        turn->cache = policy_run_cache(c->run, b->session, b->extra);
-        c->cell->samples[b->index].kept = kept_share(b, turn->cache);
-    } else {
-        if (!c->context) status = open_context(b, c, err);
-        if (status == KVB_OK) turn->cache = kv_cache_extend(c->context, b->extra);
-    }
+    task_bench *b = s->bench;
+    task_turn *k = &b->turns[b->n_turns++];
+    *k = (task_turn){.owner = c, .index = question, .question = &x->sample.questions[question]};
+    kvb_status status = encode_question(k, s, err);
+    if (status == KVB_OK && !c->run && !c->context) status = open_context(s, x, c, err);
     if (status != KVB_OK) return status;
-    b->bytes += kv_cache_allocated(turn->cache);
-    b->questions[b->n_turns] = question;
-    b->owners[b->n_turns++] = c;
+    k->cache = c->run ? policy_run_cache(c->run, b->session, x->extra) : kv_cache_extend(c->context, x->extra);
+    if (c->run) note_kept(s, x, c, k->cache);
+    b->rows += x->rows;
+    b->bytes += kv_cache_allocated(k->cache);
     return KVB_OK;
 }
 
-static void close_turns(sample_bench *b)
-{
-    for (size_t i = 0; i < b->n_turns; i++) {
-        kv_cache_close(b->turns[i].cache);
-        free(b->turns[i].answer);
-    }
-    for (size_t i = 0; i < b->n_turns; i++) { // once all of their turns are closed
-        kv_cache_close(b->owners[i]->context);
-        b->owners[i]->context = NULL;
-    }
-    b->n_turns = 0;
-    b->bytes = 0;
-}
-
-static kvb_status flush_turns(sample_bench *b, kvb_error *err)
-{
-    if (!b->n_turns) return KVB_OK;
-    kvb_status status = answer_turns(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
-    for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++)
-        b->owners[i]->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
-    close_turns(b);
-    return status;
-}
-
 // Whether there is room for another question, and no policy would have to answer two at once.
-static bool has_place(const sample_bench *b, const bench_cell *c)
+static bool has_place(const task_bench *b, const sample_bench *x, const bench_cell *c)
 {
     for (size_t i = 0; c->run && i < b->n_turns; i++)
-        if (b->owners[i] == c) return false;
-    return (b->n_turns + 1) * b->rows <= ROWS && b->bytes < BYTES;
+        if (b->turns[i].owner == c) return false;
+    return b->rows + x->rows <= ROWS && b->bytes < BYTES;
 }
 
-static kvb_status take_turn(sample_bench *b, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status take_turn(task_study *s, sample_bench *x, bench_cell *c, uint32_t question, kvb_error *err)
 {
-    kvb_status status = b->n_turns == 0 || has_place(b, c) ? KVB_OK : flush_turns(b, err);
-    return status == KVB_OK ? add_turn(b, c, question, err) : status;
+    kvb_status status = s->bench->n_turns == 0 || has_place(s->bench, x, c) ? KVB_OK : answer_bench(s, err);
+    return status == KVB_OK ? add_turn(s, x, c, question, err) : status;
 }
 
-static kvb_status answer_all(sample_bench *b, kvb_error *err)
+static kvb_status ask_all(task_study *s, sample_bench *x, kvb_error *err)
 {
-    uint32_t n_questions = (uint32_t)b->sample->n_questions;
+    uint32_t n_questions = (uint32_t)x->sample.n_questions;
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < b->n && status == KVB_OK; i++) // cell by cell, so that a shared cache is closed early
-        for (uint32_t q = 0; q < n_questions && !b->cells[i].run && status == KVB_OK; q++)
-            status = take_turn(b, &b->cells[i], q, err);
+    for (size_t i = 0; i < x->n && status == KVB_OK; i++) // cell by cell, so that a shared cache is closed early
+        for (uint32_t q = 0; q < n_questions && !x->cells[i].run && status == KVB_OK; q++)
+            status = take_turn(s, x, &x->cells[i], q, err);
     for (uint32_t q = 0; q < n_questions && status == KVB_OK; q++)
-        for (size_t i = 0; i < b->n && status == KVB_OK; i++)
-            if (b->cells[i].run) status = take_turn(b, &b->cells[i], q, err);
-    return status == KVB_OK ? flush_turns(b, err) : status;
+        for (size_t i = 0; i < x->n && status == KVB_OK; i++)
+            if (x->cells[i].run) status = take_turn(s, x, &x->cells[i], q, err);
+    x->asked = status == KVB_OK;
+    return status;
 }
 
 // Lists the cells that the log does not have, and makes room for their results.
-static kvb_status list_missing(sample_bench *b, const char *hash, kvb_error *err)
+static kvb_status list_missing(task_study *s, sample_bench *x, kvb_error *err)
 {
-    task_study *s = b->s;
-    b->cells = need(s->n_cells, sizeof *b->cells, "cells");
-    b->turns = need(ROWS, sizeof *b->turns, "questions");
-    b->owners = need(ROWS, sizeof *b->owners, "questions");
-    b->questions = need(ROWS, sizeof *b->questions, "questions");
+    x->cells = need(s->n_cells, sizeof *x->cells, "cells");
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
-        task_result *r = &s->cells[i].samples[b->index];
-        status = recall(s, &s->cells[i], b->index, hash, err);
+        task_result *r = &s->cells[i].samples[x->index];
+        status = recall(s, &s->cells[i], x->index, x->hash, err);
         if (status != KVB_OK || r->done) continue;
-        *r = (task_result){.n_questions = (uint32_t)b->sample->n_questions, .looked = NAN};
+        *r = (task_result){.n_questions = (uint32_t)x->sample.n_questions, .looked = NAN};
         r->scores = need(r->n_questions, sizeof *r->scores, "questions");
-        b->cells[b->n++].cell = &s->cells[i];
+        x->cells[x->n++] = (bench_cell){.cell = &s->cells[i], .index = x->index};
     }
     return status;
 }
 
-static kvb_status open_session(sample_bench *b, metric **metrics, kvb_error *err)
+static uint32_t larger(uint32_t a, uint32_t b)
 {
-    session_plan plan = {.max_tokens = b->n_tokens,
-                         .max_new = b->extra,
-                         .max_rows = ROWS,
-                         .attention = method_needs_attention(&b->s->methods),
-                         .refit = b->s->refit};
-    plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
-    b->rows = b->extra - b->s->t->kind->new_tokens;
-    if (b->rows > plan.max_rows) plan.max_rows = b->rows;
-    return session_open(&b->session, b->s->m, &plan, err);
+    return a > b ? a : b;
 }
 
-static kvb_status finish_cells(sample_bench *b, const char *hash, kvb_error *err)
+// Makes the session large enough for a sample, with something to spare for the next ones.
+static kvb_status fit_session(task_study *s, const sample_bench *x, kvb_error *err)
 {
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < b->n && status == KVB_OK; i++) {
-        task_result *r = &b->cells[i].cell->samples[b->index];
-        if (b->cells[i].run) r->looked = policy_run_looked(b->cells[i].run) / b->n_tokens;
-        r->done = true;
-        b->s->n_answered++;
-        status = remember(b->s, b->cells[i].cell, b->index, hash, err);
+    task_bench *b = s->bench;
+    session_plan *p = &b->plan;
+    if (b->session && x->n_tokens <= p->max_tokens && x->extra <= p->max_new && x->rows <= p->max_rows) return KVB_OK;
+    kvb_status status = answer_bench(s, err); // by the present decoder
+    if (status != KVB_OK) return status;
+    session_close(b->session);
+    p->max_tokens = larger(p->max_tokens, x->n_tokens + SPARE);
+    p->max_new = larger(p->max_new, x->extra + SPARE);
+    p->max_rows = larger(ROWS, x->rows);
+    if ((uint64_t)p->max_tokens + p->max_new > s->m->config.context_length) {
+        p->max_tokens = x->n_tokens;
+        p->max_new = x->extra;
     }
-    return status;
+    return session_open(&b->session, s->m, p, err);
 }
 
-kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, kvb_error *err)
+// Prefills a sample and asks its questions in every cell that the log does not have.
+static kvb_status ask_sample(task_study *s, sample_bench *x, kvb_error *err)
 {
-    sample_bench b = {.s = s, .sample = sample, .index = index};
     int32_t *ids = NULL;
-    metric *metrics = NULL;
-    char hash[65];
-    hash_sample(sample, hash);
-    kvb_status status = list_missing(&b, hash, err);
-    if (status == KVB_OK && b.n) {
-        status = sample_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
-        if (status == KVB_OK) status = count_positions(&b.extra, s->text, s->t, sample, err);
-        if (status == KVB_OK) status = open_session(&b, &metrics, err);
-        if (status == KVB_OK) status = open_policies(&b, err);
-        if (status == KVB_OK) status = prefill(&b, ids, err);
-        if (status == KVB_OK) status = answer_all(&b, err);
-        if (status == KVB_OK) status = finish_cells(&b, hash, err);
-    }
-    close_turns(&b);
-    for (size_t i = 0; i < b.n; i++) {
-        policy_run_close(b.cells[i].run);
-        kv_cache_close(b.cells[i].context); // still open if refitting failed
-    }
-    session_close(b.session);
-    free_all(b.cells, b.turns, b.owners, b.questions, metrics, ids);
+    kvb_status status = sample_context_ids(&ids, &x->n_tokens, s->m, s->text, &x->sample, err);
+    if (status == KVB_OK) status = count_positions(x, s, err);
+    if (status == KVB_OK) status = fit_session(s, x, err);
+    if (status == KVB_OK) status = open_policies(s, x, err);
+    if (status == KVB_OK) status = prefill(s, x, ids, err);
+    s->bench->samples[s->bench->n_samples++] = x;
+    if (status == KVB_OK) status = ask_all(s, x, err);
+    free(ids);
     return status;
+}
+
+kvb_status task_study_add(task_study *s, uint32_t index, task_sample *sample, kvb_error *err)
+{
+    sample_bench *x = need(1, sizeof *x, "samples");
+    x->sample = *sample;
+    x->index = index;
+    *sample = (task_sample){0};
+    hash_sample(&x->sample, x->hash);
+    kvb_status status = list_missing(s, x, err);
+    if (status != KVB_OK || !x->n) {
+        s->n_done += status == KVB_OK;
+        close_sample(x);
+        return status;
+    }
+    if (!s->bench) s->bench = bench_open(s);
+    status = ask_sample(s, x, err);
+    // Caches that wait need the rotary positions of their own length, which some models change with it.
+    bool full = s->bench->n_samples == SAMPLES || rope_depends_on_length(&s->m->config.rope);
+    return status == KVB_OK && full ? answer_bench(s, err) : status;
+}
+
+kvb_status task_study_answer(task_study *s, kvb_error *err)
+{
+    return s->bench ? answer_bench(s, err) : KVB_OK;
 }
 
 // ---- Over all samples ----

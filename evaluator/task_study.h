@@ -1,5 +1,6 @@
 // What eviction costs on a task: the full cache, every metric with every allocator and ratio, and every policy, from
-// one prefill per sample. The questions of all cells are decoded together; those of one cell share a cache.
+// one prefill per sample. The questions of all cells and of several samples are decoded together; those of one cell and
+// sample share a cache.
 #pragma once
 #include "evaluator/log_file.h"
 #include "evaluator/method.h"
@@ -7,16 +8,6 @@
 #include "evaluator/task.h"
 #include "profiler/text/model_text.h"
 #include "study/interval.h"
-
-// One question that is answered over one cache.
-typedef struct task_turn {
-    const task_question *question;
-    kv_cache *cache; // of the context, with room for the question and the answer, which are appended
-    policy_run *run; // acts on the cache, in its state after the prefill; no other turn of the call may use it; NULL:
-                     // none
-    char *answer;    // filled: decoded text, malloc'd
-    double score;    // filled, 0 to 1
-} task_turn;
 
 // What one cell did on one sample.
 typedef struct task_result {
@@ -33,6 +24,8 @@ typedef struct task_cell {
     task_result *samples;        // [n_samples]
 } task_cell;
 
+typedef struct task_bench task_bench; // the samples that are answered together
+
 typedef struct task_study {
     const model *m;
     const model_text *text;
@@ -45,7 +38,9 @@ typedef struct task_study {
     task_cell *cells; // the full cache first; owned
     size_t n_cells;
     size_t n_answered, n_resumed; // cells of all samples: measured by this run; taken from the log
+    size_t n_done;                // samples with all cells
     log_file *known;              // NULL: no log; owned
+    task_bench *bench;            // owned
 } task_study;
 
 // Lists the cells and reads the log. Everything passed in must outlive the study. The caller closes it, also after a
@@ -57,8 +52,11 @@ void task_study_close(task_study *s);
 // KVB_FORMAT if a number is missing.
 kvb_status task_result_read(task_result *out, const log_file *log, const char *key, kvb_error *err);
 
-// Answers one sample in every cell that the log does not have.
-kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, kvb_error *err);
+// Takes over a sample, leaving *sample zero, and asks its questions in every cell that the log does not have. They are
+// answered at once, or with those of the next samples.
+kvb_status task_study_add(task_study *s, uint32_t index, task_sample *sample, kvb_error *err);
+// Answers the questions that wait. Cells of a sample have no results before that.
+kvb_status task_study_answer(task_study *s, kvb_error *err);
 
 typedef struct task_outcome {
     interval score;      // mean over questions, 0 to 1

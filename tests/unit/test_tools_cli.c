@@ -6,13 +6,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-static int run_nothing(const cli_command *self, int argc, char **argv)
-{
-    (void)self, (void)argc, (void)argv;
-    return EXIT_DONE;
-}
-
-static const cli_command COMMAND = {"try", "try [OPTION]...", "Tries options", "Details.\n", run_nothing};
+static const cli_command COMMAND = {"try", "try [OPTION]...", "Tries options", "Details.\n", NULL};
 
 typedef struct values {
     bool flag;

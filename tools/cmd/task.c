@@ -50,11 +50,14 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         if (status != KVB_OK) break;
         *tokens += (double)s.n_tokens / study->n_samples;
         if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
-        if (status == KVB_OK && c->answer) status = task_study_answer(study, i, &s, err);
+        if (status == KVB_OK && c->answer) status = task_study_add(study, i, &s, err);
         task_sample_free(&s);
-        progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
+        if (status == KVB_OK && i + 1 == study->n_samples) status = task_study_answer(study, err);
+        // A sample that was only prefilled counts as half done.
+        progress_update(&bar, c->answer ? ((double)(i + 1) + (double)study->n_done) / 2 : i + 1, study->n_samples,
+                        "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
-            status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %u samples%s", i + 1,
+            status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu samples%s", study->n_done,
                               study->log ? "; the same command continues" : "");
     }
     if (status != KVB_OK) progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
