@@ -41,5 +41,12 @@ for width in 1024:2048 200000:1024 1000000:512; do
     kvb tune folder -o "tuned$width" --plan
     says "feed-forward layers of ${width%:*} numbers: contexts" "longest ${width#*:}\\)" out
 done
+says 'the usual number of texts' '2 texts to calibrate on, 2 to choose by, 1 to judge' err
+sed -i 's/intermediate_size": [0-9]*/intermediate_size": 100000/' folder/config.json
+for tokens in 1024:8 2048:8 4000:4; do
+    kvb tune folder -o "long$tokens" --tokens "${tokens%:*}" --plan
+    says "contexts of ${tokens%:*} tokens: texts" "^tune: ${tokens#*:} texts to calibrate on" err
+done
+misused 'contexts of no tokens' '--tokens: expected 64 to 1048576, found 0' tune folder -o none --tokens 0
 fails 'a plan is no model' 'folder/model.safetensors: cannot open' profile folder ids.jsonl -o x.h5 --metric keydiff
 end
