@@ -10,7 +10,8 @@
 
 enum {
     ROWS = 1024,  // that the decoder runs at once: questions of some dozen cells
-    SAMPLES = 16, // whose questions wait to be answered together: a step reads the weights once for all of them
+    TURNS = 256,  // that are answered together, if their caches fit: a step reads the weights once for all of them
+    SAMPLES = 16, // that they are of
     SPARE = 32    // tokens by which a session is longer than the sample that it was opened for
 };
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
@@ -52,8 +53,8 @@ struct task_bench {
     metric *metrics;
     sample_bench *samples[SAMPLES]; // the last one is in the session
     size_t n_samples;
-    task_turn *turns; // [ROWS] questions that are answered together
-    size_t n_turns, rows, bytes;
+    task_turn *turns; // [TURNS] questions that are answered together
+    size_t n_turns, bytes;
 };
 
 // ---- Answers of the model ----
@@ -155,19 +156,23 @@ static decode_step step_open(const task_bench *b, uint32_t vocabulary)
                          .caches = need(n, sizeof(kv_cache *), "questions"),
                          .rows = need(n, sizeof(uint32_t), "questions"),
                          .hooks = need(n, sizeof(decode_hooks), "questions"),
-                         .ids = need(b->rows, sizeof(int32_t), "token ids"),
+                         .ids = need(b->plan.max_rows, sizeof(int32_t), "token ids"),
                          .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
-// Collects the questions that are not answered yet, and the tokens that each feeds to the model next.
-static void step_gather(decode_step *s, task_turn *turns, size_t n)
+// Collects the tokens that the model gets next: of questions that it has not seen, as many as fit into max_rows, or, if
+// there are none, one of every question that is not answered.
+static void step_gather(decode_step *s, const task_bench *b)
 {
+    task_turn *end = b->turns + b->n_turns;
+    bool reading = false;
+    for (task_turn *k = b->turns; k < end; k++) reading = reading || (!k->fed && !k->owner->run);
     size_t at = 0;
     s->n = 0;
-    for (task_turn *k = turns; k < turns + n; k++) {
+    for (task_turn *k = b->turns; k < end; k++) {
         policy_run *run = k->owner->run;
-        if (k->done) continue;
-        uint32_t rows = run || k->fed ? 1 : (uint32_t)k->n_question;
+        uint32_t rows = reading ? (uint32_t)k->n_question : 1;
+        if (k->done || (reading && (run || k->fed || at + rows > b->plan.max_rows))) continue;
         memcpy(s->ids + at, k->ids + k->fed, rows * sizeof *s->ids);
         at += rows;
         s->active[s->n] = k;
@@ -199,8 +204,7 @@ static kvb_status answer_turns(task_study *s, kvb_error *err)
     task_bench *b = s->bench;
     decode_step step = step_open(b, s->text->vocabulary);
     kvb_status status = KVB_OK;
-    for (step_gather(&step, b->turns, b->n_turns); status == KVB_OK && step.n;
-         step_gather(&step, b->turns, b->n_turns)) {
+    for (step_gather(&step, b); status == KVB_OK && step.n; step_gather(&step, b)) {
         status = decoder_run(b->session->decode, step.caches, step.n, step.rows, step.ids, step.hooks, LOGITS_LAST,
                              step.logits, err);
         if (status == KVB_OK) status = step_take(&step, s, err);
@@ -306,7 +310,7 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
 static task_bench *bench_open(const task_study *s)
 {
     task_bench *b = need(1, sizeof *b, "studies");
-    b->turns = need(ROWS, sizeof *b->turns, "questions");
+    b->turns = need(TURNS, sizeof *b->turns, "questions");
     b->plan = (session_plan){.attention = method_needs_attention(&s->methods), .refit = s->refit};
     b->plan.metrics = b->metrics = method_metrics(&b->plan.n_metrics, &s->methods);
     return b;
@@ -332,7 +336,7 @@ static void close_turns(task_bench *b)
         kv_cache_close(b->turns[i].owner->context);
         b->turns[i].owner->context = NULL;
     }
-    b->n_turns = b->rows = b->bytes = 0;
+    b->n_turns = b->bytes = 0;
 }
 
 static void bench_close(task_bench *b)
@@ -376,8 +380,7 @@ static kvb_status finish_sample(task_study *s, const sample_bench *x, kvb_error 
 static kvb_status answer_bench(task_study *s, kvb_error *err)
 {
     task_bench *b = s->bench;
-    kvb_status status = KVB_OK;
-    if (b->n_turns) status = answer_turns(s, err);
+    kvb_status status = b->n_turns ? answer_turns(s, err) : KVB_OK;
     for (const task_turn *k = b->turns; status == KVB_OK && k < b->turns + b->n_turns; k++)
         k->owner->cell->samples[k->owner->index].scores[k->index] = k->score;
     close_turns(b);
@@ -451,22 +454,21 @@ static kvb_status add_turn(task_study *s, sample_bench *x, bench_cell *c, uint32
     if (status != KVB_OK) return status;
     k->cache = c->run ? policy_run_cache(c->run, b->session, x->extra) : kv_cache_extend(c->context, x->extra);
     if (c->run) note_kept(s, x, c, k->cache);
-    b->rows += x->rows;
     b->bytes += kv_cache_allocated(k->cache);
     return KVB_OK;
 }
 
 // Whether there is room for another question, and no policy would have to answer two at once.
-static bool has_place(const task_bench *b, const sample_bench *x, const bench_cell *c)
+static bool has_place(const task_bench *b, const bench_cell *c)
 {
     for (size_t i = 0; c->run && i < b->n_turns; i++)
         if (b->turns[i].owner == c) return false;
-    return b->rows + x->rows <= ROWS && b->bytes < BYTES;
+    return b->n_turns < TURNS && b->bytes < BYTES;
 }
 
 static kvb_status take_turn(task_study *s, sample_bench *x, bench_cell *c, uint32_t question, kvb_error *err)
 {
-    kvb_status status = s->bench->n_turns == 0 || has_place(s->bench, x, c) ? KVB_OK : answer_bench(s, err);
+    kvb_status status = s->bench->n_turns == 0 || has_place(s->bench, c) ? KVB_OK : answer_bench(s, err);
     return status == KVB_OK ? add_turn(s, x, c, question, err) : status;
 }
 
@@ -500,11 +502,6 @@ static kvb_status list_missing(task_study *s, sample_bench *x, kvb_error *err)
     return status;
 }
 
-static uint32_t larger(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
 // Makes the session large enough for a sample, with something to spare for the next ones.
 static kvb_status fit_session(task_study *s, const sample_bench *x, kvb_error *err)
 {
@@ -514,9 +511,9 @@ static kvb_status fit_session(task_study *s, const sample_bench *x, kvb_error *e
     kvb_status status = answer_bench(s, err); // by the present decoder
     if (status != KVB_OK) return status;
     session_close(b->session);
-    p->max_tokens = larger(p->max_tokens, x->n_tokens + SPARE);
-    p->max_new = larger(p->max_new, x->extra + SPARE);
-    p->max_rows = larger(ROWS, x->rows);
+    if (p->max_tokens < x->n_tokens + SPARE) p->max_tokens = x->n_tokens + SPARE;
+    if (p->max_new < x->extra + SPARE) p->max_new = x->extra + SPARE;
+    p->max_rows = x->rows > ROWS ? x->rows : ROWS;
     if ((uint64_t)p->max_tokens + p->max_new > s->m->config.context_length) {
         p->max_tokens = x->n_tokens;
         p->max_new = x->extra;

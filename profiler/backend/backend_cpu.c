@@ -132,7 +132,7 @@ static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix 
     bool finite = true;
     for (uint32_t i = 0; i < n; i++) {
         finite &= stored_steps(w, first + i, k->wholes, k->steps, k->bases);
-        *two_parts = *two_parts && !m->full.side && m->p == PRECISION_F32 &&
+        *two_parts = *two_parts && !m->full.side && m->p == PRECISION_F32 && m->bits != 6 &&
                      steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
         steps_pack(m->bits, panel, i, w->in, k->wholes, k->steps, k->bases);
     }
@@ -213,7 +213,7 @@ static void choose_steps(packed_matrix *m)
     unsigned bits = stored_bits(&m->source);
     uint32_t full = packed_side(m->p, m->source.in, m->full.width),
              last = packed_side(m->p, m->source.in, m->last.width);
-    if (product_takes_any_rows()) m->bits = bits == 6 ? 0 : bits;
+    if (product_takes_any_rows()) m->bits = bits;
     else if (bits && !m->in_place && steps_can_widen() && full && last && full % COLUMNS == 0 && last % COLUMNS == 0)
         m->bits = bits, m->full.side = full, m->last.side = last;
 }

@@ -202,12 +202,14 @@ VECTOR_UNIT ALWAYS_INLINE void unfold(unsigned bits, unsigned parts, bool cuts, 
                                       size_t first, size_t end)
 {
     const char *line = block + HEAD_BYTES + first * line_bytes(bits);
-    const float *head = (const float *)(const void *)block;
-    for (size_t half = first / LINES; first < end; half++) {
-        __m512 step = _mm512_loadu_ps(head + half * 2 * HALF), base = _mm512_loadu_ps(head + half * 2 * HALF + HALF);
-        size_t stop = end < (half + 1) * LINES ? end : (half + 1) * LINES;
+    const size_t run = bits == 6 ? LINES / 2 : LINES; // lines with the same steps
+    for (size_t i = first / run; first < end; i++) {
+        const float *head = (const float *)(const void *)block + i * run / LINES * 2 * HALF;
+        __m512 step = _mm512_loadu_ps(bits == 6 ? head + i % 2 * HALF : head),
+               base = bits == 6 ? _mm512_setzero_ps() : _mm512_loadu_ps(head + HALF);
+        size_t stop = end < (i + 1) * run ? end : (i + 1) * run;
         for (; first < stop; first++, line += line_bytes(bits)) {
-            char *at = to + half * TILE_BYTES + first % LINES * TILE_LINE;
+            char *at = to + first / LINES * TILE_BYTES + first % LINES * TILE_LINE;
             line_pair x = load_line(bits, line, step, base);
             for (unsigned part = 0; part < parts; part++, at += 2 * TILE_BYTES)
                 _mm512_store_si512(at, cuts ? cut(&x) : nearest(&x));
@@ -215,16 +217,19 @@ VECTOR_UNIT ALWAYS_INLINE void unfold(unsigned bits, unsigned parts, bool cuts, 
     }
 }
 
+VECTOR_UNIT ALWAYS_INLINE void unfold_as(unsigned bits, step_parts parts, char *to, const char *block, size_t first,
+                                         size_t end)
+{
+    if (parts == PARTS_NEAREST_1) unfold(bits, 1, false, to, block, first, end);
+    else if (parts == PARTS_NEAREST_2) unfold(bits, 2, false, to, block, first, end);
+    else unfold(bits, parts == PARTS_CUT_2 ? 2 : 3, true, to, block, first, end);
+}
+
 VECTOR_UNIT void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end)
 {
-    if (bits == 4 && parts == PARTS_NEAREST_1) unfold(4, 1, false, to, block, first, end);
-    else if (bits == 4 && parts == PARTS_NEAREST_2) unfold(4, 2, false, to, block, first, end);
-    else if (bits == 4 && parts == PARTS_CUT_2) unfold(4, 2, true, to, block, first, end);
-    else if (bits == 4) unfold(4, 3, true, to, block, first, end);
-    else if (parts == PARTS_NEAREST_1) unfold(8, 1, false, to, block, first, end);
-    else if (parts == PARTS_NEAREST_2) unfold(8, 2, false, to, block, first, end);
-    else if (parts == PARTS_CUT_2) unfold(8, 2, true, to, block, first, end);
-    else unfold(8, 3, true, to, block, first, end);
+    if (bits == 4) unfold_as(4, parts, to, block, first, end);
+    else if (bits == 6) unfold_as(6, parts, to, block, first, end);
+    else unfold_as(8, parts, to, block, first, end);
 }
 #else // never called: there is no tile unit
 void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end) {}

@@ -14,15 +14,16 @@
 
 enum { STEP_TERMS = 32, STEP_COLUMNS = 32 };
 
-// `bits` is 4 (whole numbers 0 to 15) or 8 (-128 to 127), or, but not for the tile unit, 6 (-32 to 31): there the
-// second half of the 32 terms has a step of its own, which lies where the base would, and no term has a base.
+// `bits` is 4 (whole numbers 0 to 15), 8 (-128 to 127) or 6 (-32 to 31): there the second half of the 32 terms has a
+// step of its own, which lies where the base would, and no term has a base.
 size_t steps_block_bytes(unsigned bits);
 
 // Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed hold anything.
 void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8_t *wholes, const float *steps,
                 const float *bases);
 
-// Whether two cut parts represent these weights exactly. True for most 4-bit weights with float16 steps.
+// Whether two cut parts represent these weights, not of 6 bits, exactly. True for most 4-bit weights with float16
+// steps.
 bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *bases, uint32_t k);
 
 // Reads terms first .. first+n-1 of a column, with exactly the bits that products take.

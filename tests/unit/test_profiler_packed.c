@@ -176,16 +176,17 @@ UNIT_TEST(test_added)
 UNIT_TEST(test_steps)
 {
     enum { M = 40, N = 72, K = 192, BLOCKS = K / STEP_TERMS };
-    for (int i = 0; product_takes_any_rows() && i < 12; i++) {
-        precision p = (precision)(i / 4);
-        unsigned bits = i & 1 ? 8 : 4, parts = i & 2 ? 2 : 3;
+    for (unsigned i = 0; product_takes_any_rows() && i < 18; i++) {
+        precision p = (precision)(i / 6);
+        unsigned bits = 4 + i % 3 * 2, parts = i & 1 ? 2 : 3;
         packed_case t = case_make(p, M, N, K, true, false);
         void *b = memory(packed_step_bytes(bits, K, N));
         bool two_parts = true;
         for (uint32_t j = 0; j < N; j++) {
             int8_t wholes[K];
             float steps[BLOCKS], bases[BLOCKS], back[K];
-            for (uint32_t l = 0; l < K; l++) wholes[l] = (int8_t)(bits == 4 ? 8 + 8 * uniform() : 127 * uniform());
+            for (uint32_t l = 0; l < K; l++)
+                wholes[l] = (int8_t)(bits == 4 ? 8 + 8 * uniform() : (bits == 6 ? 31 : 127) * uniform());
             for (uint32_t l = 0; l < BLOCKS; l++) {
                 steps[l] =
                     parts == 2 ? 0x1p-7f : ldexpf(roundf(ldexpf(1 + uniform(), 10)), -17); // 11 bits, as in float16
@@ -193,12 +194,13 @@ UNIT_TEST(test_steps)
             }
             two_parts &= steps_fit_two_parts(wholes, steps, bases, K);
             steps_pack(bits, b, j, K, wholes, steps, bases);
-            for (uint32_t l = 0; l < K; l++)
-                t.b[j * K + l] = steps[l / STEP_TERMS] * (float)wholes[l] + bases[l / STEP_TERMS];
+            for (uint32_t l = 0, at = 0; l < K; l++, at = l / STEP_TERMS)
+                t.b[j * K + l] = bits != 6 ? steps[at] * (float)wholes[l] + bases[at]
+                                           : (l % STEP_TERMS < STEP_TERMS / 2 ? steps : bases)[at] * (float)wholes[l];
             steps_unpack(bits, back, b, j, K, 5, K - 5);
             ck_assert_mem_eq(back, t.b + j * K + 5, (K - 5) * sizeof *back);
         }
-        ck_assert_uint_eq(two_parts ? 2 : 3, parts);
+        if (bits != 6) ck_assert_uint_eq(two_parts ? 2 : 3, parts);
         product_run_steps(product_find(p, M, N, K, false), M, t.operand, b, bits, parts, t.c, N, false);
         static const double rounding[] = {0, 0x1p-15, 0x1p-7};
         double worst = worst_error(&t), allowed = rounding[p] + 0x1p-24 * (4 + sqrt(K));
