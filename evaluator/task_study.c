@@ -20,7 +20,7 @@ static const size_t BYTES = 1u << 30; // of caches that are open together; one i
 // each question.
 typedef struct bench_cell {
     task_cell *cell;
-    uint32_t index; // of the sample
+    struct sample_bench *of;
     policy_run *run;
     kv_cache *context;
 } bench_cell;
@@ -161,8 +161,8 @@ static decode_step step_open(const task_bench *b, uint32_t vocabulary)
 }
 
 // Collects the tokens that the model gets next: of questions that it has not seen, as many as fit into max_rows, or, if
-// there are none, one of every question that is not answered.
-static void step_gather(decode_step *s, const task_bench *b)
+// there are none, one of every question that is not answered. Returns false if all are.
+static bool step_gather(decode_step *s, const task_bench *b)
 {
     task_turn *end = b->turns + b->n_turns;
     bool reading = false;
@@ -180,6 +180,7 @@ static void step_gather(decode_step *s, const task_bench *b)
         s->rows[s->n] = rows;
         s->hooks[s->n++] = run ? policy_run_hooks(run) : (decode_hooks){0};
     }
+    return s->n > 0;
 }
 
 static kvb_status step_take(decode_step *step, const task_study *s, kvb_error *err)
@@ -204,7 +205,7 @@ static kvb_status answer_turns(task_study *s, kvb_error *err)
     task_bench *b = s->bench;
     decode_step step = step_open(b, s->text->vocabulary);
     kvb_status status = KVB_OK;
-    for (step_gather(&step, b); status == KVB_OK && step.n; step_gather(&step, b)) {
+    while (status == KVB_OK && step_gather(&step, b)) {
         status = decoder_run(b->session->decode, step.caches, step.n, step.rows, step.ids, step.hooks, LOGITS_LAST,
                              step.logits, err);
         if (status == KVB_OK) status = step_take(&step, s, err);
@@ -382,7 +383,7 @@ static kvb_status answer_bench(task_study *s, kvb_error *err)
     task_bench *b = s->bench;
     kvb_status status = b->n_turns ? answer_turns(s, err) : KVB_OK;
     for (const task_turn *k = b->turns; status == KVB_OK && k < b->turns + b->n_turns; k++)
-        k->owner->cell->samples[k->owner->index].scores[k->index] = k->score;
+        k->owner->cell->samples[k->owner->of->index].scores[k->index] = k->score;
     close_turns(b);
     size_t n = b->n_samples;
     b->n_samples = 0;
@@ -421,13 +422,13 @@ static kvb_status prefill(task_study *s, sample_bench *x, const int32_t *ids, kv
     return status;
 }
 
-static void note_kept(const task_study *s, const sample_bench *x, const bench_cell *c, const kv_cache *cache)
+static void note_kept(const task_study *s, const bench_cell *c, const kv_cache *cache)
 {
-    c->cell->samples[x->index].kept = model_kept_share(&s->m->config, kv_cache_entries(cache), x->n_tokens);
+    c->cell->samples[c->of->index].kept = model_kept_share(&s->m->config, kv_cache_entries(cache), c->of->n_tokens);
 }
 
 // Opens the cache that all questions of a cell share.
-static kvb_status open_context(task_study *s, const sample_bench *x, bench_cell *c, kvb_error *err)
+static kvb_status open_context(task_study *s, bench_cell *c, kvb_error *err)
 {
     session *from = s->bench->session;
     const method_column *column = c->cell->column;
@@ -440,20 +441,20 @@ static kvb_status open_context(task_study *s, const sample_bench *x, bench_cell 
     if (status == KVB_OK && kept.formats) status = kv_cache_pack(c->context, kept.formats, err);
     kept_set_free(&kept);
     s->bench->bytes += kv_cache_allocated(c->context);
-    note_kept(s, x, c, c->context);
+    note_kept(s, c, c->context);
     return status;
 }
 
-static kvb_status add_turn(task_study *s, sample_bench *x, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status add_turn(task_study *s, bench_cell *c, uint32_t question, kvb_error *err)
 {
     task_bench *b = s->bench;
     task_turn *k = &b->turns[b->n_turns++];
-    *k = (task_turn){.owner = c, .index = question, .question = &x->sample.questions[question]};
+    *k = (task_turn){.owner = c, .index = question, .question = &c->of->sample.questions[question]};
     kvb_status status = encode_question(k, s, err);
-    if (status == KVB_OK && !c->run && !c->context) status = open_context(s, x, c, err);
+    if (status == KVB_OK && !c->run && !c->context) status = open_context(s, c, err);
     if (status != KVB_OK) return status;
-    k->cache = c->run ? policy_run_cache(c->run, b->session, x->extra) : kv_cache_extend(c->context, x->extra);
-    if (c->run) note_kept(s, x, c, k->cache);
+    k->cache = c->run ? policy_run_cache(c->run, b->session, c->of->extra) : kv_cache_extend(c->context, c->of->extra);
+    if (c->run) note_kept(s, c, k->cache);
     b->bytes += kv_cache_allocated(k->cache);
     return KVB_OK;
 }
@@ -466,10 +467,10 @@ static bool has_place(const task_bench *b, const bench_cell *c)
     return b->n_turns < TURNS && b->bytes < BYTES;
 }
 
-static kvb_status take_turn(task_study *s, sample_bench *x, bench_cell *c, uint32_t question, kvb_error *err)
+static kvb_status take_turn(task_study *s, bench_cell *c, uint32_t question, kvb_error *err)
 {
     kvb_status status = s->bench->n_turns == 0 || has_place(s->bench, c) ? KVB_OK : answer_bench(s, err);
-    return status == KVB_OK ? add_turn(s, x, c, question, err) : status;
+    return status == KVB_OK ? add_turn(s, c, question, err) : status;
 }
 
 static kvb_status ask_all(task_study *s, sample_bench *x, kvb_error *err)
@@ -478,10 +479,10 @@ static kvb_status ask_all(task_study *s, sample_bench *x, kvb_error *err)
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < x->n && status == KVB_OK; i++) // cell by cell, so that a shared cache is closed early
         for (uint32_t q = 0; q < n_questions && !x->cells[i].run && status == KVB_OK; q++)
-            status = take_turn(s, x, &x->cells[i], q, err);
+            status = take_turn(s, &x->cells[i], q, err);
     for (uint32_t q = 0; q < n_questions && status == KVB_OK; q++)
         for (size_t i = 0; i < x->n && status == KVB_OK; i++)
-            if (x->cells[i].run) status = take_turn(s, x, &x->cells[i], q, err);
+            if (x->cells[i].run) status = take_turn(s, &x->cells[i], q, err);
     x->asked = status == KVB_OK;
     return status;
 }
@@ -497,7 +498,7 @@ static kvb_status list_missing(task_study *s, sample_bench *x, kvb_error *err)
         if (status != KVB_OK || r->done) continue;
         *r = (task_result){.n_questions = (uint32_t)x->sample.n_questions, .looked = NAN};
         r->scores = need(r->n_questions, sizeof *r->scores, "questions");
-        x->cells[x->n++] = (bench_cell){.cell = &s->cells[i], .index = x->index};
+        x->cells[x->n++] = (bench_cell){.cell = &s->cells[i], .of = x};
     }
     return status;
 }
