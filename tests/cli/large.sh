@@ -36,15 +36,15 @@ says 'are counted by their bytes' '1 context, 101 tokens' out
 "$PYTHON" -c 'import json
 ids = {chr(x): i for i, x in enumerate([*range(33, 127), *range(161, 173), *range(174, 324)])}
 print(json.dumps({"model": {"type": "BPE", "vocab": ids, "merges": []}}))' >folder/tokenizer.json
-for width in 1024:2048 200000:1024 1000000:512; do
-    sed -i "s/intermediate_size\": [0-9]*/intermediate_size\": ${width%:*}/" folder/config.json
-    kvb tune folder -o "tuned$width" --plan
-    says "feed-forward layers of ${width%:*} numbers: contexts" "longest ${width#*:}\\)" out
+for layers in 4:2048 20:1024 80:512; do
+    sed -i "s/\(layers\": \)[0-9]*/\1${layers%:*}/; s/\(intermediate_size\": \)[0-9]*/\150000/" folder/config.json
+    kvb tune folder --plan
+    says "${layers%:*} layers: contexts" "longest ${layers#*:}\\)" out
 done
 says 'the usual number of texts' '2 texts to calibrate on, 2 to choose by, 1 to judge' err
-sed -i 's/intermediate_size": [0-9]*/intermediate_size": 100000/' folder/config.json
+sed -i 's/\(layers": \)[0-9]*/\14/; s/\(intermediate_size": \)[0-9]*/\1100000/' folder/config.json
 for tokens in 1024:8 2048:8 4000:4; do
-    kvb tune folder -o "long$tokens" --tokens "${tokens%:*}" --plan
+    kvb tune folder --tokens "${tokens%:*}" --plan
     says "contexts of ${tokens%:*} tokens: texts" "^tune: ${tokens#*:} texts to calibrate on" err
 done
 misused 'contexts of no tokens' '--tokens: expected 64 to 1048576, found 0' tune folder -o none --tokens 0

@@ -15,6 +15,7 @@
 #include "tools/device.h"
 #include "tools/report/results.h"
 #include "tools/report/words.h"
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -107,11 +108,6 @@ static void free_words(word_list *w)
 
 // ---- Steps ----
 
-static char *in_folder(const tune_command *c, const char *name)
-{
-    return need_text("%s/%s", c->folder, name);
-}
-
 // Returns the seconds that a step took, as its mark says, or a number below 0 if it was not done.
 static double read_mark(const tune_command *c, const char *name)
 {
@@ -128,8 +124,7 @@ static kvb_status write_mark(const tune_command *c, const char *name, double sec
 {
     char *path = need_text("%s/%s.done", c->folder, name), *text = need_text("%.3f\n", seconds);
     kvb_status status = atomic_write(path, text, strlen(text), err);
-    free(path);
-    free(text);
+    free_all(path, text);
     return status;
 }
 
@@ -189,18 +184,19 @@ static kvb_status profile_texts(tune_command *c, const char *mark, const char *w
 {
     char *lines = need_text("%s/%s.jsonl", c->folder, mark);
     word_list w = {0};
+    uint32_t T = (uint32_t)c->n_tokens;
     kvb_status status = KVB_OK;
     if (access(lines, F_OK) != 0)
-        status =
-            tune_texts_write(&c->texts, first, last, c->tokens, (uint32_t)c->n_tokens, CONTINUED, LINES, lines, err);
+        status = tune_texts_write(&c->texts, first, last, c->tokens, T, CONTINUED, LINES, lines, err);
     add_model_words(&w, c, "profile $M -o $F/run.h5");
     add_word(&w, "%s", lines);
     if (first == 0) add_features(&w, "--metric");
     add_words(&w, c, first > 0 ? "--add" : "--metric snapkv:kvpress --resume");
     if (c->plan) add_words(&w, c, "--plan");
-    free(lines);
     if (status == KVB_OK && c->plan) status = child_run(w.items, NULL, err);
-    else if (status == KVB_OK) return run_step(c, mark, what, &w, err);
+    if (c->plan) (void)remove(lines);
+    free(lines);
+    if (status == KVB_OK && !c->plan) return run_step(c, mark, what, &w, err);
     free_words(&w);
     return status;
 }
@@ -341,8 +337,7 @@ static kvb_status take_table(const tune_command *c, const char *name, const char
         if (status == KVB_OK) status = file_check(&view, from, err);
         file_unmap(&view);
     }
-    free(from);
-    free(to);
+    free_all(from, to);
     return status;
 }
 
@@ -454,7 +449,7 @@ static kvb_status claim_folder(const tune_command *c, kvb_error *err)
                  c->texts.items[i].sha256);
         cJSON_AddItemToArray(texts, one);
     }
-    char *path = in_folder(c, "settings.json"), *text = needed(cJSON_Print(about), "settings"), *held = NULL;
+    char *path = need_text("%s/settings.json", c->folder), *text = needed(cJSON_Print(about), "settings"), *held = NULL;
     kvb_status status = cli_make_folder(c->folder, err);
     if (status == KVB_OK && access(path, F_OK) != 0) status = json_write(path, about, err);
     if (status == KVB_OK) status = cli_read_text(&held, NULL, path, err);
@@ -470,21 +465,25 @@ static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 
 static kvb_status open_tune(tune_command *c, kvb_error *err)
 {
-    c->folder = need_text("%s.tune", c->output);
-    c->log = in_folder(c, "log.txt");
+    const char *temporary = getenv("TMPDIR");
+    c->folder = c->plan ? need_text("%s/kvbudget-plan-XXXXXX", temporary && *temporary ? temporary : "/tmp")
+                        : need_text("%s.tune", c->output);
+    if (c->plan && !mkdtemp(c->folder)) return kvb_fail(err, KVB_IO, "%s: %s", c->folder, strerror(errno));
+    c->log = need_text("%s/log.txt", c->folder);
     kvb_status status = open_model(c, err);
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
     if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops);
     if (!c->quiet)
-        fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge; steps and their log in %s/\n",
+        fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge%s%s\n",
                 tune_texts_count(&c->texts, PART_CALIBRATE), tune_texts_count(&c->texts, PART_SELECT),
-                tune_texts_count(&c->texts, PART_JUDGE), c->folder);
+                tune_texts_count(&c->texts, PART_JUDGE), c->plan ? "" : "; steps and their log in ",
+                c->plan ? "" : c->folder);
     if (!c->quiet && c->texts.too_short)
         fprintf(stderr, "tune: %zu texts have fewer than %" PRIu64 " tokens and are left out\n", c->texts.too_short,
                 c->n_tokens + NEXT);
-    return claim_folder(c, err);
+    return c->plan ? KVB_OK : claim_folder(c, err);
 }
 
 static kvb_status run_steps(tune_command *c, kvb_error *err)
@@ -541,7 +540,7 @@ static int check(tune_command *c, char **operands, int n_operands)
         if (kvb_ends_with(operands[i], ".safetensors"))
             return cli_usage_error(c->self, "%s: expected texts behind the model, found a table; tune makes its own",
                                    operands[i]);
-    if (n_operands < 1 || !c->output || !*c->output || kvb_ends_with(c->output, "/"))
+    if (n_operands < 1 || (!c->plan && (!c->output || !*c->output || kvb_ends_with(c->output, "/"))))
         return cli_usage_error(c->self, "expected a model and -o NAME: kvbudget %s", c->self->synopsis);
     if (c->n_tokens != BY_SIZE && (c->n_tokens < 64 || c->n_tokens > 1 << 20))
         return cli_usage_error(c->self, "--tokens: expected 64 to 1048576, found %" PRIu64, c->n_tokens);
@@ -579,13 +578,14 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N",
          "tokens of a context (2048; of models beyond about 0.8 billion parameters 1024, beyond 4 billion 512)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},
-        {"plan", 0, CLI_FLAG, &c.plan, NULL, "print what the first of two passes over the texts would take, and stop"},
+        {"plan", 0, CLI_FLAG, &c.plan, NULL,
+         "print what the first of two passes over the texts would take; no -o needed"},
         {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress; only the verdict"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code == EXIT_DONE) code = check(&c, argv + first, argc - first);
-    if (code == EXIT_DONE) code = tell_outputs(&c);
+    if (code == EXIT_DONE && !c.plan) code = tell_outputs(&c);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         c.model = argv[first];
@@ -597,10 +597,10 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         if (status == KVB_INTERRUPTED) status = leave_best(&c, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
+    if (c.plan && c.folder) (void)rmdir(c.folder);
     tune_texts_close(&c.texts);
     tokenizer_free(c.tokens);
-    free(c.folder);
-    free(c.log);
+    free_all(c.folder, c.log);
     return code < 0 ? EXIT_DONE : code;
 }
 
