@@ -594,7 +594,7 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         cli_catch_signals();
         kvb_status status = open_tune(&c, &err);
         if (status == KVB_OK) status = run_steps(&c, &err);
-        if (status == KVB_INTERRUPTED) status = leave_best(&c, &err);
+        if (status == KVB_INTERRUPTED && !c.plan) status = leave_best(&c, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
     if (c.plan && c.folder) (void)rmdir(c.folder);
