@@ -63,10 +63,10 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
     return kind == FTW_DP ? rmdir(path) : unlink(path);
 }
 
-// Removes a file, or a folder with everything in it.
+// Removes a file, or a folder with everything in it: again where its writer has just put a folder into it.
 static void remove_tree(const char *path)
 {
-    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); // what is left goes with the next run
+    for (int i = 0; i < ATTEMPTS && nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0; i++) continue;
 }
 
 void atomic_files_remove(void)
