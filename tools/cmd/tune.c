@@ -289,12 +289,13 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    // Heads are cut alone as often as what is left of the time allows.
-    double left = c->left - SEARCH_TEXTS * COSTS[PART_SELECT],
-           cut = (double)NEXT / (double)c->n_tokens; // one ratio of one text
-    uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(left / (5 * SEARCH_TEXTS * cut)) + 1 : 1;
+    uint64_t next = c->n_tokens > USUAL_TOKENS / 4 ? NEXT : NEXT / 4; // of short contexts, fewer choose as well
+    // Heads are cut alone as often as what is left of the time allows: at five ratios of each text that is searched.
+    double left = c->left - SEARCH_TEXTS * COSTS[PART_SELECT], cuts = left * (double)c->n_tokens / (double)next;
+    uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(cuts / (5 * SEARCH_TEXTS)) + 1 : 1;
     size_t searched = evaluations > 1 ? SEARCH_TEXTS : 0;
     add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
+    add_words(&w, c, "--output $F/tuned.safetensors");
     for (size_t i = 0; i < c->texts.count && searched; i++) {
         if (c->texts.items[i].part != PART_CALIBRATE || strstr(c->texts.items[i].path, ".jsonl")) continue;
         add_word(&w, "%s", c->texts.items[i].path);
@@ -302,8 +303,8 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     }
     add_texts(&w, c, PART_SELECT, "--select");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
+    add_word(&w, "--next=%" PRIu64, next);
     add_word(&w, "--evaluations=%" PRIu64, evaluations);
-    add_words(&w, c, "--output $F/tuned.safetensors");
     return run_step(c, "tuned", "both, and what lies between, are measured: each ratio takes the best", &w, err);
 }
 
@@ -321,8 +322,7 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     kvb_status status =
         run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
     if (status != KVB_OK) return status;
-    add_words(&w, c, "report $O.safetensors --force --record $F/run.h5 -o $O.html");
-    add_words(&w, c, "--results $F/worth.json");
+    add_words(&w, c, "report $O.safetensors --force --record $F/run.h5 -o $O.html --results $F/worth.json");
     return run_step(c, "report", "the report", &w, err);
 }
 
