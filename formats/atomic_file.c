@@ -66,7 +66,7 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 // Removes a file, or a folder with everything in it: again where its writer has just put a folder into it.
 static void remove_tree(const char *path)
 {
-    for (int i = 0; i < ATTEMPTS && nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0; i++) continue;
+    for (int i = ATTEMPTS; i && nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) && errno == ENOTEMPTY; i--) continue;
 }
 
 void atomic_files_remove(void)
