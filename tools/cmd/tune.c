@@ -25,8 +25,9 @@
 #include <unistd.h>
 
 // A table is judged on the NEXT tokens after a context. Calibration reads CONTINUED, each of them a query of the
-// curves: more, because later ones need other tokens of the context than those that follow at once.
-enum { NEXT = 64, CONTINUED = 128, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 11 };
+// curves: more, because later ones need other tokens of the context than those that follow at once. GAIN_ROWS of them
+// measure the layers' gains. Of contexts up to SHORT_TOKENS a third of these are taken, and a quarter of NEXT.
+enum { NEXT = 64, CONTINUED = 128, GAIN_ROWS = 24, FIRST_TEXTS = 2, SEARCH_TEXTS = 3, STEPS = 11 };
 // Each context is also asked for this many of its lines: questions need single tokens that a mere continuation hardly
 // needs. The packed table is for both. A table of tokens alone has no room for both: --for says what it is for.
 enum { LINES = 4 };
@@ -37,7 +38,7 @@ static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
 // HALF_LENGTH contexts have half as many tokens (docs/tune.md has what that gains and costs), and beyond
 // QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
 // model of half a billion parameters gets all texts of the program, one of 1.5 billion about a third.
-enum { USUAL_TOKENS = 2048 };
+enum { USUAL_TOKENS = 2048, SHORT_TOKENS = 512 };
 static const uint64_t BY_SIZE = UINT64_MAX; // of the model: no --tokens
 static const double HALF_LENGTH = 3e12, QUARTER_LENGTH = 1.5e13, USUAL_WORK = 9.5e13;
 
@@ -256,8 +257,9 @@ static kvb_status learn_ranking(tune_command *c, kvb_error *err)
     add_continuations(&w, c);
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
-    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " --curves --gain-rows 24");
+    add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " --curves");
     add_word(&w, "--curve-queries=%d", CONTINUED);
+    add_word(&w, "--gain-rows=%d", c->n_tokens > SHORT_TOKENS ? GAIN_ROWS : GAIN_ROWS / 3);
     return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
 }
 
@@ -289,7 +291,7 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
 static kvb_status choose_budgets(tune_command *c, kvb_error *err)
 {
     word_list w = {0};
-    uint64_t next = c->n_tokens > USUAL_TOKENS / 4 ? NEXT : NEXT / 4; // of short contexts, fewer choose as well
+    uint64_t next = c->n_tokens > SHORT_TOKENS ? NEXT : NEXT / 4;
     // Heads are cut alone as often as what is left of the time allows: at five ratios of each text that is searched.
     double left = c->left - SEARCH_TEXTS * COSTS[PART_SELECT], cuts = left * (double)c->n_tokens / (double)next;
     uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(cuts / (5 * SEARCH_TEXTS)) + 1 : 1;
@@ -402,10 +404,8 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         if (c->n_tokens < USUAL_TOKENS)
             printf("Contexts had %" PRIu64 " tokens; --tokens %d takes longer and is better for long prompts. ",
                    c->n_tokens, USUAL_TOKENS);
-        if (c->seconds > 0) printf("With a longer --time more texts are read and more budgets tried.\n");
-        else
-            printf("--time 30min would also cut heads alone; texts of your own (%s) make it yours.\n",
-                   "kvbudget tune MODEL TEXT...");
+        puts(c->seconds > 0 ? "With a longer --time more texts are read and more budgets tried."
+                            : "--time 30min also cuts heads alone; texts of your own, after MODEL, make it yours.");
     }
     free(path);
     return status;
