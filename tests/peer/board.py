@@ -37,6 +37,8 @@ from board_presses import ROWS, Absent
 
 MODELS = list(board_page.NAMES)
 TOKENS, NEXT = 2048, 64
+#: rows whose answers are decoded at once: those that leave keys and values alone share one product with them
+ROWS_TOGETHER = 6
 #: tokens that NVIDIA's generator reserves for an answer
 ANSWER = {"niah": 128, "vt": 30, "cwe": 120, "fwe": 50}
 FIELDS = ["model", "measure", "text", "press", "prefills", "ratio", "value", "kept", "held", "full", "seconds",
@@ -125,27 +127,28 @@ class Measuring:
     def __init__(self, log, subject, rows, stop):
         self.log, self.subject, self.rows, self.stop = log, subject, rows, stop
 
-    def cells(self, where, context, values):
-        """Writes lines for every row and ratio that lacks one; values(cuts) gives the measure of each cut."""
-        for row in self.rows:
-            of = version_of(row, self.subject)
-            ratios = self.log.lacks(row, of, **where)
-            if not ratios:
-                continue
+    def cells(self, where, context, values, together=1):
+        """Writes lines for every row and ratio that lacks one; values(cuts) gives the measure of each cut, of so many
+        rows at once."""
+        todo = [(row, of, ratios) for row in self.rows if (of := version_of(row, self.subject)) and
+                (ratios := self.log.lacks(row, of, **where))]
+        for at in range(0, len(todo), together):
             if time.time() > self.stop:
                 return False
-            found = cuts_of(row, context, ratios)
-            cuts = [cut for _, cut in found if not isinstance(cut, str)]
+            found = [(row, of, cuts_of(row, context, ratios)) for row, of, ratios in todo[at : at + together]]
+            cuts = [cut for *_, pairs in found for _, cut in pairs if not isinstance(cut, str)]
             measured = iter(values(cuts) if cuts else ())
-            for ratio, cut in found:
-                common = dict(where, press=row.name, prefills=row.prefills, ratio=ratio, of=of)
-                if isinstance(cut, str):
-                    self.log.add(**common, note=cut)
-                else:
-                    self.log.add(**common, value=float(next(measured)), kept=cut.kept, held=cut.held or context.bytes,
-                                 full=context.bytes, seconds=cut.seconds, prefill=context.seconds)
-            print(f"{where['model']} {where['measure']} {where['text']} {row.name}: "
-                  + " ".join("-" if isinstance(c, str) else f"{c.kept:.4f}" for _, c in found), flush=True)
+            for row, of, pairs in found:
+                for ratio, cut in pairs:
+                    common = dict(where, press=row.name, prefills=row.prefills, ratio=ratio, of=of)
+                    if isinstance(cut, str):
+                        self.log.add(**common, note=cut)
+                    else:
+                        self.log.add(**common, value=float(next(measured)), kept=cut.kept,
+                                     held=cut.held or context.bytes, full=context.bytes, seconds=cut.seconds,
+                                     prefill=context.seconds)
+                print(f"{where['model']} {where['measure']} {where['text']} {row.name}: "
+                      + " ".join("-" if isinstance(c, str) else f"{c.kept:.4f}" for _, c in pairs), flush=True)
         return True
 
     def left(self, where):
@@ -175,7 +178,7 @@ class Measuring:
             value = self.scores(context, sample, most, [context.whole()])[0]
             self.log.add(**where, press="full", prefills=1, ratio=0, value=value, kept=1.0, held=context.bytes,
                          full=context.bytes, seconds=0.0, prefill=context.seconds, of="model")
-        return self.cells(where, context, lambda cuts: self.scores(context, sample, most, cuts))
+        return self.cells(where, context, lambda cuts: self.scores(context, sample, most, cuts), ROWS_TOGETHER)
 
     def scores(self, context, sample, most, cuts):
         """Returns scores up to 100: the mean over the sample's questions, each asked after the cut context."""
