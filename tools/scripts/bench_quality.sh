@@ -11,8 +11,7 @@ mkdir -p "$OUT"
 
 # measured NAME ARGUMENT...: kvbudget eval at all ratios, unless it is there.
 measured() {
-    local name=$1
-    shift
+    local name=$1 && shift
     [ -s "$OUT/$name.csv" ] || "$KVB" eval "$@" --ratio 0.5,0.8,0.9,0.95 -o "$OUT/$name" --quiet >&2
 }
 
@@ -29,7 +28,8 @@ for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-
     if ! grep -q '"tokens":[[:space:]]*2048' "$OUT/$name.tune/settings.json"; then
         record=$name-2048
         "$KVB" tune "$model" --tokens 2048 -o "$OUT/$record" >&2
-        longer=("tuned-2048=$OUT/$record.safetensors" "packed-2048=$OUT/$record-packed.safetensors")
+        longer=("tuned-2048=$OUT/$record.safetensors" "packed-2048=$OUT/$record-packed.safetensors"
+            "packed-ready=$("$KVB" tables "$model" --packed)") # of more texts
         measured "$name-longer" "$model" "${longer[@]}" "${texts[@]}" --allocator none
         own+=("${longer[@]}")
     fi
