@@ -190,7 +190,12 @@ class Measuring:
         return total
 
     def encode(self, text):
-        return self.subject.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+        """Returns ids [1, n] of a question by the program's tokenizer, without BOS: what transformers makes of a GGUF
+        file's tokenizer splits Gemma's words."""
+        path = self.subject.work / "question.txt"
+        path.write_text(text, encoding="utf-8")
+        ids = self.subject.ids(path)
+        return ids[:, 1:] if ids[0, 0] == self.subject.tokenizer.bos_token_id else ids
 
 
 def score(text, gold):
