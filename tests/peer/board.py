@@ -128,10 +128,9 @@ class Measuring:
         self.log, self.subject, self.rows, self.stop = log, subject, rows, stop
 
     def cells(self, where, context, values, together=1):
-        """Writes lines for every row and ratio that lacks one; values(cuts) gives the measure of each cut, of so many
-        rows at once."""
-        todo = [(row, of, ratios) for row in self.rows if (of := version_of(row, self.subject)) and
-                (ratios := self.log.lacks(row, of, **where))]
+        """Writes lines for every row and ratio that lacks one. values(cuts) measures the cuts of `together` rows."""
+        todo = [(row, of, ratios) for row in self.rows for of in [version_of(row, self.subject)]
+                if (ratios := self.log.lacks(row, of, **where))]
         for at in range(0, len(todo), together):
             if time.time() > self.stop:
                 return False
@@ -139,17 +138,20 @@ class Measuring:
             cuts = [cut for *_, pairs in found for _, cut in pairs if not isinstance(cut, str)]
             measured = iter(values(cuts) if cuts else ())
             for row, of, pairs in found:
-                for ratio, cut in pairs:
-                    common = dict(where, press=row.name, prefills=row.prefills, ratio=ratio, of=of)
-                    if isinstance(cut, str):
-                        self.log.add(**common, note=cut)
-                    else:
-                        self.log.add(**common, value=float(next(measured)), kept=cut.kept,
-                                     held=cut.held or context.bytes, full=context.bytes, seconds=cut.seconds,
-                                     prefill=context.seconds)
-                print(f"{where['model']} {where['measure']} {where['text']} {row.name}: "
-                      + " ".join("-" if isinstance(c, str) else f"{c.kept:.4f}" for _, c in pairs), flush=True)
+                self.write(where, context, row, of, pairs, measured)
         return True
+
+    def write(self, where, context, row, of, pairs, measured):
+        """Writes a row's lines: pairs of a ratio and a Cut, which takes the next value, or why there is none."""
+        for ratio, cut in pairs:
+            common = dict(where, press=row.name, prefills=row.prefills, ratio=ratio, of=of)
+            if isinstance(cut, str):
+                self.log.add(**common, note=cut)
+            else:
+                self.log.add(**common, value=float(next(measured)), kept=cut.kept, held=cut.held or context.bytes,
+                             full=context.bytes, seconds=cut.seconds, prefill=context.seconds)
+        print(f"{where['model']} {where['measure']} {where['text']} {row.name}: "
+              + " ".join("-" if isinstance(c, str) else f"{c.kept:.4f}" for _, c in pairs), flush=True)
 
     def left(self, where):
         return any(self.log.lacks(row, version_of(row, self.subject), **where) for row in self.rows)
