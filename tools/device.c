@@ -16,9 +16,9 @@ const backend *device_find(const cli_command *self, const char *name, const char
         else cli_usage_error(self, "--backend: there is no '%s'%s", name, backend_absence(name));
         return NULL;
     }
-    if (strcmp(name, "cpu") == 0 && strcmp(found->compute, "f32") != 0 && !packed_is_native())
-        fprintf(stderr,
-                "warning: no unit of this CPU multiplies bfloat16: --compute %s gives its numbers, but f32 is faster\n",
+    precision p = precision_named(found->compute);
+    if (strcmp(name, "cpu") == 0 && p != PRECISION_F32 && operand_is_plain(p))
+        fprintf(stderr, "note: %s is no faster than f32 on this CPU, so operands keep the bits of float32\n",
                 found->compute);
     return found;
 }

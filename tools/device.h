@@ -6,11 +6,12 @@
 #define DEVICE_COMPUTE_HELP                                                                                            \
     "precision of matrix products: f32 (on a CPU with AMX through bfloat16 in three\nparts, as exact as float32 and "  \
     "twice "                                                                                                           \
-    "as fast); bf16x3 (operands in two bfloat16\nparts, 16 bits: nearly f32, and faster with a bfloat16 matrix unit, " \
-    "slower\nwithout); bf16 (8 bits: fastest, another model in the third digit); sums, softmax\nand oracle stay f32"
+    "as fast); bf16x3 (operands in two bfloat16\nparts, 16 bits: nearly f32, and faster with AMX, the same without); " \
+    "bf16 (8\nbits: fastest, another model in the third digit; f32 on a CPU that cannot multiply\nit); sums, "         \
+    "softmax and oracle stay f32"
 
 // Returns the backend with this name and precision. If there is none, prints a usage message and returns NULL; the
-// caller then returns EXIT_USAGE. Warns on stderr if this machine has no unit for the precision.
+// caller then returns EXIT_USAGE. Says so on stderr if this machine computes in f32 instead.
 const backend *device_find(const cli_command *self, const char *name, const char *compute);
 
 // With more threads, OpenMP's library would overflow the stack on which it keeps a record of each.

@@ -67,13 +67,13 @@ static inline bool packed_is_made(const packed_matrix *m)
 
 // Buffers of a thread that packs.
 typedef struct packer {
-    float *rows, *temp; // [width, in], packed_temp_floats
-    char *wide;         // a panel as products take it, if another form of it is kept
-    int8_t *wholes;     // [in]
+    float *rows;    // [width, in]
+    char *wide;     // a panel as products take it, if another form of it is kept
+    int8_t *wholes; // [in]
     float *steps, *bases;
 } packer;
 
-enum { N_PACKER_PIECES = 5, LINE = 64 };
+enum { N_PACKER_PIECES = 4, LINE = 64 };
 
 // Bytes of a packer's buffers, each on a cache line of its own.
 static void list_packer(size_t out[N_PACKER_PIECES], precision p, uint32_t width, uint32_t in)
@@ -83,9 +83,7 @@ static void list_packer(size_t out[N_PACKER_PIECES], precision p, uint32_t width
         size_t steps = packed_step_bytes(8, in / STEP_TERMS * STEP_TERMS, width);
         whole = steps > whole ? steps : whole;
     }
-    const size_t all[N_PACKER_PIECES] = {(size_t)width * in * sizeof(float),
-                                         packed_temp_floats(in, width) * sizeof(float), whole, in,
-                                         2 * blocks * sizeof(float)};
+    const size_t all[N_PACKER_PIECES] = {(size_t)width * in * sizeof(float), whole, in, 2 * blocks * sizeof(float)};
     for (int i = 0; i < N_PACKER_PIECES; i++) out[i] = (all[i] + LINE - 1) / LINE * LINE;
 }
 
@@ -104,10 +102,9 @@ static packer packer_at(char *memory, precision p, uint32_t width, uint32_t in)
     packer k;
     list_packer(pieces, p, width, in);
     k.rows = (float *)(void *)memory;
-    k.temp = (float *)(void *)(memory += pieces[0]);
-    k.wide = memory += pieces[1];
-    k.wholes = (int8_t *)(memory += pieces[2]);
-    k.steps = (float *)(void *)(memory + pieces[3]);
+    k.wide = memory += pieces[0];
+    k.wholes = (int8_t *)(memory += pieces[1]);
+    k.steps = (float *)(void *)(memory + pieces[2]);
     k.bases = k.steps + in / STEP_TERMS + 1;
     return k;
 }
@@ -146,7 +143,7 @@ static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix 
     uint32_t first = i * m->width, n = w->out - first < m->width ? w->out - first : m->width;
     if (m->bits) return pack_steps(m, panel, w, first, n, k, two_parts);
     bool ok = stored_rows(w, first, n, k->rows);
-    packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
+    packed_store(m->p, panel, k->rows, w->in, true, w->in, n);
     return ok;
 }
 
@@ -327,8 +324,8 @@ static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
 {
     uint32_t block = first / job->rows;
     if (operand_is_plain(job->p) && rows_of(job, block) == job->rows) return;
-    operand_split(job->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, job->rows,
-                  first % job->rows, n, job->in, 1.0f);
+    operand_split(job->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, first % job->rows, n,
+                  job->in, 1.0f);
 }
 
 // Multiplies the rows block by block; lines of y are `out` floats apart.
@@ -476,13 +473,11 @@ static size_t floats_of(size_t bytes)
 }
 
 // Scores of a tile of rows, or of a block of lines, with a tile of keys (attention, column_sums); a tile of values
-// times a root (value_weights), or times rows of W_O (output_norms); or what packing a tile of keys needs, with its
-// padded copy.
-static size_t score_floats(precision p, attention_shape s)
+// times a root (value_weights), or times rows of W_O (output_norms); or a padded copy of a tile of keys or values.
+static size_t score_floats(attention_shape s)
 {
-    size_t d = s.head_dim, block = cpu_block_lines(cpu_max_lines(s)),
-           floats = larger(larger(QUERY_TILE, block) * KEY_TILE, VALUE_TILE * d);
-    return larger(floats, cpu_pack_floats((uint32_t)d) + KEY_TILE * d);
+    size_t d = s.head_dim, block = cpu_block_lines(cpu_max_lines(s));
+    return larger(larger(QUERY_TILE, block) * KEY_TILE, VALUE_TILE * d);
 }
 
 static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_limits *limits)
@@ -491,7 +486,7 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
     size_t made = limits->made_terms ? packer_bytes(p, tiles_available() ? TILE_PANEL : PANEL, limits->made_terms) : 0;
     bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts in products of few terms
     const piece all[N_THREAD_PIECES] = {
-        {offsetof(scratch, scores), score_floats(p, limits->shape)},
+        {offsetof(scratch, scores), score_floats(limits->shape)},
         {offsetof(scratch, tails), limits->tail},
         {offsetof(scratch, outputs), larger((size_t)lines * d, KEY_TILE)}, // column_sums: sums of a tile
         {offsetof(scratch, row_max), lines},
@@ -689,5 +684,7 @@ static void cpu_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");
-const backend backend_cpu_bf16x3 = CPU_BACKEND("bf16x3", "as cpu, products of operands in two bfloat16 parts");
-const backend backend_cpu_bf16 = CPU_BACKEND("bf16", "as cpu, products of operands rounded to bfloat16");
+const backend backend_cpu_bf16x3 =
+    CPU_BACKEND("bf16x3", "as cpu, products of operands in two bfloat16 parts where that is faster");
+const backend backend_cpu_bf16 =
+    CPU_BACKEND("bf16", "as cpu, products of operands rounded to bfloat16 where that is faster");

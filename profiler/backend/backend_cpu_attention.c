@@ -56,14 +56,6 @@ static inline uint32_t cpu_round_up(uint32_t n, uint32_t step)
     return (n + step - 1) / step * step;
 }
 
-size_t cpu_pack_floats(uint32_t d)
-{
-    size_t most = packed_temp_floats(d, KEY_TILE);
-    for (uint32_t keys = KEY_ALIGN; keys <= KEY_TILE; keys += KEY_ALIGN)
-        most = larger(most, packed_temp_floats(keys, d));
-    return most;
-}
-
 size_t cpu_weight_bytes(precision p, uint32_t lines)
 {
     size_t most = 0;
@@ -119,7 +111,7 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
             uint32_t keys = tile_keys(&plan, t), first = t * KEY_TILE,
                      given = kv->n_tokens - first < keys ? kv->n_tokens - first : keys;
             scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
-            float *temp = mine->scores, *padded = temp + cpu_pack_floats(d);
+            float *padded = mine->scores;
             char *to = tile_at(&plan, kv, g, t);
             const float *from[2] = {kv->k.address, kv->v.address};
             for (int i = 0; i < 2; i++) {
@@ -130,8 +122,8 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
                     rows = padded;
                 }
                 size_t offset = i == 0 ? 0 : t + 1 < plan.n_tiles ? plan.k_bytes : plan.last_k_bytes;
-                if (i == 0) packed_store(p, to, rows, d, true, d, keys, temp);
-                else packed_store(p, to + offset, rows, d, false, keys, d, temp);
+                if (i == 0) packed_store(p, to, rows, d, true, d, keys);
+                else packed_store(p, to + offset, rows, d, false, keys, d);
             }
         }
 }
@@ -271,7 +263,7 @@ static float cpu_line_weights(const scratch *s, const block_plan *b, const key_t
         return tiles_exp2_row(packed_parts(b->p, t->width), s->weight_operand, r, t->width, x, n, seen, top, keep);
     float *e = keep ? keep : x, sum = loop_exp2_minus(e, x, n, top);
     memset(e + n, 0, (t->width - n) * sizeof *e);
-    if (!operand_is_plain(b->p)) operand_split(b->p, s->weight_operand, e, t->width, b->lines, r, 1, t->width, 1.0f);
+    if (!operand_is_plain(b->p)) operand_split(b->p, s->weight_operand, e, t->width, r, 1, t->width, 1.0f);
     return sum;
 }
 
@@ -368,7 +360,7 @@ static void prefix_tile(scratch *s, const prefix_job *job, const row_tile *tile)
     for (uint32_t h = 0; h < tile->heads; h++)
         for (uint32_t r = 0; r < tile->rows; r += b->lines)
             operand_split(b->p, cpu_queries_of(s, b, h * tile->padded + r),
-                          job->q.address + (tile->at + r) * ld + (size_t)(tile->head + h) * d, ld, b->lines, 0,
+                          job->q.address + (tile->at + r) * ld + (size_t)(tile->head + h) * d, ld, 0,
                           tile->rows - r < b->lines ? tile->rows - r : b->lines, d, cpu_score_scale(d));
     tiles_hold();
     for (uint32_t i = first_key(job->shape, row) / KEY_TILE; i * KEY_TILE < end; i++) {
@@ -517,7 +509,7 @@ static void split_queries(const scratch *s, const rows_job *job, uint32_t g)
     const block_plan *b = &job->blocks;
     uint32_t lines = job->n * group_of(job);
     for (uint32_t r = 0; r < lines; r++)
-        operand_split(b->p, cpu_queries_of(s, b, r), query_of(job, g, r), b->d, b->lines, r % b->lines, 1, b->d,
+        operand_split(b->p, cpu_queries_of(s, b, r), query_of(job, g, r), b->d, r % b->lines, 1, b->d,
                       cpu_score_scale(b->d));
 }
 

@@ -104,10 +104,8 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
 void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
 void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
                      attention_shape s);
-// What a device's scratch memory has to hold for attention: floats for packing a tile's keys or values, and bytes of
-// the weights of `lines` lines as an operand. Both cover a last tile too, which may have more parts than a whole one
-// and therefore take more (packed.h).
-size_t cpu_pack_floats(uint32_t d);
+// Bytes of the weights of `lines` lines as an operand, for any tile: the last one may be in more parts than a whole one
+// and therefore take more (packed_parts).
 size_t cpu_weight_bytes(precision p, uint32_t lines);
 // How many of a task's lines are multiplied with a tile of keys together: BLOCK_LINES on the tile unit. With oneDNN all
 // of the prefill's, and of decoded rows all, a half or a quarter.

@@ -1,6 +1,6 @@
 #include "profiler/backend/packed.h"
 #include "formats/need.h"
-#include "profiler/backend/bf16_parts.h"
+#include "profiler/backend/bf16_round.h"
 #include "profiler/backend/packed_steps.h"
 #include "profiler/backend/packed_tiles.h"
 #include <dnnl.h>
@@ -264,21 +264,12 @@ static void primitive_run(const primitive *p, const void *a, const void *b, floa
 
 // ---- Operands ----
 
-// With few inner terms a product is bound by writing its result, and more terms cost little: there the operands keep
-// three parts (24 bits) in one product with six times the terms, a = [h m l h m h], b = [h; h; h; m; m; l]. The scores
-// of attention are of this kind, and their errors matter most, since they enter an exponent. With many terms the
-// products run one after the other, and b's high part is stored once.
-enum { JOINED_MAX_K = 128, JOINED = 6 };
-
-static bool is_joined(precision p, uint32_t k)
-{
-    return p == PRECISION_BF16X3 && k <= JOINED_MAX_K;
-}
-
-// The same choice for the tile unit: the number of parts that it takes of each operand.
+// With few inner terms a product is bound by writing its result, and more terms cost little: there BF16X3 keeps three
+// parts, too. The scores of attention are of this kind, and their errors matter most, since they enter an exponent.
 unsigned packed_parts(precision p, uint32_t k)
 {
-    return p == PRECISION_F32 || is_joined(p, k) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
+    enum { FEW = 128 };
+    return p == PRECISION_F32 || (p == PRECISION_BF16X3 && k <= FEW) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
 }
 
 const char *precision_name(precision p)
@@ -296,12 +287,12 @@ precision precision_named(const char *name)
 
 static dnnl_data_type_t type_of(precision p)
 {
-    return p != PRECISION_F32 && packed_is_native() ? dnnl_bf16 : dnnl_f32;
+    return p == PRECISION_BF16 && packed_is_native() ? dnnl_bf16 : dnnl_f32;
 }
 
 bool operand_is_plain(precision p)
 {
-    return p == PRECISION_F32 && !tiles_available();
+    return !tiles_available() && type_of(p) == dnnl_f32;
 }
 
 static size_t type_size(dnnl_data_type_t type)
@@ -316,73 +307,30 @@ static size_t round_up(size_t bytes)
     return (bytes + 63) / 64 * 64;
 }
 
-// Bytes of one part.
-static size_t part_bytes(precision p, uint32_t k, uint32_t n)
-{
-    return round_up(
-        dnnl_memory_desc_get_size(&primitive_find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n)->b));
-}
-
 size_t packed_bytes(precision p, uint32_t k, uint32_t n)
 {
     if (tiles_available()) return tiles_b_bytes(packed_parts(p, k), k, n);
-    size_t one = part_bytes(p, k, n);
-    return p == PRECISION_BF16X3 && !is_joined(p, k) ? 2 * one : one;
+    return round_up(dnnl_memory_desc_get_size(&primitive_find_layout(type_of(p), k, n)->b));
 }
 
 size_t operand_bytes(precision p, uint32_t m, uint32_t k)
 {
     if (tiles_available()) return tiles_a_bytes(packed_parts(p, k), m, k);
-    size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? JOINED : 2;
-    return round_up(parts * m * k * type_size(type_of(p)));
+    return round_up((size_t)m * k * type_size(type_of(p)));
 }
 
-size_t packed_temp_floats(uint32_t k, uint32_t n)
+// Making a primitive inside a parallel region is as good as outside, since it is for one thread anyway.
+void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n)
 {
-    return (size_t)(k <= JOINED_MAX_K ? JOINED : 2) * k * n;
-}
-
-// Packs b. Returns the bytes written. May run inside a parallel region; making a primitive there is as good, since it
-// is for one thread anyway.
-static size_t reorder(precision p, void *to, const float *from, size_t ld, bool transposed, uint32_t k, uint32_t n)
-{
+    if (tiles_available()) {
+        tiles_pack_b(packed_parts(p, k), to, b, ld, transposed, k, n);
+        return;
+    }
     primitive_key key = {.type = type_of(p), .n = n, .k = k, .ld = ld, .transposed = transposed};
     const primitive *r;
 #pragma omp critical(packed_primitives)
     r = primitive_find(&key);
-    primitive_run(r, from, to, NULL);
-    return round_up(dnnl_memory_desc_get_size(&r->b));
-}
-
-// Writes the three parts of a joined b, its lines `line` floats apart and its parts `part` floats.
-static void store_joined(float *temp, size_t line, size_t part, const float *b, size_t ld, size_t lines, size_t length)
-{
-    for (size_t i = 0; i < lines; i++) {
-        float *at = temp + i * line;
-        parts_three(at, at + 3 * part, at + 5 * part, b + i * ld, length, 1.0f);
-        memcpy(at + part, at, length * sizeof *at);
-        memcpy(at + 2 * part, at, length * sizeof *at);
-        memcpy(at + 4 * part, at + 3 * part, length * sizeof *at);
-    }
-}
-
-void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
-                  float *temp)
-{
-    size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
-    if (tiles_available()) {
-        tiles_pack_b(packed_parts(p, k), to, b, ld, transposed, k, n);
-    } else if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) { // the reorder rounds by itself
-        reorder(p, to, b, ld, transposed, k, n);
-    } else if (is_joined(p, k)) {
-        store_joined(temp, transposed ? JOINED * length : length, transposed ? length : part, b, ld, lines, length);
-        reorder(p, to, temp, transposed ? JOINED * length : length, transposed, JOINED * k, n);
-    } else {
-        for (size_t i = 0; i < lines; i++)
-            parts_high_low(temp + i * length, temp + part + i * length, b + i * ld, length, 1.0f);
-        size_t first = reorder(p, to, temp, length, transposed, k, n);
-        if (p == PRECISION_BF16X3) reorder(p, (char *)to + first, temp + part, length, transposed, k, n);
-    }
+    primitive_run(r, b, to, NULL); // rounds by itself
 }
 
 uint32_t packed_side(precision p, uint32_t k, uint32_t n)
@@ -397,46 +345,16 @@ uint32_t packed_side(precision p, uint32_t k, uint32_t n)
     return by->strides[0] == terms * side && by->strides[1] == k * side ? (uint32_t)side : 0;
 }
 
-static void split_joined(void *to, bool bits, const float *x, uint32_t k, float scale)
+void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t first, uint32_t rows, uint32_t k,
+                   float scale)
 {
-    uint16_t *b = to;
-    float *f = to;
-    if (bits) {
-        parts_three_bits(b, b + k, b + 2 * k, x, k, scale);
-        memcpy(b + 3 * k, b, 2 * k * sizeof *b);
-        memcpy(b + 5 * k, b, k * sizeof *b);
-    } else {
-        parts_three(f, f + k, f + 2 * k, x, k, scale);
-        memcpy(f + 3 * k, f, 2 * k * sizeof *f);
-        memcpy(f + 5 * k, f, k * sizeof *f);
-    }
-}
-
-void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
-                   uint32_t k, float scale)
-{
-    if (tiles_available()) {
-        for (uint32_t i = 0; i < rows; i++, x += ld) tiles_pack_row(packed_parts(p, k), to, x, first + i, k, scale);
-        return;
-    }
-    bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16;
-    size_t step = joined ? JOINED * (size_t)k : k, to_low = (size_t)m * k;
+    bool tiles = tiles_available(), bits = type_of(p) == dnnl_bf16;
     for (uint32_t i = first; i < first + rows; i++, x += ld) {
-        uint16_t *b = (uint16_t *)to + i * step;
-        float *f = (float *)to + i * step;
-        if (p == PRECISION_F32) {
+        float *f = (float *)to + (size_t)i * k;
+        if (tiles) tiles_pack_row(packed_parts(p, k), to, x, i, k, scale);
+        else if (bits) bf16_round((uint16_t *)to + (size_t)i * k, x, k, scale);
+        else
             for (uint32_t c = 0; c < k; c++) f[c] = x[c] * scale;
-        } else if (joined) {
-            split_joined(bits ? (void *)b : (void *)f, bits, x, k, scale);
-        } else if (p == PRECISION_BF16 && bits) {
-            parts_high_bits(b, x, k, scale);
-        } else if (p == PRECISION_BF16) {
-            parts_high(f, x, k, scale);
-        } else if (bits) {
-            parts_high_low_bits(b, b + to_low, x, k, scale);
-        } else {
-            parts_high_low(f, f + to_low, x, k, scale);
-        }
     }
 }
 
@@ -444,11 +362,10 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 
 struct product {
     precision p;
-    const primitive *first, *more; // `more` adds to what `first` wrote to c
+    const primitive *run;
     uint32_t m, n, k;
-    size_t b_part;
     bool accumulate;
-    unsigned tile_parts; // not 0: the tile unit multiplies, without primitives
+    unsigned tile_parts; // not 0: the tile unit multiplies, without a primitive
     struct product *next;
 };
 
@@ -460,22 +377,14 @@ static void make_product(product *made)
         made->tile_parts = packed_parts(made->p, made->k);
         return;
     }
-    bool joined = is_joined(made->p, made->k);
     primitive_key key = {.type = type_of(made->p),
                          .m = made->m,
                          .n = made->n,
-                         .k = joined ? JOINED * made->k : made->k,
+                         .k = made->k,
                          .ld = made->n,
                          .accumulate = made->accumulate};
-    made->first = primitive_find(&key);
-    made->more = made->first;
-    if (made->p == PRECISION_BF16X3 && !joined) {
-        key.accumulate = true;
-        made->more = primitive_find(&key);
-        made->b_part = part_bytes(made->p, made->k, made->n);
-    }
-    primitives_take_scratch(dnnl_memory_desc_get_size(&made->first->scratchpad), omp_get_max_threads());
-    primitives_take_scratch(dnnl_memory_desc_get_size(&made->more->scratchpad), omp_get_max_threads());
+    made->run = primitive_find(&key);
+    primitives_take_scratch(dnnl_memory_desc_get_size(&made->run->scratchpad), omp_get_max_threads());
 }
 
 uint32_t product_rows(void)
@@ -514,14 +423,8 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 
 void product_run(const product *p, const void *a, const void *b, float *c)
 {
-    if (p->tile_parts) {
-        product_run_rows(p, p->m, a, b, c, p->n, false);
-        return;
-    }
-    primitive_run(p->first, a, b, c);
-    if (!p->b_part) return;
-    primitive_run(p->more, (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p)), b, c);
-    primitive_run(p->more, a, (const char *)b + p->b_part, c);
+    if (p->tile_parts) product_run_rows(p, p->m, a, b, c, p->n, false);
+    else primitive_run(p->run, a, b, c);
 }
 
 bool product_takes_any_rows(void)

@@ -1,18 +1,17 @@
 // Matrix products whose right-hand side is kept in the blocked layout that is fastest for oneDNN on this machine, in
-// float32, in bfloat16, or as bfloat16 in two parts; or, if the machine has a tile unit, in that of packed_tiles.h,
-// which then serves all precisions. Every product runs on the caller's thread only: callers divide their work by shape,
-// so that no sum depends on the number of threads.
+// float32 or in bfloat16; or, if the machine has a tile unit, in that of packed_tiles.h, which then serves all
+// precisions. Every product runs on the caller's thread only: callers divide their work by shape, so that no sum
+// depends on the number of threads.
 //
-//     PRECISION_F32     c = a b                                    float32 operands
-//     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
-//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    operands in two bfloat16 parts (16 bits)
+//     PRECISION_F32     c = a b                float32 operands
+//     PRECISION_BF16    c = hi(a) hi(b)        operands rounded to bfloat16 (8 bits)
+//     PRECISION_BF16X3  c = (hi(a) + lo(a)) (hi(b) + lo(b))    operands in two bfloat16 parts (16 bits)
 //
-// with hi(x) = bf16(x), lo(x) = bf16(x - hi(x)). The tile unit adds lo(a) lo(b), at little cost.
+// with hi(x) = bf16(x), lo(x) = bf16(x - hi(x)). Sums are float32 throughout. BF16X3 is what other libraries call
+// matrix products of "high" precision: about 2^-16 relative error per term.
 //
-// Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs
-// them little. Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision:
-// about 2^-16 relative error per term, three products on a bfloat16 matrix unit in place of one in float32. A machine
-// without bfloat16 vector instructions does the same roundings and multiplies in float32: as good, but slower.
+// A precision says how much the operands keep at least. Fewer bits are taken only where that is faster: BF16X3 with a
+// tile unit, BF16 with that or bfloat16 instructions. Elsewhere they are float32.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,20 +37,17 @@ unsigned packed_parts(precision p, uint32_t k);
 size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
 
-// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] if `transposed`. `temp` holds packed_temp_floats(k, n).
-// May run on any thread.
-size_t packed_temp_floats(uint32_t k, uint32_t n);
-void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
-                  float *temp);
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] if `transposed`. May run on any thread.
+void packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n);
 
 // Returns how many columns lie side by side in a packed b: b[i][j] is at (j / side * k + i) * side + j % side. 0 if b
 // is not float32, or is laid out in another way.
 uint32_t packed_side(precision p, uint32_t k, uint32_t n);
 
-// Writes rows first .. first+rows-1 of a [m,k] = scale * x in the form that product_run takes; row first+i comes from x
-// + i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
-void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
-                   uint32_t k, float scale);
+// Writes rows first .. first+rows-1 of an operand of k terms, scale * x, in the form that product_run takes; row
+// first+i comes from x + i*ld. Rows that are never written may hold anything: they only affect their own rows of c.
+void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t first, uint32_t rows, uint32_t k,
+                   float scale);
 
 // Returns a number of rows, at most PRODUCT_ROWS_MAX, with which a row of a product has the same bits at any place in
 // it: a multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6

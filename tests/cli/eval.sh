@@ -132,7 +132,8 @@ holds 'says so, and finds nearly the same' "$PYTHON" - <<'PYTHON_END'
 import json
 a, b = (json.load(open(n)) for n in ("bare.json", "out"))
 x, y = a["rows"][0]["kl"], b["rows"][0]["kl"]
-assert (a["settings"]["compute"], b["settings"]["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
+assert (a["settings"]["compute"], b["settings"]["compute"]) == ("f32", "bf16x3") and abs(x - y) < 1e-2 * x, (x, y)
+assert (x == y) == ("bf16x3 is no faster than f32" in open("err").read()), (x, y)
 PYTHON_END
 
 expect 0 'a table that may not cut into the window' "${EVAL[@]}" snapkv.safetensors snapkv.safetensors:strict \
