@@ -182,6 +182,50 @@ def nearest(board):
             yield f"| {NAMES[model]} | {share(ratio)} | {first} | {by} | {zipped} |"
 
 
+def pooled(board, model, ratio):
+    """Returns the scores of each press that has all answers of the model's tasks: {press: [score of each answer]}."""
+    measures = {k[1] for k in board.values if k[0] == model} - {"kl"}
+    asked = [(m, t) for m in sorted(measures) for t in board.texts(model, m)
+             if t in board.values.get((model, m, "full", 0.0), {})]
+    out = {}
+    for row in ROWS:
+        scores = [board.values.get((model, m, row.name, ratio), {}).get(t) for m, t in asked]
+        if asked and None not in scores and all(board.over(model, m, row.name, ratio) < SPARE for m in measures):
+            out[row.name] = scores
+    return out
+
+
+def ahead(scores, others):
+    """Returns the mean difference of two presses' scores, with Student's interval over the answers from five on."""
+    gaps = [x - y for x, y in zip(scores, others)]
+    n, mean = len(gaps), sum(gaps) / len(gaps)
+    if n < LEAST:
+        return f"{mean:+.0f}"
+    error = math.sqrt(sum((g - mean) ** 2 for g in gaps) / (n - 1) / n) * T95[min(n - 1, len(T95) - 1)]
+    return f"{mean:+.0f} ({mean - error:+.0f} .. {mean + error:+.0f})"
+
+
+def ruler(board):
+    """Yields a table by model and ratio: all tasks together, kvbudget's best row beside the best others."""
+    yield "| model | pruned | kvbudget's best | best other with one prefill | ahead by | KVzip | ahead by | answers |"
+    yield "|---|---:|---|---|---:|---:|---:|---:|"
+    ours, twice = {row.name for row in ROWS if row.ours}, {row.name for row in ROWS if row.prefills == 2}
+    mean = lambda scores: sum(scores) / len(scores)
+    for model in NAMES:
+        for ratio in RATIOS:
+            scores = pooled(board, model, ratio)
+            best = lambda names: max(names, key=lambda name: mean(scores[name]))
+            mine, others = [p for p in scores if p in ours], [p for p in scores if p not in ours | twice]
+            if not mine or not others:
+                continue
+            first, other = best(mine), best(others)
+            cells = [NAMES[model], share(ratio)] + [f"{name}: {mean(scores[name]):.0f}" for name in (first, other)]
+            cells.append(ahead(scores[first], scores[other]))
+            zipped = scores.get("KVzip")
+            cells += [f"{mean(zipped):.0f}", ahead(scores[first], zipped)] if zipped else ["", ""]
+            yield "| " + " | ".join([*cells, str(len(scores[first]))]) + " |"
+
+
 def absent(board):
     found = collections.defaultdict(set)
     for (model, measure, press, ratio), note in board.notes.items():
@@ -260,6 +304,7 @@ def put(page, of, blocks):
 def write(lines, page, svg):
     board = Board(lines)
     if models_of(board, "kl"):
-        made = (("behind", behind), ("nearest", nearest), ("kl", tables), ("tasks", tasks), ("absent", absent))
+        made = (("behind", behind), ("nearest", nearest), ("kl", tables), ("ruler", ruler), ("tasks", tasks),
+                ("absent", absent))
         put(page, "board", [(name, rows(board)) for name, rows in made])
         svg.write_text(picture(board), encoding="utf-8")
