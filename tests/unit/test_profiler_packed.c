@@ -90,6 +90,7 @@ UNIT_TEST(test_errors)
             ck_assert_ptr_nonnull(made);
             product_prepare(1 + i % 9);
             bool rounds = !operand_is_plain(p); // else the operands are float32
+            ck_assert_int_eq(precision_named(precision_name(p)), p);
             ck_assert(p == PRECISION_F32 ||
                       rounds == (tiles_available() || (p == PRECISION_BF16 && packed_is_native())));
             product_run(made, operand_is_plain(p) ? (const void *)t.a : t.operand, t.weights, t.c);
