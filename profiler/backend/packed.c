@@ -269,7 +269,7 @@ static void primitive_run(const primitive *p, const void *a, const void *b, floa
 unsigned packed_parts(precision p, uint32_t k)
 {
     enum { FEW = 128 };
-    return p == PRECISION_F32 || (p == PRECISION_BF16X3 && k <= FEW) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
+    return p == PRECISION_BF16 ? 1 : p == PRECISION_BF16X3 && k > FEW ? 2 : 3;
 }
 
 const char *precision_name(precision p)
@@ -295,11 +295,6 @@ bool operand_is_plain(precision p)
     return !tiles_available() && type_of(p) == dnnl_f32;
 }
 
-static size_t type_size(dnnl_data_type_t type)
-{
-    return type == dnnl_bf16 ? 2 : sizeof(float);
-}
-
 // --- packing ---
 
 static size_t round_up(size_t bytes)
@@ -316,7 +311,7 @@ size_t packed_bytes(precision p, uint32_t k, uint32_t n)
 size_t operand_bytes(precision p, uint32_t m, uint32_t k)
 {
     if (tiles_available()) return tiles_a_bytes(packed_parts(p, k), m, k);
-    return round_up((size_t)m * k * type_size(type_of(p)));
+    return round_up((size_t)m * k * (type_of(p) == dnnl_bf16 ? sizeof(uint16_t) : sizeof(float)));
 }
 
 // Making a primitive inside a parallel region is as good as outside, since it is for one thread anyway.
