@@ -28,7 +28,7 @@ exists 'the table' one.safetensors
 says 'the report holds the measured KL' 'SnapKV|published' one.html
 expect 0 'the table works' budgets one.safetensors --ratio 0.8 --tokens 1000
 expect 0 'and says that it was measured' inspect one.safetensors --json
-says 'on the texts that choose' 'refined' out
+says 'on the texts that choose, by 16 tokens, since contexts are short' 'refined.*n_next[^0-9]*16\b' out
 
 expect 0 'again, with two threads' "${TUNE[@]}" -o two --threads 2 --quiet
 same 'gives the same table' one.safetensors two.safetensors
