@@ -45,10 +45,14 @@ $(foreach f,$(wildcard profiler/metric/scorer_*.c) $(addprefix profiler/backend/
     $(eval FLAGS_$(subst /,_,$(f:.c=)) := -Wno-unused-parameter))
 FLAGS_evaluator_attend           := -ffp-contract=fast
 FLAGS_runtime_attend             := -ffp-contract=fast
-# Loops that -O2 makes slower, those of refit.c by two fifths.
-$(if $(filter -O2,$(CFLAGS)),$(foreach f,evaluator/attend runtime/attend runtime/refit $(addprefix profiler/, \
+# Loops that -O2 makes slower, those of refit.c by two fifths; and commands, which call what computes and compile in two
+# thirds of the time.
+ifneq ($(filter -O2,$(CFLAGS)),)
+$(foreach f,evaluator/attend runtime/attend runtime/refit $(addprefix profiler/, \
     backend/backend_cpu_loops backend/backend_cpu_attention metric/scorer_parts model/oracle), \
-    $(eval FLAGS_$(subst /,_,$(f)) += -O3)))
+    $(eval FLAGS_$(subst /,_,$(f)) += -O3))
+$(foreach f,$(wildcard tools/*.c tools/*/*.c),$(eval FLAGS_$(subst /,_,$(f:.c=)) += -O1))
+endif
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
 PKG_CFLAGS   := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
@@ -63,7 +67,7 @@ LIBS         := $(PKG_LIBS) -ldnnl -lm
 # only by processes that a launcher started. If not, or with MPI=0: tools/ranks_none.c instead of tools/ranks_mpi.c.
 MPI ?= $(if $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes),1,0)
 ifeq ($(MPI),1)
-FLAGS_tools_ranks_mpi := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
+FLAGS_tools_ranks_mpi += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
 MPI_LIBS   := $(shell pkg-config --libs ompi-c 2>/dev/null)
 NO_MPI_SRC := tools/ranks_none.c
 else

@@ -1,5 +1,5 @@
 // Rounds scale * x [n] to bfloat16, to nearest, ties to even, for products on bfloat16 instructions. Numbers that
-// overflow become infinite, NaN stays NaN; subnormals may become zero.
+// overflow become infinite, NaN stays NaN.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
