@@ -45,13 +45,13 @@ $(foreach f,$(wildcard profiler/metric/scorer_*.c) $(addprefix profiler/backend/
     $(eval FLAGS_$(subst /,_,$(f:.c=)) := -Wno-unused-parameter))
 FLAGS_evaluator_attend           := -ffp-contract=fast
 FLAGS_runtime_attend             := -ffp-contract=fast
-# Loops that -O2 makes slower, those of refit.c by two fifths; and commands, which call what computes and compile in two
+# Loops that -O2 makes slower, those of refit.c by two fifths. Files and commands compute little; they compile in two
 # thirds of the time.
 ifneq ($(filter -O2,$(CFLAGS)),)
 $(foreach f,evaluator/attend runtime/attend runtime/refit $(addprefix profiler/, \
     backend/backend_cpu_loops backend/backend_cpu_attention metric/scorer_parts model/oracle), \
     $(eval FLAGS_$(subst /,_,$(f)) += -O3))
-$(foreach f,$(wildcard tools/*.c tools/*/*.c),$(eval FLAGS_$(subst /,_,$(f:.c=)) += -O1))
+$(foreach f,$(wildcard formats/*.c tools/*.c tools/*/*.c),$(eval FLAGS_$(subst /,_,$(f:.c=)) += -O1))
 endif
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
