@@ -1,11 +1,10 @@
 """The figures of the LU-KV paper (arXiv 2602.08585) for models that can be had here: 1, 2a, 2b, 3, 4, and its table 3.
 
 usage: paper_figures.py [NAME...] [--work build/paper] [--svg docs/paper.svg] [--page docs/paper.md] [--samples 10]
-NAME is one of tools/scripts/get-model.sh (default: smollm2-135m qwen2.5-coder-0.5b). Everything is made by the program
-from one record of calib-data's four texts: 1 and 3 to 4 by `solve --ablation`, 2a by `validate`, 2b by `solve --paper
--c TEXT`, the ablation by `eval` on calib-data/eval and by `task`. What a step has written into --work is not made
-again, so a run can be stopped. Needs matplotlib, h5py, the package kvbudget in PYTHONPATH, KVBUDGET_PROGRAM and
-KVBUDGET_LIBRARY.
+NAME is one of tools/scripts/get-model.sh (default: all four). Everything is made by the program from one record of
+calib-data's four texts: 1 and 3 to 4 by `solve --ablation`, 2a by `validate`, 2b by `solve --paper -c TEXT`, the
+ablation by `eval` on calib-data/eval and by `task`. What a step has written into --work is not made again, so a run can
+be stopped. Needs matplotlib, h5py, the package kvbudget in PYTHONPATH, KVBUDGET_PROGRAM and KVBUDGET_LIBRARY.
 """
 import argparse
 import functools
@@ -33,7 +32,7 @@ SPLITS = {"uniform": "uniform", "PyramidKV": "PyramidKV", "AdaKV": "AdaKV", "wit
           "optimum": "LU-KV"}
 TASKS = ("niah_single_1", "niah_multikey_2", "vt:hops=1", "fwe")
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("names", nargs="*", default=["smollm2-135m", "qwen2.5-coder-0.5b"])
+p.add_argument("names", nargs="*", default=list(board_page.NAMES))
 p.add_argument("--work", type=pathlib.Path, default=ROOT / "build/paper")
 p.add_argument("--svg", type=pathlib.Path, default=ROOT / "docs/paper.svg")
 p.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/paper.md")
@@ -105,9 +104,10 @@ class Subject:
         return kvbudget.Table(path)
 
     def profiles(self):
-        """Pruned share of every head at --ratio, one row for each text: what is best for it alone."""
-        rows = [self.table("keydiff", c).prune_ratios[round(100 * a.ratio) - 1].ravel() for c in self.contexts]
-        return np.array(rows)
+        """Pruned share of every head with a budget at --ratio, one row for each text: what is best for it alone."""
+        tables = [self.table("keydiff", c) for c in self.contexts]
+        shares = [np.delete(t.prune_ratios[round(100 * a.ratio) - 1], t.info.bounded, 0).ravel() for t in tables]
+        return np.array(shares)
 
     @functools.cached_property
     def texts(self):
@@ -156,11 +156,12 @@ def draw(subjects):
         row[2].set(title=f"2b · best for each text, {a.ratio:.0%}, KeyDiff", xlabel="KV head", ylabel="pruned")
         for split, label in SPLITS.items():
             row[3].plot(s.head_losses("keydiff", split).sum(1), label=label)
-        row[3].set(title=f"3 · loss by layer, {a.ratio:.0%}, KeyDiff", xlabel="layer", ylabel="importance lost")
+        row[3].set(title=f"3 · loss by layer, {a.ratio:.0%}, KeyDiff", xlabel="layer with a budget", ylabel="importance lost")
         high = max(s.head_losses("keydiff", split).max() for split in ("AdaKV", "optimum"))
         for axis, split in zip(row[4:], ("AdaKV", "optimum")):
             axis.imshow(s.head_losses("keydiff", split), aspect="auto", cmap="viridis", vmin=0, vmax=high)
-            axis.set(title=f"4 · {SPLITS[split]}", xlabel="KV head", ylabel="layer")
+            axis.set(title=f"4 · {SPLITS[split]}", xlabel="KV head", ylabel="layer with a budget")
+            axis.locator_params(integer=True)
         for axis in row[:4]:
             axis.legend(fontsize=6)
     figure.tight_layout()
