@@ -156,7 +156,8 @@ def draw(subjects):
         row[2].set(title=f"2b · best for each text, {a.ratio:.0%}, KeyDiff", xlabel="KV head", ylabel="pruned")
         for split, label in SPLITS.items():
             row[3].plot(s.head_losses("keydiff", split).sum(1), label=label)
-        row[3].set(title=f"3 · loss by layer, {a.ratio:.0%}, KeyDiff", xlabel="layer with a budget", ylabel="importance lost")
+        row[3].set(title=f"3 · loss by layer, {a.ratio:.0%}, KeyDiff", xlabel="layer with a budget",
+                   ylabel="importance lost")
         high = max(s.head_losses("keydiff", split).max() for split in ("AdaKV", "optimum"))
         for axis, split in zip(row[4:], ("AdaKV", "optimum")):
             axis.imshow(s.head_losses("keydiff", split), aspect="auto", cmap="viridis", vmin=0, vmax=high)
