@@ -51,7 +51,9 @@ ifneq ($(filter -O2,$(CFLAGS)),)
 $(foreach f,evaluator/attend runtime/attend runtime/refit $(addprefix profiler/, \
     backend/backend_cpu_loops backend/backend_cpu_attention metric/scorer_parts model/oracle), \
     $(eval FLAGS_$(subst /,_,$(f)) += -O3))
-$(foreach f,$(wildcard formats/*.c tools/*.c tools/*/*.c),$(eval FLAGS_$(subst /,_,$(f:.c=)) += -O1))
+$(foreach f,$(wildcard formats/*.c profiler/profile*.c profiler/text/jinja*.c profiler/weights/*gguf*.c \
+    profiler/weights/weights*.c tools/*.c tools/*/*.c), \
+    $(eval FLAGS_$(subst /,_,$(f:.c=)) := $(FLAGS_$(subst /,_,$(f:.c=))) -O1))
 endif
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
