@@ -54,7 +54,7 @@ $(foreach f,evaluator/attend runtime/attend runtime/refit $(addprefix profiler/,
     $(eval FLAGS_$(subst /,_,$(f)) += $(LOOPS)))
 $(foreach f,$(wildcard formats/*.c profiler/profile*.c profiler/text/jinja*.c profiler/weights/gguf.c \
     profiler/weights/weights*.c tools/*.c tools/*/*.c), \
-    $(eval FLAGS_$(subst /,_,$(f:.c=)) := $(FLAGS_$(subst /,_,$(f:.c=))) -O1))
+    $(eval FLAGS_$(subst /,_,$(f:.c=)) += -O1))
 endif
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
@@ -70,7 +70,8 @@ LIBS         := $(PKG_LIBS) -ldnnl -lm
 # only by processes that a launcher started. If not, or with MPI=0: tools/ranks_none.c instead of tools/ranks_mpi.c.
 MPI ?= $(if $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes),1,0)
 ifeq ($(MPI),1)
-FLAGS_tools_ranks_mpi += $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
+MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
+FLAGS_tools_ranks_mpi += $(MPI_CFLAGS)
 MPI_LIBS   := $(shell pkg-config --libs ompi-c 2>/dev/null)
 NO_MPI_SRC := tools/ranks_none.c
 else

@@ -343,11 +343,14 @@ uint32_t packed_side(precision p, uint32_t k, uint32_t n)
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t first, uint32_t rows, uint32_t k,
                    float scale)
 {
-    bool tiles = tiles_available(), bits = type_of(p) == dnnl_bf16;
+    if (tiles_available()) { // before oneDNN is asked, which then need not be started
+        for (uint32_t i = first; i < first + rows; i++, x += ld) tiles_pack_row(packed_parts(p, k), to, x, i, k, scale);
+        return;
+    }
+    bool bits = type_of(p) == dnnl_bf16;
     for (uint32_t i = first; i < first + rows; i++, x += ld) {
         float *f = (float *)to + (size_t)i * k;
-        if (tiles) tiles_pack_row(packed_parts(p, k), to, x, i, k, scale);
-        else if (bits) bf16_round((uint16_t *)to + (size_t)i * k, x, k, scale);
+        if (bits) bf16_round((uint16_t *)to + (size_t)i * k, x, k, scale);
         else
             for (uint32_t c = 0; c < k; c++) f[c] = x[c] * scale;
     }
