@@ -510,16 +510,18 @@ KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const 
 
 // ---- Refitting ----------------------------------------------------------------------------------
 
-// After eviction, the kept slots need not hold what the model wrote: their keys can attract the attention that went to
-// the evicted tokens, and their values can stand in for the evicted ones. kvb_refit() changes the kept keys and values
-// of one KV head so that its output for reference queries comes near that of the full cache. The cache keeps its shape,
-// so decoding costs nothing more (docs/refit.md).
+// After eviction, the kept slots need not hold what the model wrote: some can hold summaries of many evicted tokens,
+// keys can attract the attention that went to evicted tokens, and values can stand in for evicted ones. kvb_refit()
+// changes the kept keys and values of one KV head so that its output for reference queries comes near that of the full
+// cache. The cache keeps its shape, so decoding costs nothing more (docs/refit.md).
 typedef struct kvb_refit_head {
-    uint32_t n_tokens;         // T
-    uint32_t head_dim;         // d, at most 65536
-    uint32_t n_kept;           // t, 1 to T
-    uint32_t n_queries;        // n. With fewer than 4 the head is left "bare", as it is; 256 to 512 are usual
-    const float *k, *v;        // [T, d] as cached, keys after RoPE
+    uint32_t n_tokens;    // T
+    uint32_t head_dim;    // d, at most 65536
+    uint32_t n_kept;      // t, 1 to T
+    uint32_t n_queries;   // n. With fewer than 4 the head is left "bare", as it is; 256 to 512 are usual
+    uint32_t n_summaries; // s, 0 to t: slots that may hold summaries of many tokens. t / 8 serves well where tokens
+                          // alone are chosen; 0 where rows are packed, since more of them are kept
+    const float *k, *v;   // [T, d] as cached, keys after RoPE
     const uint32_t *positions; // [t] that are kept, ascending, for example from kvb_select()
     const float *queries;      // [n, d] of all query heads of the group, already multiplied by the model's scale
                                // (usually 1 / sqrt(d)) and rotated to positions after the context. The context's own
@@ -527,8 +529,9 @@ typedef struct kvb_refit_head {
 } kvb_refit_head;
 
 enum {
-    KVB_REFIT_KEYS = 1,  // keys were shifted, or with an explicit bias, the bias is not 0
-    KVB_REFIT_VALUES = 2 // values were changed
+    KVB_REFIT_KEYS = 1,     // keys were shifted, or with an explicit bias, the bias is not 0
+    KVB_REFIT_VALUES = 2,   // values were changed
+    KVB_REFIT_SUMMARIES = 4 // the slots with the least attention hold summaries of tokens that are not kept
 };
 
 typedef struct kvb_refit_result {
@@ -545,18 +548,23 @@ typedef struct kvb_refit_result {
 KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_error *err);
 
 // Refits one head. Every fourth query (i % 4 == 3) is left out; with p_ij the full attention of query i, o_i its
-// output, and P_ij the attention over the kept tokens:
+// output, P_ij the attention over the kept slots, and A = Q'Q + 0.01 mean I:
+//     summaries, in the s slots whose tokens have the least max_i p_ij. These tokens and the evicted ones are
+//     divided among as many centres: each token goes to the nearest, by (k - k_c)'A(k - k_c), and each next centre is
+//     the token whose distance from the nearest one, times its mean p_ij, is largest. Of the tokens S of a centre, k_S
+//     and v_S are means with weights mean_i p_ij, and
+//         k'_S = k_S + A^-1 Q'(log sum over S of exp(q.k_j) - q.k_S)
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
-//     k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1      so that q.u is near 1
+//     k''_j = k'_j + beta_j u,  u = A^-1 Q'1                      so that q.u is near 1
 //     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)               no row moves by more than half of its length
-// (the bias by Attention Matching, arXiv 2602.16284). The left-out queries decide what is used: first whether changed
-// keys alone help, then, with or without these, which lambda. Lambdas are tried from the smallest up; after the first
-// that helps, only for as long as a larger one helps more. If nothing helps, or more than half of the tokens are kept,
-// the head stays bare.
+// (the bias by Attention Matching, arXiv 2602.16284; p_ij in w are shares of the slots as they are by then). The
+// left-out queries decide what is used: first whether shifted keys help, then which lambda. Lambdas are tried from the
+// smallest up; after the first that helps, only for as long as a larger one helps more. If the result is no better than
+// the kept tokens themselves, or more than half of the tokens are kept, the head stays bare.
 //   work    work_bytes bytes of working memory, with any alignment; fails with KVB_CAPACITY if that is too few
 //   k, v    [t, d], the results; must not overlap the head's arrays
-//   bias    NULL, or [t]: the result is an additive bias of the attention scores instead of shifted keys, for engines
-//           that have a mask; it is 0 where the head needs none
+//   bias    NULL, or [t]: an additive bias of the attention scores instead of shifted keys, for engines that have a
+//           mask; it is 0 where the head needs none. Summaries have keys of their own all the same
 //   out     what was chosen
 // Allocates nothing and starts no threads; any number of threads may call it, each with its own working memory. The
 // same input gives the same bits on the same processor. Fails with KVB_NUMERIC if a number of the head is not finite;

@@ -16,6 +16,8 @@ enum {
     POWER_STEPS = 20
 };
 static const double LAMBDAS[] = {0.01, 0.1, 1, 10};
+static const uint32_t KEPT = UINT32_MAX;
+static const float LEAST_SHARE = 1e-9F, LEAST_MASS = 1e-20F; // so that tokens without attention count, too
 
 // A matrix with strides of its own, so that a transpose costs nothing.
 typedef struct strided {
@@ -24,29 +26,38 @@ typedef struct strided {
 } strided;
 
 // Working memory of one call, carved out of the caller's. Of n queries the first n_fit are fitted to, and the others
-// are left out to judge by; t tokens are kept; d = head_dim; m = min(t, n_fit).
+// are left out to judge by; t tokens are kept; s slots hold summaries; d = head_dim; m = min(t, n_fit).
 typedef struct refit_work {
     const kvb_refit_head *h;
-    uint32_t n, n_fit, t, d, m;
-    float *queries;   // [n, d] those that are fitted to come first
-    float *outputs;   // [n, d] of the full cache
-    float *weights;   // [n, t] exp of the kept tokens' scores, relative to the largest kept one of the row
-    float *whole;     // [n] the factor that makes a row of `weights` shares of the full cache's attention
-    float *turn;      // [n] q.u, or 1 for an explicit bias
-    float *shares;    // [n, t] attention of the present candidate over the kept tokens
-    float *missing;   // [n, d] full output minus the present candidate's
-    float *scores;    // [SCORE_ROWS, T]
-    float *panel;     // [TILE_TERMS, TILE_COLUMNS]
-    float *gram;      // [m, m]
-    float *values;    // [t, d] kept
-    float *change;    // [t, d] of the values
-    float *best;      // [t, d] values of the best so far
-    float *trial;     // [t, d]
-    float *direction; // [d] u
-    float *bias;      // [t]
-    float *steps;     // [4, max(t, n)] for fit_bias()
-    double *factor;   // [max(m, d), max(m, d)]
-    double *right;    // [m, d], or [d]
+    uint32_t n, n_fit, t, s, d, m;
+    float *queries;    // [n, d] those that are fitted to come first
+    float *outputs;    // [n, d] of the full cache
+    float *top;        // [n] the largest score over all tokens
+    float *mass;       // [n] sum over all tokens of exp(score - top)
+    float *mean;       // [T] mean share of the attention that a token has from the queries that are fitted to
+    float *most;       // [T] the largest such share
+    float *keys;       // [t, d] kept, some of them with a summary's in place of their own
+    float *weights;    // [n, t] exp of the scores of `keys`, relative to the largest of the row
+    float *whole;      // [n] the factor that makes a row of `weights` shares of the full cache's attention
+    float *turn;       // [n] q.u, or 1 for an explicit bias
+    float *shares;     // [n, t] attention of the present candidate over the kept tokens
+    float *missing;    // [n, d] full output minus the present candidate's
+    float *scores;     // [SCORE_ROWS, T]
+    float *panel;      // [TILE_TERMS, TILE_COLUMNS]
+    float *places;     // [T, d] keys, turned so that their distances are the differences of their scores
+    float *apart;      // [T] squared distance from the nearest centre
+    uint32_t *belongs; // [T] the summary that stands for a token; KEPT for one that stays
+    uint32_t *slots;   // [s] the slot of each summary
+    float *gram;       // [m, m]
+    float *values;     // [t, d] those of `keys`
+    float *change;     // [t, d] of the values
+    float *best;       // [t, d] values of the best so far
+    float *trial;      // [t, d]
+    float *direction;  // [d] u
+    float *bias;       // [t]
+    float *steps;      // [4, max(t, n)] for fit_bias()
+    double *factor;    // [max(m, d), max(m, d)]
+    double *right;     // [m, d], or [d, s]
 } refit_work;
 
 // ---- Products ----
@@ -248,32 +259,36 @@ static void order_queries(refit_work *w)
     }
 }
 
-// Turns query i's row of scores into the full cache's attention, and computes the kept tokens' weights from it.
-static void split_row(refit_work *w, float *row, uint32_t i)
+// Turns query i's row of scores into the full cache's attention.
+static void share_scores(refit_work *w, float *row, uint32_t i)
 {
-    const uint32_t *kept = w->h->positions;
     uint32_t T = w->h->n_tokens;
-    float top = largest_of(row, T), kept_top, *weights = w->weights + (size_t)i * w->t;
-    for (uint32_t j = 0; j < w->t; j++) weights[j] = row[kept[j]];
-    kept_top = largest_of(weights, w->t);
-    exp_row(weights, -kept_top, w->t);
-    exp_row(row, -top, T);
-    w->whole[i] = (float)(expf(kept_top - top) / share_row(row, T));
+    w->top[i] = largest_of(row, T);
+    exp_row(row, -w->top[i], T);
+    w->mass[i] = (float)share_row(row, T);
+    if (i >= w->n_fit) return;
+    add_scaled(w->mean, row, 1 / (float)w->n_fit, T);
+    for (uint32_t j = 0; j < T; j++) w->most[j] = row[j] > w->most[j] ? row[j] : w->most[j];
+}
+
+static void score_rows(refit_work *w, uint32_t first, uint32_t rows)
+{
+    strided keys = {w->h->k, 1, w->d}, queries = {w->queries + (size_t)first * w->d, w->d, 1};
+    multiply(w->scores, w->h->n_tokens, queries, keys, rows, w->h->n_tokens, w->d, 0, w->panel);
 }
 
 static void attend_fully(refit_work *w)
 {
-    const kvb_refit_head *h = w->h;
-    size_t T = h->n_tokens, d = w->d;
-    strided keys = {h->k, 1, d}, values = {h->v, d, 1}, scores = {w->scores, T, 1};
+    size_t T = w->h->n_tokens, d = w->d;
+    strided values = {w->h->v, d, 1}, scores = {w->scores, T, 1};
+    memset(w->mean, 0, T * sizeof *w->mean);
+    memset(w->most, 0, T * sizeof *w->most);
     for (uint32_t i = 0; i < w->n; i += SCORE_ROWS) {
         uint32_t rows = w->n - i < SCORE_ROWS ? w->n - i : SCORE_ROWS;
-        strided queries = {w->queries + i * d, d, 1};
-        multiply(w->scores, T, queries, keys, rows, T, d, 0, w->panel);
-        for (uint32_t r = 0; r < rows; r++) split_row(w, w->scores + r * T, i + r);
+        score_rows(w, i, rows);
+        for (uint32_t r = 0; r < rows; r++) share_scores(w, w->scores + r * T, i + r);
         multiply(w->outputs + i * d, d, scores, values, rows, d, T, 0, w->panel);
     }
-    for (uint32_t j = 0; j < w->t; j++) memcpy(w->values + j * d, h->v + h->positions[j] * d, d * sizeof(float));
 }
 
 // Mean square of the outputs around their mean, the unit of errors.
@@ -294,6 +309,18 @@ static double outputs_variance(const refit_work *w)
 }
 
 // ---- Candidates ----
+
+// Computes the weights of the present keys.
+static void weigh_keys(refit_work *w)
+{
+    strided queries = {w->queries, w->d, 1}, keys = {w->keys, 1, w->d};
+    multiply(w->weights, w->t, queries, keys, w->n, w->t, w->d, 0, w->panel);
+    for (uint32_t i = 0; i < w->n; i++) {
+        float *row = w->weights + (size_t)i * w->t, top = largest_of(row, w->t);
+        exp_row(row, -top, w->t);
+        w->whole[i] = expf(top - w->top[i]) / w->mass[i];
+    }
+}
 
 // Computes the attention over the kept tokens with this bias (NULL: none), and what its output with their values lacks.
 static void attend_kept(refit_work *w, const float *bias)
@@ -393,23 +420,138 @@ static int fit_bias(refit_work *w)
     return 1;
 }
 
-// u = (Q'Q + eps I)^-1 Q'1, so that q.u is near 1 for the head's queries; and q.u of each.
-static int fit_direction(refit_work *w)
+// Factorises Q'Q + 0.01 mean I over the queries that are fitted to.
+static int factor_queries(refit_work *w)
 {
     size_t d = w->d;
-    double *a = w->factor, trace = 0;
+    double trace = 0;
     strided q = {w->queries, d, 1}, turned = {w->queries, 1, d};
-    multiply(w->scores, d, turned, q, d, d, w->n, 1, w->panel);
-    memset(w->right, 0, d * sizeof *w->right);
-    for (uint32_t i = 0; i < w->n; i++)
-        for (size_t c = 0; c < d; c++) w->right[c] += w->queries[i * d + c];
+    multiply(w->scores, d, turned, q, d, d, w->n_fit, 1, w->panel);
     for (size_t i = 0; i < d; i++) trace += w->scores[i * d + i];
-    for (size_t i = 0; i < d * d; i++) a[i] = w->scores[i];
-    for (size_t i = 0; i < d; i++) a[i * d + i] += 1e-2 * trace / (double)d;
-    if (!factorise(a, d)) return 0;
-    solve_factored(a, d, w->right, 1);
+    for (size_t i = 0; i < d * d; i++) w->factor[i] = w->scores[i];
+    for (size_t i = 0; i < d; i++) w->factor[i * d + i] += 1e-2 * trace / (double)d;
+    return factorise(w->factor, d);
+}
+
+// u = (Q'Q + 0.01 mean I)^-1 Q'1, so that q.u is near 1 for the head's queries; and q.u of each.
+static void fit_direction(refit_work *w)
+{
+    size_t d = w->d;
+    memset(w->right, 0, d * sizeof *w->right);
+    for (uint32_t i = 0; i < w->n_fit; i++)
+        for (size_t c = 0; c < d; c++) w->right[c] += w->queries[i * d + c];
+    solve_factored(w->factor, d, w->right, 1);
     for (size_t c = 0; c < d; c++) w->direction[c] = (float)w->right[c];
     for (uint32_t i = 0; i < w->n; i++) w->turn[i] = dot(w->queries + i * d, w->direction, d);
+}
+
+// ---- Summaries ----
+
+// Gives up the slots whose tokens have the least attention: these tokens and the evicted ones are to be summarised.
+static void give_up_slots(refit_work *w, uint32_t n)
+{
+    const uint32_t *kept = w->h->positions;
+    memset(w->belongs, 0, w->h->n_tokens * sizeof *w->belongs);
+    for (uint32_t j = 0; j < w->t; j++) w->belongs[kept[j]] = KEPT;
+    for (uint32_t s = 0; s < n; s++) {
+        uint32_t least = 0;
+        while (w->belongs[kept[least]] != KEPT) least++;
+        for (uint32_t j = least + 1; j < w->t; j++)
+            if (w->belongs[kept[j]] == KEPT && w->most[kept[j]] < w->most[kept[least]]) least = j;
+        w->belongs[kept[least]] = 0;
+        w->slots[s] = least;
+    }
+}
+
+// Divides the tokens that are not kept among n centres: each next one is the token whose distance from the nearest
+// centre, times its attention, is largest. Returns 0 if there are fewer different tokens.
+static int divide_tokens(refit_work *w, uint32_t n)
+{
+    size_t T = w->h->n_tokens, d = w->d;
+    float *upper = w->scores;
+    for (size_t i = 0; i < d; i++)
+        for (size_t c = 0; c < d; c++) upper[i * d + c] = c >= i ? (float)w->factor[i * d + c] : 0;
+    strided keys = {w->h->k, d, 1}, turned = {upper, 1, d};
+    multiply(w->places, d, keys, turned, T, d, d, 0, w->panel);
+    for (size_t j = 0; j < T; j++) w->apart[j] = w->belongs[j] == KEPT ? 0 : INFINITY;
+    for (uint32_t s = 0; s < n; s++) {
+        size_t centre = 0;
+        float largest = 0;
+        for (size_t j = 0; j < T; j++) {
+            float by = (w->mean[j] + LEAST_SHARE) * (w->apart[j] < INFINITY ? w->apart[j] : 1);
+            if (w->apart[j] > 0 && by > largest) largest = by, centre = j;
+        }
+        if (!(largest > 0)) return 0;
+        for (size_t j = 0; j < T; j++) {
+            if (!(w->apart[j] > 0)) continue;
+            memcpy(w->trial, w->places + j * d, d * sizeof *w->trial);
+            add_scaled(w->trial, w->places + centre * d, -1, d);
+            float distance = dot(w->trial, w->trial, d);
+            if (distance < w->apart[j]) w->apart[j] = distance, w->belongs[j] = s;
+        }
+    }
+    return 1;
+}
+
+// Puts into each slot that was given up the means of its tokens' keys and values, weighted by their attention.
+static void average_tokens(refit_work *w, uint32_t n)
+{
+    size_t d = w->d;
+    float *sums = w->steps;
+    memset(sums, 0, n * sizeof *sums);
+    for (uint32_t j = 0; j < w->h->n_tokens; j++)
+        if (w->belongs[j] != KEPT) sums[w->belongs[j]] += w->mean[j] + LEAST_SHARE;
+    for (uint32_t s = 0; s < n; s++) {
+        memset(w->keys + w->slots[s] * d, 0, d * sizeof *w->keys);
+        memset(w->values + w->slots[s] * d, 0, d * sizeof *w->values);
+    }
+    for (uint32_t j = 0; j < w->h->n_tokens; j++) {
+        if (w->belongs[j] == KEPT) continue;
+        size_t slot = w->slots[w->belongs[j]];
+        float part = (w->mean[j] + LEAST_SHARE) / sums[w->belongs[j]];
+        add_scaled(w->keys + slot * d, w->h->k + j * d, part, d);
+        add_scaled(w->values + slot * d, w->h->v + j * d, part, d);
+    }
+}
+
+// Computes missing [n_fit, n]: what each summary's score lacks from the logarithm of its tokens' mass.
+static void miss_masses(refit_work *w, uint32_t n, float *missing)
+{
+    size_t T = w->h->n_tokens, d = w->d;
+    for (uint32_t i = 0; i < w->n_fit; i += SCORE_ROWS) {
+        uint32_t rows = w->n_fit - i < SCORE_ROWS ? w->n_fit - i : SCORE_ROWS;
+        score_rows(w, i, rows);
+        for (uint32_t r = 0; r < rows; r++) {
+            float *row = w->scores + r * T, *to = missing + (size_t)(i + r) * n;
+            exp_row(row, -w->top[i + r], T);
+            for (uint32_t s = 0; s < n; s++) to[s] = LEAST_MASS * w->mass[i + r];
+            for (size_t j = 0; j < T; j++)
+                if (w->belongs[j] != KEPT) to[w->belongs[j]] += row[j];
+            for (uint32_t s = 0; s < n; s++)
+                to[s] = logf(to[s]) + w->top[i + r] - dot(w->queries + (i + r) * d, w->keys + w->slots[s] * d, d);
+        }
+    }
+}
+
+// Puts summaries of the tokens that are not kept into the slots with the least attention: the means of their values,
+// and the keys whose scores come nearest to the logarithms of their mass. Needs the factor of the queries. Returns 0,
+// and changes nothing, if there are no such slots or tokens.
+static int summarise(refit_work *w)
+{
+    uint32_t n = w->s;
+    size_t d = w->d;
+    if (n == 0) return 0;
+    give_up_slots(w, n);
+    if (!divide_tokens(w, n)) return 0;
+    average_tokens(w, n);
+    float *missing = w->shares, *sums = w->trial;
+    miss_masses(w, n, missing);
+    strided turned = {w->queries, 1, d}, by = {missing, n, 1};
+    multiply(sums, n, turned, by, d, n, w->n_fit, 0, w->panel);
+    for (size_t i = 0; i < d * n; i++) w->right[i] = sums[i];
+    solve_factored(w->factor, d, w->right, n);
+    for (uint32_t s = 0; s < n; s++)
+        for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] += (float)w->right[c * n + s];
     return 1;
 }
 
@@ -463,12 +605,11 @@ static void take_better(kvb_refit_result *out, double error, int changed, double
     out->lambda = lambda;
 }
 
-// Tries refitted values with the present attention, whose error with the kept values is in *out. The least lambda is
+// Tries refitted values with the present attention; `keys` says what its keys are (KVB_REFIT_*). The least lambda is
 // nearly always the best, so once one has helped, larger ones are tried only for as long as they help more.
-static void try_values(refit_work *w, kvb_refit_result *out)
+static void try_values(refit_work *w, int keys, kvb_refit_result *out)
 {
     double mean = make_gram(w);
-    int keys = out->changed;
     for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS && mean > 0; l++) {
         if (!fit_values(w, LAMBDAS[l] * mean)) continue;
         limit_changes(w);
@@ -487,15 +628,21 @@ static void try_values(refit_work *w, kvb_refit_result *out)
 // Places all arrays from `base` on, or just counts if it is NULL. Returns the bytes; 0 if a size_t cannot hold them.
 static size_t carve(refit_work *w, unsigned char *base)
 {
-    uint64_t n = w->n, t = w->t, d = w->d, T = w->h->n_tokens, m = w->m, side = m > d ? m : d, longest = t > n ? t : n;
+    uint64_t n = w->n, t = w->t, s = w->s, d = w->d, T = w->h->n_tokens, m = w->m, side = m > d ? m : d,
+             longest = t > n ? t : n;
     uint64_t scratch = SCORE_ROWS * T, wide = n * d > d * d ? n * d : d * d;
     struct {
         void *at;
         uint64_t count, each, size;
     } parts[] = {{&w->factor, side, side, 8},
-                 {&w->right, side, d, 8},
+                 {&w->right, side > s ? side : s, d, 8},
                  {&w->queries, n, d, 4},
                  {&w->outputs, n, d, 4},
+                 {&w->top, n, 1, 4},
+                 {&w->mass, n, 1, 4},
+                 {&w->mean, T, 1, 4},
+                 {&w->most, T, 1, 4},
+                 {&w->keys, t, d, 4},
                  {&w->weights, n, t, 4},
                  {&w->whole, n, 1, 4},
                  {&w->turn, n, 1, 4},
@@ -503,6 +650,10 @@ static size_t carve(refit_work *w, unsigned char *base)
                  {&w->missing, n, d, 4},
                  {&w->scores, scratch > wide ? scratch : wide, 1, 4},
                  {&w->panel, TILE_TERMS, TILE_COLUMNS, 4},
+                 {&w->places, T, d, 4},
+                 {&w->apart, T, 1, 4},
+                 {&w->belongs, T, 1, 4},
+                 {&w->slots, s + 1, 1, 4},
                  {&w->gram, m, m, 4},
                  {&w->values, t, d, 4},
                  {&w->change, t, d, 4},
@@ -532,6 +683,7 @@ static refit_work shape_of(const kvb_refit_head *h)
     w.n = h->n_queries;
     w.n_fit = h->n_queries - h->n_queries / 4;
     w.t = h->n_kept;
+    w.s = h->n_summaries;
     w.d = h->head_dim;
     w.m = w.t < w.n_fit ? w.t : w.n_fit;
     return w;
@@ -541,12 +693,13 @@ static kvb_status check_head(const kvb_refit_head *h, kvb_error *err)
 {
     if (!h) return kvb_fail(err, KVB_ARGUMENT, "kvb_refit: the head must not be NULL");
     if (h->n_tokens == 0 || h->head_dim == 0 || h->n_kept == 0 || h->n_kept > h->n_tokens || h->head_dim > 65536 ||
-        h->n_queries > 16777216)
+        h->n_queries > 16777216 || h->n_summaries > h->n_kept)
         return kvb_fail(
             err, KVB_ARGUMENT,
-            "kvb_refit: %u tokens of %u numbers, %u kept, %u queries: expected 1 or more tokens, 1 to 65536 "
-            "numbers, 1 to all tokens kept and at most 16777216 queries",
-            (unsigned)h->n_tokens, (unsigned)h->head_dim, (unsigned)h->n_kept, (unsigned)h->n_queries);
+            "kvb_refit: %u tokens of %u numbers, %u kept, %u summaries, %u queries: expected 1 or more tokens, 1 to "
+            "65536 numbers, 1 to all tokens kept, no more summaries than these and at most 16777216 queries",
+            (unsigned)h->n_tokens, (unsigned)h->head_dim, (unsigned)h->n_kept, (unsigned)h->n_summaries,
+            (unsigned)h->n_queries);
     return KVB_OK;
 }
 
@@ -601,11 +754,12 @@ static void give_bare(const kvb_refit_head *h, float *k, float *v, float *bias)
     }
 }
 
-// Copies the best candidate's parts where they differ from the bare ones. Returns 0 if they are beyond float32.
+// Copies the best candidate. Returns 0 if it is beyond float32.
 static int give(const refit_work *w, int changed, float *k, float *v, float *bias)
 {
     size_t d = w->d;
-    if (changed & KVB_REFIT_VALUES) memcpy(v, w->best, w->t * d * sizeof *v);
+    if (changed) memcpy(k, w->keys, w->t * d * sizeof *k);
+    if (changed) memcpy(v, changed & KVB_REFIT_VALUES ? w->best : w->values, w->t * d * sizeof *v);
     for (uint32_t j = 0; changed & KVB_REFIT_KEYS && j < w->t; j++) {
         if (bias) bias[j] = w->bias[j];
         else add_scaled(k + j * d, w->direction, w->bias[j], d);
@@ -613,23 +767,38 @@ static int give(const refit_work *w, int changed, float *k, float *v, float *bia
     return all_finite(k, w->t * d) && all_finite(v, w->t * d);
 }
 
-// Tries all candidates, keys first; the best is in *out and w. Returns 0 if the head's numbers are beyond float32.
-static int try_all(refit_work *w, int explicit_bias, kvb_refit_result *out)
+// Tries all candidates; the best is in *out and w. k, v [t, d] have the kept rows. Returns 0 if the head's numbers are
+// beyond float32.
+static int try_all(refit_work *w, const float *k, const float *v, int explicit_bias, kvb_refit_result *out)
 {
+    int start = 0, factored;
+    memcpy(w->keys, k, w->t * w->d * sizeof *k);
+    memcpy(w->values, v, w->t * w->d * sizeof *v);
     order_queries(w);
     attend_fully(w);
+    weigh_keys(w);
     attend_kept(w, NULL);
-    double before = left_out_error(w, NULL), scale = outputs_variance(w);
+    double before = left_out_error(w, NULL), scale = outputs_variance(w), error = before;
     if (!isfinite(before) || !isfinite(scale)) return 0;
     out->error_after = before;
+    factored = factor_queries(w);
+    if (factored) fit_direction(w);
+    if (factored && summarise(w)) {
+        start = KVB_REFIT_SUMMARIES;
+        weigh_keys(w);
+        attend_kept(w, NULL);
+        error = left_out_error(w, NULL);
+        if (error < before) take_better(out, error, start, 0);
+    }
     for (uint32_t i = 0; explicit_bias && i < w->n; i++) w->turn[i] = 1;
-    if (w->t > 1 && (explicit_bias || fit_direction(w)) && fit_bias(w)) {
+    if (w->t > 1 && (explicit_bias || factored) && fit_bias(w)) {
         attend_kept(w, w->bias);
         double shifted = left_out_error(w, NULL);
-        if (shifted < before) take_better(out, shifted, KVB_REFIT_KEYS, 0);
+        if (shifted < error) start |= KVB_REFIT_KEYS;
         else attend_kept(w, NULL);
+        if (shifted < error && shifted < out->error_after) take_better(out, shifted, start, 0);
     }
-    try_values(w, out);
+    try_values(w, start, out);
     out->judged = 1;
     out->error_before = before / scale;
     out->error_after /= scale;
@@ -652,7 +821,7 @@ kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, flo
 
     refit_work w = shape_of(h);
     carve(&w, (unsigned char *)work + (64 - (uintptr_t)work % 64) % 64);
-    if (try_all(&w, bias != NULL, out) && give(&w, out->changed, k, v, bias)) return KVB_OK;
+    if (try_all(&w, k, v, bias != NULL, out) && give(&w, out->changed, k, v, bias)) return KVB_OK;
     memset(out, 0, sizeof *out);
     give_bare(h, k, v, bias);
     return KVB_OK;

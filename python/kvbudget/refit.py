@@ -3,19 +3,20 @@ comes closer to that over the full cache. The cache keeps its shape, and decodin
 
 This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
 
-    w = argmin over w >= 0 of |p w - 1|^2, p the kept tokens' shares of the full attention      beta = log w in [-3, 3]
-    k'_j = k_j + beta_j u,  u = (Q'Q + 0.01 mean I)^-1 Q'1             so that q.u is near 1 for the head's queries
-    V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                      P the attention over the kept tokens
+    k'_s = k_s + A^-1 Q'(log sum over s of exp(q.k_j) - q.k_s),  A = Q'Q + 0.01 mean I
+    w = argmin over w >= 0 of |p w - 1|^2, p the slots' shares of the full attention        beta = log w in [-3, 3]
+    k''_j = k'_j + beta_j u,  u = A^-1 Q'1                           so that q.u is near 1 for the head's queries
+    V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                    P the attention over the slots
 
-where no value moves by more than half of its length (the bias by Attention Matching, arXiv 2602.16284). Every fourth
-query is left out of the fit. Of all combinations of changed keys, changed values and four lambdas, the best on these
-queries is taken, or the bare rows if none is better.
+where s are the tokens that a summary stands for, in slots that have the least attention (none if rows are packed,
+since more of them are kept), and no value moves by more than half of its length (the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out
+of the fit. Of all combinations of shifted keys, changed values and four lambdas, the best on these queries is taken, or
+the bare rows if none is better.
 """
 
 import copy
 import math
 from dataclasses import dataclass, replace
-
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ MOST_ROWS = 2048  # query rows per KV head; longer contexts have every 6th posit
 AHEAD = 256  # references are turned to positions T .. T + 255
 MOST_NUMBERS = 1 << 24  # attention weights that are held at a time: 64 MiB
 LAMBDAS = (0.01, 0.1, 1.0, 10.0)
+KEPT_PER_SUMMARY = 8
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def _queries(layer: AttentionLayer, seen: Seen, total: int) -> Tensor:
 
 
 @torch.no_grad()
-def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer) -> int:
+def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer, summaries: bool) -> int:
     """Refits the rows of a layer that was just cut from keys and values [B, G, T, d], and forgets the references.
     Returns how many heads were changed."""
     changed = 0
@@ -86,7 +88,7 @@ def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer)
             k, v, places = cut.segment(b * cut.n_heads + h)
             sinks = None if layer.sinks is None else layer.sinks.float().view(cut.n_heads, -1)[h]
             head = Head(keys[b, h, seen.padding :], values[b, h, seen.padding :], queries[h], layer.softcap, sinks)
-            found = head.fit(places.long() - seen.padding)
+            found = head.fit(places.long() - seen.padding, len(places) // KEPT_PER_SUMMARY if summaries else 0)
             if found is not None:
                 k.copy_(found[0])
                 v.copy_(found[1])
@@ -114,67 +116,118 @@ class Head:
         self.error_before = self.error_after = math.nan  # on the left-out queries, in units of the outputs' variance
 
     def _attend(self) -> tuple[Tensor, Tensor]:
-        """Returns outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time."""
+        """Returns outputs of the full cache [n, dv] and the logarithm of its mass [n, 1], some rows at a time. Sets
+        mean and most [T]: a token's mean and largest share of the attention of the queries that are fitted to."""
         keys, values, outputs, masses = self.keys.float(), self.values.float(), [], []
+        self.mean, self.most = keys.new_zeros(len(keys)), keys.new_zeros(len(keys))
         step = max(1, MOST_NUMBERS // len(keys))
         for at in range(0, len(self.queries), step):
             logits = self._logits(self.queries[at : at + step], keys)
             sinks = [] if self.sinks is None else [self.sinks[at : at + step]]
             mass = torch.cat([logits, *sinks], 1).logsumexp(-1, keepdim=True)
-            outputs.append((logits - mass).exp() @ values)
+            shares = (logits - mass).exp()
+            outputs.append(shares @ values)
             masses.append(mass)
+            if at < self.n_fit:
+                fitted = shares[: self.n_fit - at]
+                self.mean += fitted.sum(0) / self.n_fit
+                self.most = torch.maximum(self.most, fitted.amax(0))
         return torch.cat(outputs), torch.cat(masses)
 
     def _logits(self, queries: Tensor, keys: Tensor) -> Tensor:
         logits = queries @ keys.T
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def fit(self, kept: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns the best keys and values of the tokens ``kept``; None if the bare ones are best, or if the head keeps
-        more than half, has fewer than 4 queries, or has numbers that are not finite."""
+    def fit(self, kept: Tensor, n_summaries: int = 0) -> tuple[Tensor, Tensor] | None:
+        """Returns the best keys and values of the tokens ``kept``, some of whose slots may hold summaries; None if the
+        bare ones are best, or if the head keeps more than half, has fewer than 4 queries, or has numbers that are not
+        finite."""
         if len(kept) > len(self.keys) // 2 or len(self.queries) < 4:
             return None
         full, mass = self._attend()
         scale = float((full - full.mean(0)).pow(2).mean()) + 1e-30
         keys, values = self.keys[kept], self.values[kept]
         sink = 0.0 if self.sinks is None else (self.sinks - mass).exp()
-        most = 0.5 * values.float().norm(dim=-1, keepdim=True)
 
         def shares(keys: Tensor) -> Tensor:
-            """Returns the kept tokens' shares of the full mass, [n, t]."""
+            """Returns the slots' shares of the full mass, [n, t]."""
             return (self._logits(self.queries, keys.float()) - mass).exp()
 
+        def attention(keys: Tensor) -> Tensor:
+            weights = shares(keys)
+            return weights / (weights.sum(-1, keepdim=True) + sink).clamp(min=1e-30)
+
+        def error(p: Tensor, values: Tensor) -> float:
+            return float((full - p @ values.float())[self.n_fit :].pow(2).mean()) / scale
+
         best: tuple[Tensor, Tensor] | None = None
-        self.error_before = self.error_after = math.inf
+        self.error_before = self.error_after = error(attention(keys), values)
+        if not math.isfinite(self.error_before):
+            return None
+        factor = self._factor()
+        if factor is not None and n_summaries:
+            keys, values = self._summarise(n_summaries, kept, keys, values, mass, factor)
+        most = 0.5 * values.float().norm(dim=-1, keepdim=True)
         for shifted in (False, True):
             if shifted:
-                u, beta = self._direction(), self._bias(shares(keys), 1 - sink)
-                if u is None or beta is None or len(kept) < 2:
+                beta = self._bias(shares(keys), 1 - sink)
+                if factor is None or beta is None or len(kept) < 2:
                     break
+                u = torch.cholesky_solve(self.queries[: self.n_fit].double().sum(0)[:, None], factor)[:, 0].float()
                 keys = (keys.float() + beta[:, None] * u).to(keys.dtype)
-            weights = shares(keys)
-            p = weights / (weights.sum(-1, keepdim=True) + sink).clamp(min=1e-30)
+            p = attention(keys)
             missing = full - p @ values.float()
             for change in (None, *self._changes(p[: self.n_fit], missing[: self.n_fit])):
                 v = values
                 if change is not None:
                     part = (most / change.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
                     v = (values.float() + part * change).to(values.dtype)
-                error = float((full - p @ v.float())[self.n_fit :].pow(2).mean()) / scale
-                if not (shifted or change is not None):
-                    self.error_before = self.error_after = error
-                    if not math.isfinite(error):
-                        return None
-                elif error < self.error_after and bool(v.isfinite().all() and keys.isfinite().all()):
-                    self.error_after, best = error, (keys, v)
+                left = error(p, v)
+                if left < self.error_after and bool(v.isfinite().all() and keys.isfinite().all()):
+                    self.error_after, best = left, (keys, v)
         return best
 
-    def _direction(self) -> Tensor | None:
-        """Returns u with q.u near 1 for the head's queries; None if it cannot be computed."""
-        square = (self.queries.T @ self.queries).double()
+    def _factor(self) -> Tensor | None:
+        """Returns the lower factor of Q'Q + 0.01 mean I over the queries that are fitted to; None if there is none."""
+        queries = self.queries[: self.n_fit]
+        square = (queries.T @ queries).double()
         square.diagonal().add_(0.01 * square.diagonal().mean())
         factor, failed = torch.linalg.cholesky_ex(square)
-        return None if failed else torch.cholesky_solve(self.queries.double().sum(0)[:, None], factor)[:, 0].float()
+        return None if failed else factor
+
+    def _summarise(
+        self, n: int, kept: Tensor, keys: Tensor, values: Tensor, mass: Tensor, factor: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the kept rows with summaries of all other tokens in the n slots that have the least attention; or the
+        rows as they are, if there are too few different tokens."""
+        every = self.keys.float()
+        slots = self.most[kept].argsort(stable=True)[:n]
+        gone = torch.ones_like(self.most, dtype=torch.bool).index_fill(0, kept, False).index_fill(0, kept[slots], True)
+        rows = gone.nonzero()[:, 0]
+        part, places = self.mean[rows] + 1e-9, every[rows] @ factor.float()
+        apart, belongs, largest = part.new_full((len(rows),), math.inf), torch.zeros_like(rows), part.new_ones(())
+        for s in range(n):  # the next centre is the token whose distance, times its attention, is largest
+            by = part * apart if s else part
+            centre = by.argmax()
+            largest = torch.minimum(largest, by[centre])
+            distance = (places - places[centre]).square().sum(1)
+            belongs = torch.where(distance < apart, s, belongs)
+            apart = torch.minimum(apart, distance)
+        if not float(largest) > 0:
+            return keys, values
+        member = torch.nn.functional.one_hot(belongs, n).float()
+        average = (member * part[:, None] / (part @ member)).T
+        k, v, queries = average @ every[rows], average @ self.values[rows].float(), self.queries[: self.n_fit]
+        step = max(1, MOST_NUMBERS // len(rows))
+        logs = torch.cat([
+            ((self._logits(queries[at : at + step], every[rows]) - m).exp() @ member + 1e-20).log() + m
+            for at in range(0, self.n_fit, step)
+            for m in [mass[at : min(at + step, self.n_fit)]]
+        ])
+        if self.softcap is not None:
+            logs = self.softcap * torch.atanh((logs / self.softcap).clamp(-0.99, 0.99))
+        k = k + torch.cholesky_solve((queries.T @ (logs - queries @ k.T)).double(), factor).T.float()
+        return keys.index_copy(0, slots, k.to(keys.dtype)), values.index_copy(0, slots, v.to(values.dtype))
 
     def _bias(self, shares: Tensor, target: Tensor | float) -> Tensor | None:
         """Returns beta [t] by accelerated projected gradient (Beck and Teboulle 2009) from w = 1; None: not finite."""

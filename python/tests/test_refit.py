@@ -144,7 +144,7 @@ def test_bare_heads_are_bit_equal(model: Any, table: kvbudget.Table, monkeypatch
     for ratio, lambdas in ((0.1, refit.LAMBDAS), (0.8, ())):
         if not lambdas:
             monkeypatch.setattr(refit, "LAMBDAS", ())
-            monkeypatch.setattr(refit.Head, "_direction", lambda head: None)
+            monkeypatch.setattr(refit.Head, "_factor", lambda head: None)
         fitted, report = cut(model, table, ids, ratio, refit=True)
         assert report.heads_refitted == 0
         for a, b in zip(segments(cut(model, table, ids, ratio)[0]), segments(fitted)):
@@ -208,7 +208,7 @@ def test_batches_chunks_turns_and_threads(model: Any, table: kvbudget.Table) -> 
 
 class CHead(c.Structure):
     _fields_ = [
-        *((name, c.c_uint32) for name in ("n_tokens", "head_dim", "n_kept", "n_queries")),
+        *((name, c.c_uint32) for name in ("n_tokens", "head_dim", "n_kept", "n_queries", "n_summaries")),
         *((name, c.c_void_p) for name in ("k", "v", "positions", "queries")),
     ]
 
@@ -228,7 +228,8 @@ def test_equals_the_library(shape: tuple[int, ...]) -> None:
         k, v, q = (rng.standard_normal((n, d), np.float32) for n in (tokens, tokens, queries))
         q = q / np.float32(np.sqrt(d)) + np.float32(0.3)
         at = np.sort(rng.choice(tokens, kept, replace=False)).astype(np.uint32)
-        head = CHead(tokens, d, kept, queries, *(x.ctypes.data for x in (k, v, at, q)))
+        n_summaries = kept // 8 * (seed % 2)
+        head = CHead(tokens, d, kept, queries, n_summaries, *(x.ctypes.data for x in (k, v, at, q)))
         size, result = c.c_size_t(), CResult()
         assert lib.kvb_refit_bytes(c.byref(head), c.byref(size), None) == 0
         work = np.empty(size.value, np.uint8)
@@ -236,7 +237,7 @@ def test_equals_the_library(shape: tuple[int, ...]) -> None:
         to, k_to, v_to = (c.c_void_p(x.ctypes.data) for x in (work, new_k, new_v))
         assert lib.kvb_refit(c.byref(head), to, size, k_to, v_to, None, c.byref(result), None) == 0
         ours = refit.Head(*map(torch.from_numpy, (k, v, q)))
-        found = ours.fit(torch.from_numpy(at.astype(np.int64)))
+        found = ours.fit(torch.from_numpy(at.astype(np.int64)), n_summaries)
         assert ours.error_before == pytest.approx(result.before, rel=1e-4)
         # The library stops where more lambda no longer helps; here all combinations are judged, which is never worse.
         assert ours.error_after <= result.after * (1 + 1e-3)

@@ -10,7 +10,7 @@ import torch
 
 
 class Head(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_uint32) for n in ("n_tokens", "head_dim", "n_kept", "n_queries")] + [
+    _fields_ = [(n, ctypes.c_uint32) for n in ("n_tokens", "head_dim", "n_kept", "n_queries", "n_summaries")] + [
         (n, ctypes.c_void_p) for n in ("k", "v", "positions", "queries")]
 
 
@@ -23,7 +23,7 @@ def library_refit(lib, K, V, Q, kept):
     arrays = [numpy.ascontiguousarray(x, numpy.float32) for x in (K, V, Q)]
     positions = numpy.ascontiguousarray(kept, numpy.uint32)
     k, v = (numpy.zeros((len(kept), K.shape[1]), numpy.float32) for _ in range(2))
-    head = Head(len(K), K.shape[1], len(kept), len(Q), arrays[0].ctypes.data, arrays[1].ctypes.data,
+    head = Head(len(K), K.shape[1], len(kept), len(Q), len(kept) // 8, arrays[0].ctypes.data, arrays[1].ctypes.data,
                 positions.ctypes.data, arrays[2].ctypes.data)
     size, out = ctypes.c_size_t(), Result()
     assert lib.kvb_refit_bytes(ctypes.byref(head), ctypes.byref(size), None) == 0
@@ -34,37 +34,58 @@ def library_refit(lib, K, V, Q, kept):
     return torch.from_numpy(k).double(), torch.from_numpy(v).double(), out
 
 
+def summarised(K, V, Q, S, M):
+    """Returns the kept rows with summaries of the others in the eighth of the slots that has the least attention."""
+    full, n, k, v = (Q @ K.T).softmax(-1), len(S) // 8, K[S], V[S]
+    slots = full.amax(0)[S].argsort()[:n]
+    rows = torch.ones(len(K)).index_fill(0, S, 0).index_fill(0, S[slots], 1).nonzero()[:, 0]
+    part = full.mean(0)[rows] + 1e-9
+    distances = torch.stack([((K[rows] - K[r]) @ M * (K[rows] - K[r])).sum(-1) for r in rows])
+    centres = [int(part.argmax())]
+    while len(centres) < n:
+        centres.append(int((part * distances[centres].amin(0)).argmax()))
+    belongs = distances[centres].argmin(0)
+    for s, slot in enumerate(slots):
+        mine = belongs == s
+        average = part[mine] / part[mine].sum()
+        k[slot], v[slot] = average @ K[rows[mine]], average @ V[rows[mine]]
+        mass = (Q @ K[rows[mine]].T).logsumexp(-1)
+        k[slot] += torch.linalg.solve(M, Q.T @ (mass - Q @ k[slot]))
+    return k, v
+
+
 def torch_refit(K, V, Q, kept):
     """Returns left-out errors of the bare head and of the library's choice, relative to the outputs' variance."""
     K, V, Q = (torch.from_numpy(x).double() for x in (K, V, Q))
-    full = (Q @ K.T).softmax(-1)
-    O, S = full @ V, torch.from_numpy(kept.astype("int64"))
+    O, S = (Q @ K.T).softmax(-1) @ V, torch.from_numpy(kept.astype("int64"))
     out = torch.arange(len(Q)) % 4 == 3
-    A, variance = full[~out][:, S], (O - O.mean(0)).pow(2).mean()
+    M = Q[~out].T @ Q[~out]
+    M = M + 1e-2 * M.diagonal().mean() * torch.eye(len(M))
+    k, v = summarised(K, V, Q[~out], S, M)
+    mass, variance = (Q @ K.T).logsumexp(-1, keepdim=True), (O - O.mean(0)).pow(2).mean()
+    A = (Q @ k.T - mass).exp()[~out]
     w = z = torch.ones(len(S), dtype=torch.float64)
     rate, t = 1 / torch.linalg.eigvalsh(A.T @ A)[-1], 1.0
     for _ in range(120):
         to = (z - rate * (A.T @ (A @ z - 1))).clamp(min=1e-6)
         t2 = (1 + (1 + 4 * t * t) ** 0.5) / 2
         w, z, t = to, to + (t - 1) / t2 * (to - w), t2
-    M = Q.T @ Q
-    u = torch.linalg.solve(M + 1e-2 * M.diagonal().mean() * torch.eye(len(M)), Q.sum(0))
-    errors = []
-    for keys in (K[S], K[S] + w.log().clamp(-3, 3)[:, None] * u):
+    u = torch.linalg.solve(M, Q[~out].sum(0))
+    errors, bare = [], float(((Q @ K[S].T).softmax(-1) @ V[S] - O)[out].pow(2).mean() / variance)
+    for keys in (k, k + w.log().clamp(-3, 3)[:, None] * u):
         P = (Q @ keys.T).softmax(-1)
-        X, R = P[~out].T @ P[~out], P[~out].T @ (O - P @ V[S])[~out]
+        X, R = P[~out].T @ P[~out], P[~out].T @ (O - P @ v)[~out]
         changes = [torch.linalg.solve(X + lam * X.diagonal().mean() * torch.eye(len(X)), R)
                    for lam in (0.01, 0.1, 1, 10)]
-        most = 0.5 * V[S].norm(dim=-1, keepdim=True)
-        values = [V[S]] + [V[S] + c * (most / c.norm(dim=-1, keepdim=True)).clamp(max=1) for c in changes]
-        errors.append([float((P @ v - O)[out].pow(2).mean() / variance) for v in values])
-    bare = errors[0][0]
-    least, *ridges = errors[errors[1][0] < bare]  # keys first, then lambda for as long as more of it helps
+        most = 0.5 * v.norm(dim=-1, keepdim=True)
+        values = [v] + [v + c * (most / c.norm(dim=-1, keepdim=True)).clamp(max=1) for c in changes]
+        errors.append([float((P @ x - O)[out].pow(2).mean() / variance) for x in values])
+    least, *ridges = errors[errors[1][0] < errors[0][0]]  # keys first, then lambda for as long as more of it helps
     helped = False
     for error in ridges:
         if helped and error >= least: break
         helped, least = helped or error < least, min(error, least)
-    return bare, least, (Q, O, out, variance)
+    return bare, min(bare, least), (Q, O, out, variance)
 
 
 def main():

@@ -30,7 +30,7 @@ static float noise(uint64_t *random)
 
 static head_case open_case(uint32_t T, uint32_t d, uint32_t t, uint32_t n, uint64_t *random)
 {
-    head_case c = {.h = {.n_tokens = T, .head_dim = d, .n_kept = t, .n_queries = n}};
+    head_case c = {.h = {.n_tokens = T, .head_dim = d, .n_kept = t, .n_queries = n, .n_summaries = t / 8}};
     size_t rows = T;
     c.k = case_alloc(rows * d, sizeof(float)), c.v = case_alloc(rows * d, sizeof(float));
     c.q = case_alloc((size_t)n * d + 1, sizeof(float));
@@ -73,14 +73,20 @@ static void eliminate(double *a, double *b, size_t n, size_t d)
         for (size_t j = 0; j < d; j++) b[i * d + j] /= a[i * n + i];
 }
 
+static double score_row(const float *q, const float *k, size_t d)
+{
+    double sum = 0;
+    for (size_t c = 0; c < d; c++) sum += (double)q[c] * k[c];
+    return sum;
+}
+
 // Computes softmax(q.K + bias) V of one query over t rows; p [t] receives the weights.
 static void attend_row(const float *q, const float *k, const float *v, const float *bias, size_t t, size_t d, double *p,
                        double *o)
 {
     double top = -INFINITY, mass = 0;
     for (size_t j = 0; j < t; j++) {
-        p[j] = bias ? bias[j] : 0;
-        for (size_t c = 0; c < d; c++) p[j] += (double)q[c] * k[j * d + c];
+        p[j] = (bias ? bias[j] : 0) + score_row(q, k + j * d, d);
         top = fmax(top, p[j]);
     }
     for (size_t j = 0; j < t; j++) mass += p[j] = exp(p[j] - top);
@@ -123,12 +129,86 @@ static float *gather(const head_case *c, const float *from)
     return to;
 }
 
+// Divides the tokens that are not kept, and those of the n slots with the least attention, among n summaries: belongs
+// [T] receives a token's, or n if it stays; slots [n] the slots. gram [d,d] measures distances.
+static void divide(const head_case *c, size_t n, const double *gram, const double *mean, const double *most,
+                   size_t *belongs, size_t *slots)
+{
+    size_t T = c->h.n_tokens, d = c->h.head_dim, t = c->h.n_kept;
+    double *nearest = case_alloc(T, sizeof *nearest);
+    for (size_t i = 0; i < T; i++) nearest[i] = INFINITY;
+    for (size_t j = 0; j < t; j++) belongs[c->positions[j]] = n;
+    for (size_t s = 0; s < n; s++) {
+        size_t least = t;
+        for (size_t j = 0; j < t; j++)
+            if (belongs[c->positions[j]] == n && (least == t || most[c->positions[j]] < most[c->positions[least]]))
+                least = j;
+        belongs[c->positions[slots[s] = least]] = 0;
+    }
+    for (size_t s = 0; s < n; s++) {
+        size_t centre = T;
+        for (size_t i = 0; i < T; i++)
+            if (belongs[i] < n &&
+                (centre == T || (s ? nearest[i] * mean[i] > nearest[centre] * mean[centre] : mean[i] > mean[centre])))
+                centre = i;
+        for (size_t i = 0; i < T; i++) {
+            double to = 0;
+            for (size_t x = 0; x < d * d; x++)
+                to += gram[x] * (c->k[i * d + x / d] - c->k[centre * d + x / d]) *
+                      (c->k[i * d + x % d] - c->k[centre * d + x % d]);
+            if (belongs[i] < n && to < nearest[i]) nearest[i] = to, belongs[i] = s;
+        }
+    }
+    free(nearest);
+}
+
+// Puts the summaries that kvbudget.h defines into the kept rows k, v [t, d], by plain sums.
+static void summarise(const head_case *c, float *k, float *v)
+{
+    size_t T = c->h.n_tokens, d = c->h.head_dim, N = c->h.n_queries, n = c->h.n_summaries, fit = N - N / 4,
+           *belongs = case_alloc(T, sizeof *belongs), *slots = case_alloc(n, sizeof *slots);
+    double *p = case_alloc(N * T, sizeof *p), *mean = case_alloc(T, sizeof *mean), *most = case_alloc(T, sizeof *most),
+           *gram = case_alloc(d * d, sizeof *gram), *right = case_alloc(d * n, sizeof *right), o[MAX_D], trace = 0;
+    for (size_t i = 0; i < N; i++) {
+        attend_row(c->q + i * d, c->k, c->v, NULL, T, d, p + i * T, o);
+        for (size_t j = 0; j < T && i % 4 != 3; j++)
+            mean[j] += p[i * T + j] / (double)fit, most[j] = fmax(most[j], p[i * T + j]);
+        for (size_t x = 0; x < d * d && i % 4 != 3; x++) gram[x] += (double)c->q[i * d + x / d] * c->q[i * d + x % d];
+    }
+    for (size_t x = 0; x < d; x++) trace += gram[x * d + x];
+    for (size_t x = 0; x < d; x++) gram[x * d + x] += 0.01 * trace / (double)d;
+    divide(c, n, gram, mean, most, belongs, slots);
+    for (size_t s = 0; s < n; s++) {
+        double sum = 0;
+        float *key = k + slots[s] * d, *value = v + slots[s] * d;
+        memset(key, 0, d * sizeof *key), memset(value, 0, d * sizeof *value);
+        for (size_t j = 0; j < T; j++) sum += belongs[j] == s ? mean[j] : 0;
+        for (size_t x = 0; x < T * d; x++)
+            if (belongs[x / d] == s)
+                key[x % d] += (float)(mean[x / d] / sum) * c->k[x],
+                    value[x % d] += (float)(mean[x / d] / sum) * c->v[x];
+        for (size_t i = 0; i < N; i++) {
+            const float *q = c->q + i * d;
+            double part = 0, whole;
+            if (i % 4 == 3) continue;
+            for (size_t j = 0; j < T; j++) part += belongs[j] == s ? p[i * T + j] : 0;
+            whole = log(part) - score_row(q, key, d) + score_row(q, c->k, d) - log(p[i * T]); // p[0] = e^score / mass
+            for (size_t x = 0; x < d; x++) right[x * n + s] += q[x] * whole;
+        }
+    }
+    eliminate(gram, right, d, n);
+    for (size_t x = 0; x < d * n; x++) k[slots[x % n] * d + x / n] += (float)right[x];
+    free(belongs), free(slots), free(p), free(mean), free(most), free(gram), free(right);
+}
+
 // Returns V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias, where no value moves by more
-// than half of its length. The caller frees it.
-static float *ridge(const head_case *c, const float *k, const float *bias, double lambda)
+// than half of its length, or V if lambda is 0. The caller frees it.
+static float *ridge(const head_case *c, const float *k, const float *from, const float *bias, double lambda)
 {
     size_t d = c->h.head_dim, n = c->h.n_queries, t = c->h.n_kept;
-    float *v = gather(c, c->v);
+    float *v = case_alloc(t * d, sizeof *v);
+    memcpy(v, from, t * d * sizeof *v);
+    if (lambda == 0) return v;
     double *p = case_alloc(c->h.n_tokens, sizeof *p), *a = case_alloc(t * t, sizeof *a),
            *b = case_alloc(t * d, sizeof *b), full[MAX_D], kept[MAX_D], trace = 0;
     for (size_t i = 0; i < n; i++) {
@@ -165,15 +245,16 @@ static double mass_error(const double *a, size_t n, size_t t, const double *w, d
 }
 
 // The library's bias balances the masses as well as coordinate descent in double does, both limited to [-3, 3].
-static void check_bias(const head_case *c)
+static void check_bias(const head_case *c, const float *k)
 {
     size_t d = c->h.head_dim, T = c->h.n_tokens, t = c->h.n_kept, n = 0;
-    double *p = case_alloc(T, sizeof *p), *a = case_alloc(c->h.n_queries * t, sizeof *a), o[MAX_D],
-           *w = case_alloc(t, sizeof *w), *off = case_alloc(c->h.n_queries, sizeof *off);
+    double *a = case_alloc(c->h.n_queries * t, sizeof *a), *w = case_alloc(t, sizeof *w),
+           *off = case_alloc(c->h.n_queries, sizeof *off);
     for (size_t i = 0; i < c->h.n_queries; i++) {
         if (i % 4 == 3) continue;
-        attend_row(c->q + i * d, c->k, c->v, NULL, T, d, p, o);
-        for (size_t j = 0; j < t; j++) a[n * t + j] = p[c->positions[j]];
+        double mass = 0;
+        for (size_t j = 0; j < T; j++) mass += exp(score_row(c->q + i * d, c->k + j * d, d));
+        for (size_t j = 0; j < t; j++) a[n * t + j] = exp(score_row(c->q + i * d, k + j * d, d)) / mass;
         n++;
     }
     for (size_t j = 0; j < t; j++) w[j] = 1;
@@ -189,21 +270,21 @@ static void check_bias(const head_case *c)
     double best = mass_error(a, n, t, w, off);
     for (size_t j = 0; j < t; j++) w[j] = exp((double)c->bias[j]);
     ck_assert_double_le(mass_error(a, n, t, w, off), best + 0.05 * ones);
-    free(p), free(a), free(w), free(off);
+    free(a), free(w), free(off);
 }
 
 // Returns the least error with these keys, as lambda grows until that stops helping. Checks the chosen lambda's values.
-static double least_error(const head_case *c, const float *k, const float *bias, int changed)
+static double least_error(const head_case *c, const float *k, const float *from, const float *bias, bool shifted)
 {
     double least = INFINITY;
     bool helped = false;
     for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS; l++) {
-        float *v = LAMBDAS[l] > 0 ? ridge(c, k, bias, LAMBDAS[l]) : gather(c, c->v);
+        float *v = ridge(c, k, from, bias, LAMBDAS[l]);
         double error = judge(c, k, v, bias);
         bool last = helped && !(error < least);
         helped = l > 0 && error < least;
         least = fmin(least, error);
-        bool chosen = (c->out.changed & KVB_REFIT_KEYS) == changed && c->out.lambda == LAMBDAS[l];
+        bool chosen = ((c->out.changed & KVB_REFIT_KEYS) != 0) == shifted && c->out.lambda == LAMBDAS[l];
         for (size_t i = 0; chosen && i < (size_t)c->h.n_kept * c->h.head_dim; i++)
             ck_assert_double_eq_tol(c->new_v[i], v[i], 2e-3);
         free(v);
@@ -215,19 +296,24 @@ static double least_error(const head_case *c, const float *k, const float *bias,
 static void check_case(head_case *c)
 {
     float *k = gather(c, c->k), *v = gather(c, c->v);
-    double bare = judge(c, k, v, NULL);
+    double bare = judge(c, k, v, NULL), start;
+    summarise(c, k, v);
+    start = judge(c, k, v, NULL);
     for (int explicit_bias = 0; explicit_bias < 2; explicit_bias++) {
         ck_assert_int_eq(refit_case(c, explicit_bias), KVB_OK);
         ck_assert(c->out.judged && c->out.error_after <= c->out.error_before);
         ck_assert_double_eq_tol(c->out.error_before / bare, 1, 2e-3);
         const float *bias = explicit_bias ? c->bias : NULL;
         bool shifted = c->out.changed & KVB_REFIT_KEYS;
+        ck_assert_int_eq(c->out.changed && c->h.n_summaries, (c->out.changed & KVB_REFIT_SUMMARIES) != 0);
         double given = judge(c, c->new_k, c->new_v, bias);
         ck_assert_double_eq_tol(c->out.error_after / given, 1, 5e-3);
-        if (shifted) ck_assert_double_lt(judge(c, c->new_k, v, bias), bare);
-        double least = shifted ? least_error(c, c->new_k, bias, KVB_REFIT_KEYS) : least_error(c, k, NULL, 0);
-        ck_assert_double_eq_tol(given / least, 1, 5e-3);
-        if (explicit_bias && c->out.changed & KVB_REFIT_KEYS) check_bias(c);
+        for (size_t i = 0; (explicit_bias || !shifted) && i < c->h.n_kept * c->h.head_dim; i++)
+            ck_assert_double_eq_tol(c->new_k[i], k[i], 2e-3);
+        if (shifted) ck_assert_double_lt(judge(c, c->new_k, v, bias), start);
+        double least = least_error(c, shifted ? c->new_k : k, v, shifted ? bias : NULL, shifted);
+        ck_assert_double_eq_tol(given / fmin(least, bare), 1, 5e-3);
+        if (explicit_bias && shifted) check_bias(c, k);
     }
     free(k);
     free(v);
@@ -235,24 +321,24 @@ static void check_case(head_case *c)
 
 UNIT_TEST(test_against_plain_sums)
 {
-    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {257, 33, 70, 61}, {97, 72, 48, 200},
+    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {300, 64, 7, 128}, {257, 33, 70, 61}, {97, 72, 48, 200},
                                          {128, 16, 7, 32},   {64, 8, 3, 17},    {500, 64, 120, 90}};
     uint64_t random = 11;
     unsigned changed = 0;
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
         head_case c = open_case(SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], &random);
         size_t d = c.h.head_dim, rows = c.h.n_kept;
-        for (size_t i = 0; s == 0 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first ten
+        for (size_t i = 0; s < 2 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first five
             if (i < rows) c.positions[i] = (uint32_t)i;
             else
-                memcpy(c.k + i * d, c.k + i % 10 * d, d * sizeof *c.k),
-                    memcpy(c.v + i * d, c.v + i % 10 * d, d * sizeof *c.v);
+                memcpy(c.k + i * d, c.k + i % 5 * d, d * sizeof *c.k),
+                    memcpy(c.v + i * d, c.v + i % 5 * d, d * sizeof *c.v);
         }
         check_case(&c);
         changed |= (unsigned)c.out.changed;
         close_case(&c);
     }
-    ck_assert_uint_eq(changed, KVB_REFIT_KEYS | KVB_REFIT_VALUES);
+    ck_assert_uint_eq(changed, KVB_REFIT_KEYS | KVB_REFIT_VALUES | KVB_REFIT_SUMMARIES);
 }
 
 static bool is_bare(const head_case *c)
@@ -311,11 +397,14 @@ UNIT_TEST(test_refused)
     uint64_t random = 1;
     head_case c = open_case(40, 8, 10, 24, &random);
     size_t bytes = 0;
-    kvb_refit_head huge = {.n_tokens = UINT32_MAX, .head_dim = 65536, .n_kept = UINT32_MAX, .n_queries = 16777216};
+    kvb_refit_head huge = {UINT32_MAX, 65536, UINT32_MAX, 16777216, .n_summaries = UINT32_MAX};
     ck_assert_int_eq(refit_case(&c, false), KVB_OK);
     c.bytes--;
     ck_assert_int_eq(refit_case(&c, false), KVB_CAPACITY);
     c.bytes++;
+    c.h.n_summaries = 11;
+    ck_assert_int_eq(refit_case(&c, false), KVB_ARGUMENT);
+    c.h.n_summaries = 1;
     c.positions[3] = c.positions[2];
     ck_assert_int_eq(refit_case(&c, false), KVB_ARGUMENT);
     c.positions[3] = 40;

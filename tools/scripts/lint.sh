@@ -75,7 +75,7 @@ lines() {
 : >"$work/over"
 tree() { find . -path ./.git -prune -o -path './build*' -prune -o -path ./out -prune -o -type f -printf '%P\n'; }
 tree | grep -vE '^(tests|python/tests|calib-data)/' | lines 70000 'the product'
-tree | grep -E '^(tests|python/tests)/' | grep -vE '^tests/(peer|golden)/' | lines 37000 'tests'
+tree | grep -E '^(tests|python/tests)/' | grep -vE '^tests/(peer|golden)/' | lines 37100 'tests'
 check 'the product and its tests keep within their lines' <"$work/over"
 mapfile -t in_c < <(printf '%s\n' "${written[@]}" | grep -E '\.(h|c|cu|cuh)$')
 awk -v MAX=60 -f tools/scripts/lint_size.awk "${in_c[@]}" | but function | check 'no function is longer than 60 lines'
