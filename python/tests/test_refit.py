@@ -45,7 +45,7 @@ def heads(monkeypatch: pytest.MonkeyPatch) -> list[refit.Head]:
     """Returns a list to which every head that is fitted gets appended."""
     found: list[refit.Head] = []
     fit = refit.Head.fit
-    monkeypatch.setattr(refit.Head, "fit", lambda head, kept: (found.append(head), fit(head, kept))[1])
+    monkeypatch.setattr(refit.Head, "fit", lambda head, kept, n: (found.append(head), fit(head, kept, n))[1])
     return found
 
 
