@@ -8,10 +8,10 @@ This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
     k''_j = k'_j + beta_j u,  u = A^-1 Q'1                           so that q.u is near 1 for the head's queries
     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                    P the attention over the slots
 
-where s are the tokens that a summary stands for, in slots that have the least attention (none if rows are packed,
-since more of them are kept), and no value moves by more than half of its length (the bias by Attention Matching, arXiv 2602.16284). Every fourth query is left out
-of the fit. Of all combinations of shifted keys, changed values and four lambdas, the best on these queries is taken, or
-the bare rows if none is better.
+where s are the tokens that a summary stands for, in slots that have the least attention (none if rows are packed, since
+more of them are kept), and no value moves by more than half of its length (the bias by Attention Matching, arXiv
+2602.16284). Every fourth query is left out of the fit. Of all combinations of shifted keys, changed values and four
+lambdas, the best on these queries is taken, or the bare rows if none is better.
 """
 
 import copy
