@@ -46,7 +46,7 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
     int n = snprintf(text, sizeof text, "kvbudget-refine 1\n%s\n%s %s\n%u %u\n%s\n%u %u", b->m->sha256,
                      b->m->device->b->name, b->m->device->b->compute, b->plan.n_tokens, b->plan.n_next,
                      b->plan.by->spec, b->plan.sink, b->plan.window);
-    if (b->plan.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", b->plan.refit);
+    if (b->plan.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 3 %u", b->plan.refit);
     b->open = need(b->n_texts, sizeof *b->open, "texts");
     sha256_hex(text, (size_t)n, b->origin);
     kvb_status status = log_open(&b->log, log, err);

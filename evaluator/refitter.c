@@ -6,7 +6,6 @@
 #include <string.h>
 
 enum { REFERENCE_SPREAD = 256, REFERENCE_STRIDE = 89 }; // the stride is odd: all positions come in turn
-enum { KEPT_PER_SUMMARY = 8 };
 
 refitter refitter_open(const model *m, uint32_t max_tokens, uint32_t n_queries)
 {
@@ -63,8 +62,6 @@ static kvb_status refit_head(const refitter *r, kvb_refit_head head, const float
     kv_span span = kv_cache_span(cache, h / G, h % G);
     kvb_refit_result done;
     head.n_kept = span.count;
-    head.n_summaries =
-        kept->formats ? 0 : span.count / KEPT_PER_SUMMARY; // packed heads keep more tokens (docs/refit.md)
     head.k = k + context;
     head.v = v + context;
     head.positions = kept->positions + kept->offsets[h];
@@ -79,7 +76,6 @@ kvb_status refitter_apply(refitter *r, const float *k, const float *v, uint32_t 
     const kvb_refit_head largest = {.n_tokens = n_tokens,
                                     .head_dim = cache->head_dim,
                                     .n_kept = limit,
-                                    .n_summaries = limit / KEPT_PER_SUMMARY,
                                     .n_queries =
                                         queries_each(r, n_tokens) * (r->m->config.n_heads / cache->n_kv_heads)};
     size_t bytes = 0, threads = (size_t)omp_get_max_threads();

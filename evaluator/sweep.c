@@ -24,7 +24,7 @@ static void name_cell(const sweep *s, sweep_cell *c)
     int n = snprintf(text, sizeof text, "kvbudget-eval 3\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window);
-    if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", s->o.refit);
+    if (s->o.refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 3 %u", s->o.refit);
     sha256_hex(text, (size_t)n, c->key);
 }
 

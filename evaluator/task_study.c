@@ -260,7 +260,7 @@ static void name_result(const task_study *s, const task_cell *c, const char *sam
     int n = snprintf(text, sizeof text, "kvbudget-task 2\n%s\n%s %s\n%s\n%s\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
                      column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0);
-    if (column && s->refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 2 %u", s->refit);
+    if (column && s->refit) n += snprintf(text + n, sizeof text - (size_t)n, "\nrefit 3 %u", s->refit);
     sha256_hex(text, (size_t)n, key);
 }
 

@@ -515,13 +515,11 @@ KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const 
 // changes the kept keys and values of one KV head so that its output for reference queries comes near that of the full
 // cache. The cache keeps its shape, so decoding costs nothing more (docs/refit.md).
 typedef struct kvb_refit_head {
-    uint32_t n_tokens;    // T
-    uint32_t head_dim;    // d, at most 65536
-    uint32_t n_kept;      // t, 1 to T
-    uint32_t n_queries;   // n. With fewer than 4 the head is left "bare", as it is; 256 to 512 are usual
-    uint32_t n_summaries; // s, 0 to t: slots that may hold summaries of many tokens. t / 8 serves well where tokens
-                          // alone are chosen; 0 where rows are packed, since more of them are kept
-    const float *k, *v;   // [T, d] as cached, keys after RoPE
+    uint32_t n_tokens;         // T
+    uint32_t head_dim;         // d, at most 65536
+    uint32_t n_kept;           // t, 1 to T
+    uint32_t n_queries;        // n. With fewer than 4 the head is left "bare", as it is; 256 to 512 are usual
+    const float *k, *v;        // [T, d] as cached, keys after RoPE
     const uint32_t *positions; // [t] that are kept, ascending, for example from kvb_select()
     const float *queries;      // [n, d] of all query heads of the group, already multiplied by the model's scale
                                // (usually 1 / sqrt(d)) and rotated to positions after the context. The context's own
@@ -535,9 +533,8 @@ enum {
 };
 
 typedef struct kvb_refit_result {
-    int changed;   // KVB_REFIT_* bits; 0: the head is bare, its kept keys and values are unchanged
-    int judged;    // nonzero if the errors below were measured
-    double lambda; // of the fit of the values, times the mean diagonal: 0.01, 0.1, 1 or 10; 0 without KVB_REFIT_VALUES
+    int changed;                      // KVB_REFIT_* bits; 0: the head is bare, its kept keys and values are unchanged
+    int judged;                       // nonzero if the errors below were measured
     double error_before, error_after; // mean square of the output's error over the queries that were left out of the
                                       // fit, divided by the variance of the full outputs; after <= before
 } kvb_refit_result;
@@ -547,20 +544,20 @@ typedef struct kvb_refit_result {
 // cannot hold the number, and with KVB_ARGUMENT if the shape is out of range or a pointer is NULL.
 KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_error *err);
 
-// Refits one head. Every fourth query (i % 4 == 3) is left out; with p_ij the full attention of query i, o_i its
-// output, P_ij the attention over the kept slots, and A = Q'Q + 0.01 mean I:
-//     summaries, in the s slots whose tokens have the least max_i p_ij. These tokens and the evicted ones are
-//     divided among as many centres: each token goes to the nearest, by (k - k_c)'A(k - k_c), and each next centre is
-//     the token whose distance from the nearest one, times its mean p_ij, is largest. Of the tokens S of a centre, k_S
-//     and v_S are means with weights mean_i p_ij, and
+// Refits one head. Of every 64 queries the last 16 are left out, or the last of four equal blocks of fewer; so
+// neighbouring queries should be of neighbouring tokens. With p_ij the full attention of query i, o_i its output, P_ij
+// the attention over the kept slots, and A = Q'Q + 0.01 mean I:
+//     summaries, in the t / 2, t / 4 or t / 8 slots whose tokens have the least max_i p_ij. These tokens and the
+//     evicted ones are divided among as many centres: each token goes to the nearest, by (k - k_c)'A(k - k_c), and each
+//     next centre is the token whose distance from the nearest one, times its mean p_ij, is largest. Of the tokens S of
+//     a centre, k_S and v_S are means with weights mean_i p_ij, and
 //         k'_S = k_S + A^-1 Q'(log sum over S of exp(q.k_j) - q.k_S)
 //     w = argmin over w >= 0 of sum_i (sum_j p_ij w_j - 1)^2      beta_j = log w_j, limited to [-3, 3]
 //     k''_j = k'_j + beta_j u,  u = A^-1 Q'1                      so that q.u is near 1
-//     V' = V + (P'P + lambda mean I)^-1 P'(O - P V)               no row moves by more than half of its length
+//     V' = V + (P'P + 0.03 mean I)^-1 P'(O - P V)                 no row moves by more than half of its length
 // (the bias by Attention Matching, arXiv 2602.16284; p_ij in w are shares of the slots as they are by then). The
-// left-out queries decide what is used: first whether shifted keys help, then which lambda. Lambdas are tried from the
-// smallest up; after the first that helps, only for as long as a larger one helps more. If the result is no better than
-// the kept tokens themselves, or more than half of the tokens are kept, the head stays bare.
+// left-out queries decide what is used: first how many summaries, if any, then whether shifted keys help, then
+// whether changed values do. If nothing helps, or more than half of the tokens are kept, the head stays bare.
 //   work    work_bytes bytes of working memory, with any alignment; fails with KVB_CAPACITY if that is too few
 //   k, v    [t, d], the results; must not overlap the head's arrays
 //   bias    NULL, or [t]: an additive bias of the attention scores instead of shifted keys, for engines that have a

@@ -12,10 +12,12 @@ enum {
     SCORE_ROWS = 96,
     PIVOTS = 8,
     LANES = 16,
+    TURNED_ROWS = 8,
+    BLOCK = 16,
     WEIGHT_STEPS = 120,
     POWER_STEPS = 20
 };
-static const double LAMBDAS[] = {0.01, 0.1, 1, 10};
+static const double RIDGE = 0.03; // of the values, times the mean diagonal of their equations
 static const uint32_t KEPT = UINT32_MAX;
 static const float LEAST_SHARE = 1e-9F, LEAST_MASS = 1e-20F; // so that tokens without attention count, too
 
@@ -26,14 +28,15 @@ typedef struct strided {
 } strided;
 
 // Working memory of one call, carved out of the caller's. Of n queries the first n_fit are fitted to, and the others
-// are left out to judge by; t tokens are kept; s slots hold summaries; d = head_dim; m = min(t, n_fit).
+// are left out to judge by; t tokens are kept; d = head_dim; m = min(t, n_fit).
 typedef struct refit_work {
     const kvb_refit_head *h;
-    uint32_t n, n_fit, t, s, d, m;
+    uint32_t n, n_fit, t, d, m;
     float *queries;    // [n, d] those that are fitted to come first
     float *outputs;    // [n, d] of the full cache
     float *top;        // [n] the largest score over all tokens
     float *mass;       // [n] sum over all tokens of exp(score - top)
+    float *attention;  // [T, n_fit] the full cache's, of the queries that are fitted to
     float *mean;       // [T] mean share of the attention that a token has from the queries that are fitted to
     float *most;       // [T] the largest such share
     float *keys;       // [t, d] kept, some of them with a summary's in place of their own
@@ -44,20 +47,20 @@ typedef struct refit_work {
     float *missing;    // [n, d] full output minus the present candidate's
     float *scores;     // [SCORE_ROWS, T]
     float *panel;      // [TILE_TERMS, TILE_COLUMNS]
-    float *places;     // [T, d] keys, turned so that their distances are the differences of their scores
+    float *places;     // [T / LANES, d, LANES] keys, turned so that their distances are those of their scores
     float *apart;      // [T] squared distance from the nearest centre
     uint32_t *belongs; // [T] the summary that stands for a token; KEPT for one that stays
-    uint32_t *slots;   // [s] the slot of each summary
+    uint32_t *slots;   // [t / 2] the slot of each summary
     float *gram;       // [m, m]
     float *values;     // [t, d] those of `keys`
-    float *change;     // [t, d] of the values
-    float *best;       // [t, d] values of the best so far
+    float *change;     // [t, d] of the values, and before, the keys of the best start so far
+    float *best;       // [t, d] the best values so far
     float *trial;      // [t, d]
     float *direction;  // [d] u
     float *bias;       // [t]
-    float *steps;      // [4, max(t, n)] for fit_bias()
+    float *steps;      // [max(2 t, n)] for fit_bias() and summaries
     double *factor;    // [max(m, d), max(m, d)]
-    double *right;     // [m, d], or [d, s]
+    double *right;     // [m, d], or [d, t / 2]
 } refit_work;
 
 // ---- Products ----
@@ -170,6 +173,11 @@ VECTOR_CLONES static float largest_of(const float *x, size_t n)
     return top;
 }
 
+static size_t room_for(size_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
+}
+
 // x * 0 is NaN if x is infinite or NaN, and 0 otherwise.
 VECTOR_CLONES static int all_finite(const float *x, size_t n)
 {
@@ -250,11 +258,23 @@ static void solve_factored(const double *u, size_t n, double *x, size_t d)
 
 // ---- The full cache ----
 
+// Blocks are left out, because neighbouring queries are too much alike to judge each other's fit.
+static uint32_t block_of(uint32_t n)
+{
+    return n < 8 ? 1 : n < 4 * BLOCK ? n / 4 : BLOCK;
+}
+
+static uint32_t count_fitted(uint32_t n)
+{
+    uint32_t three = 3 * block_of(n), rest = n % (4 * block_of(n));
+    return (n - rest) / 4 * 3 + (rest < three ? rest : three);
+}
+
 static void order_queries(refit_work *w)
 {
     uint32_t fit = 0, out = w->n_fit;
     for (uint32_t i = 0; i < w->n; i++) {
-        uint32_t to = i % 4 == 3 ? out++ : fit++;
+        uint32_t to = i / block_of(w->n) % 4 == 3 ? out++ : fit++;
         memcpy(w->queries + (size_t)to * w->d, w->h->queries + (size_t)i * w->d, w->d * sizeof(float));
     }
 }
@@ -277,6 +297,14 @@ static void score_rows(refit_work *w, uint32_t first, uint32_t rows)
     multiply(w->scores, w->h->n_tokens, queries, keys, rows, w->h->n_tokens, w->d, 0, w->panel);
 }
 
+// Writes rows of length n as columns of `to`, some at a time, so that the lines that are read stay in the cache.
+VECTOR_CLONES static void turn_rows(float *to, size_t ldt, const float *rows, size_t count, size_t n)
+{
+    for (size_t i = 0; i < count; i += TURNED_ROWS)
+        for (size_t j = 0; j < n; j++)
+            for (size_t r = i; r < count && r < i + TURNED_ROWS; r++) to[j * ldt + r] = rows[r * n + j];
+}
+
 static void attend_fully(refit_work *w)
 {
     size_t T = w->h->n_tokens, d = w->d;
@@ -287,6 +315,8 @@ static void attend_fully(refit_work *w)
         uint32_t rows = w->n - i < SCORE_ROWS ? w->n - i : SCORE_ROWS;
         score_rows(w, i, rows);
         for (uint32_t r = 0; r < rows; r++) share_scores(w, w->scores + r * T, i + r);
+        if (i < w->n_fit)
+            turn_rows(w->attention + i, w->n_fit, w->scores, w->n_fit - i < rows ? w->n_fit - i : rows, T);
         multiply(w->outputs + i * d, d, scores, values, rows, d, T, 0, w->panel);
     }
 }
@@ -310,100 +340,94 @@ static double outputs_variance(const refit_work *w)
 
 // ---- Candidates ----
 
-// Computes the weights of the present keys.
-static void weigh_keys(refit_work *w)
+static void give_bare(const kvb_refit_head *h, float *k, float *v, float *bias)
 {
-    strided queries = {w->queries, w->d, 1}, keys = {w->keys, 1, w->d};
-    multiply(w->weights, w->t, queries, keys, w->n, w->t, w->d, 0, w->panel);
-    for (uint32_t i = 0; i < w->n; i++) {
-        float *row = w->weights + (size_t)i * w->t, top = largest_of(row, w->t);
+    size_t d = h->head_dim;
+    for (uint32_t j = 0; j < h->n_kept; j++) {
+        memcpy(k + j * d, h->k + h->positions[j] * d, d * sizeof *k);
+        memcpy(v + j * d, h->v + h->positions[j] * d, d * sizeof *v);
+        if (bias) bias[j] = 0;
+    }
+}
+
+// Computes the weights of the present keys for the queries from `first` on.
+static void weigh_keys(refit_work *w, size_t first)
+{
+    strided queries = {w->queries + first * w->d, w->d, 1}, keys = {w->keys, 1, w->d};
+    multiply(w->weights + first * w->t, w->t, queries, keys, w->n - first, w->t, w->d, 0, w->panel);
+    for (size_t i = first; i < w->n; i++) {
+        float *row = w->weights + i * w->t, top = largest_of(row, w->t);
         exp_row(row, -top, w->t);
         w->whole[i] = expf(top - w->top[i]) / w->mass[i];
     }
 }
 
-// Computes the attention over the kept tokens with this bias (NULL: none), and what its output with their values lacks.
-static void attend_kept(refit_work *w, const float *bias)
+// Computes, for the queries from `first` on, the attention over the kept tokens with this bias (NULL: none), and what
+// its output with their values lacks.
+static void attend_kept(refit_work *w, const float *bias, size_t first)
 {
-    for (uint32_t i = 0; i < w->n; i++) {
-        float *row = w->shares + (size_t)i * w->t;
-        const float *weights = w->weights + (size_t)i * w->t;
+    for (size_t i = first; i < w->n; i++) {
+        float *row = w->shares + i * w->t;
+        const float *weights = w->weights + i * w->t;
         for (uint32_t j = 0; j < w->t; j++) row[j] = bias ? bias[j] * w->turn[i] : 0;
         if (bias) exp_row(row, 0, w->t);
         for (uint32_t j = 0; j < w->t; j++) row[j] = bias ? row[j] * weights[j] : weights[j];
         (void)share_row(row, w->t);
     }
-    strided shares = {w->shares, w->t, 1}, values = {w->values, w->d, 1};
-    multiply(w->missing, w->d, shares, values, w->n, w->d, w->t, 0, w->panel);
-    for (size_t i = 0; i < (size_t)w->n * w->d; i++) w->missing[i] = w->outputs[i] - w->missing[i];
+    strided shares = {w->shares + first * w->t, w->t, 1}, values = {w->values, w->d, 1};
+    multiply(w->missing + first * w->d, w->d, shares, values, w->n - first, w->d, w->t, 0, w->panel);
+    for (size_t i = first * w->d; i < (size_t)w->n * w->d; i++) w->missing[i] = w->outputs[i] - w->missing[i];
 }
 
-// Mean square of what the left-out queries still lack if the values change by `change` (NULL: not at all).
-static double left_out_error(refit_work *w, const float *change)
+// Returns whether the present keys, values and bias are better than all before, on the queries that are left out, and
+// then notes their error and `changed`. Needs the weights of the keys.
+static int helps(refit_work *w, const float *bias, int changed, kvb_refit_result *out)
 {
-    size_t first = w->n_fit, rows = w->n - w->n_fit, d = w->d;
-    const float *missing = w->missing + first * d;
+    attend_kept(w, bias, w->n_fit);
+    size_t first = (size_t)w->n_fit * w->d, end = (size_t)w->n * w->d;
     double sum = 0;
-    if (change) {
-        strided shares = {w->shares + first * w->t, w->t, 1}, by = {change, d, 1};
-        multiply(w->scores, d, shares, by, rows, d, w->t, 0, w->panel);
-    }
-    for (size_t i = 0; i < rows * d; i++) {
-        double x = missing[i] - (change ? w->scores[i] : 0);
-        sum += x * x;
-    }
-    return sum / ((double)rows * (double)d);
+    for (size_t i = first; i < end; i++) sum += w->missing[i] * w->missing[i];
+    double error = sum / (double)(end - first);
+    if (!(error < out->error_after)) return 0;
+    out->error_after = error;
+    out->changed = changed;
+    return 1;
 }
 
-// g = A'A z - A'1, with A'A in `gram`, or, where that would be larger than A, from A itself, which is in `shares`.
-static void weight_gradient(refit_work *w, float *g, const float *z, const float *ones, float *sums)
+// g = A'(A z - y), with A in `shares`.
+static void weight_gradient(refit_work *w, float *g, const float *z, float y)
 {
-    for (uint32_t j = 0; j < w->t; j++) g[j] = -ones[j];
-    if (w->t <= w->n_fit) {
-        for (uint32_t j = 0; j < w->t; j++) add_scaled(g, w->gram + (size_t)j * w->t, z[j], w->t);
-        return;
+    memset(g, 0, w->t * sizeof *g);
+    for (uint32_t i = 0; i < w->n_fit; i++) {
+        const float *row = w->shares + (size_t)i * w->t;
+        add_scaled(g, row, dot(row, z, w->t) - y, w->t);
     }
-    for (uint32_t i = 0; i < w->n_fit; i++) sums[i] = dot(w->shares + (size_t)i * w->t, z, w->t);
-    for (uint32_t i = 0; i < w->n_fit; i++) add_scaled(g, w->shares + (size_t)i * w->t, sums[i], w->t);
-}
-
-static void mirror_gram(float *gram, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < i; j++) gram[i * n + j] = gram[j * n + i];
 }
 
 // bias = log w, w >= 0 that minimises |A w - 1|^2, A the kept tokens' shares of the full mass: accelerated projected
 // gradient (Nesterov; Beck and Teboulle 2009) from w = 1.
 static int fit_bias(refit_work *w)
 {
-    size_t t = w->t, longest = t > w->n ? t : w->n;
-    float *z = w->steps, *g = z + longest, *ones = g + longest, *sums = ones + longest, *x = w->bias;
+    size_t t = w->t;
+    float *z = w->steps, *g = z + t, *x = w->bias;
     for (uint32_t i = 0; i < w->n_fit; i++)
         for (size_t j = 0; j < t; j++) w->shares[i * t + j] = w->weights[i * t + j] * w->whole[i];
-    strided a = {w->shares, 1, t}, b = {w->shares, t, 1};
-    if (t <= w->n_fit) {
-        multiply(w->gram, t, a, b, t, t, w->n_fit, 1, w->panel);
-        mirror_gram(w->gram, t);
-    }
-    memset(ones, 0, t * sizeof *ones);
     for (size_t j = 0; j < t; j++) x[j] = 1;
     double largest = 0; // eigenvalue of A'A, by power iteration: A has no negative number
     for (int k = 0; k < POWER_STEPS; k++) {
-        weight_gradient(w, g, x, ones, sums);
+        weight_gradient(w, g, x, 0);
         largest = sqrt(dot(g, g, t) / (double)dot(x, x, t));
         if (!(largest > 0) || !isfinite(largest)) return 0;
         float by = (float)(1 / sqrt(dot(g, g, t)));
         for (size_t j = 0; j < t; j++) x[j] = g[j] * by;
     }
-    for (uint32_t i = 0; i < w->n_fit; i++) add_scaled(ones, w->shares + i * t, 1, t);
     for (size_t j = 0; j < t; j++) x[j] = z[j] = 1;
     double momentum = 1;
     float rate = (float)(1 / (1.02 * largest));
     for (int k = 0; k < WEIGHT_STEPS; k++) {
         double next = (1 + sqrt(1 + 4 * momentum * momentum)) / 2;
         float keep = (float)((momentum - 1) / next);
-        weight_gradient(w, g, z, ones, sums);
+        weight_gradient(w, g, z, 1);
         for (size_t j = 0; j < t; j++) {
             float to = z[j] - rate * g[j];
             to = to > 1e-6f ? to : 1e-6f;
@@ -463,17 +487,42 @@ static void give_up_slots(refit_work *w, uint32_t n)
     }
 }
 
-// Divides the tokens that are not kept among n centres: each next one is the token whose distance from the nearest
-// centre, times its attention, is largest. Returns 0 if there are fewer different tokens.
-static int divide_tokens(refit_work *w, uint32_t n)
+// Moves LANES tokens to the centre if it is nearer than theirs. Tokens that are kept have a distance of 0 and stay.
+VECTOR_CLONES static void move_nearer(const float *places, const float *centre, size_t d, float *apart,
+                                      uint32_t *belongs, uint32_t s)
+{
+    float distance[LANES] = {0};
+    for (size_t c = 0; c < d; c++)
+        for (size_t j = 0; j < LANES; j++) {
+            float off = places[c * LANES + j] - centre[c];
+            distance[j] += off * off;
+        }
+    for (size_t j = 0; j < LANES; j++) {
+        belongs[j] = distance[j] < apart[j] ? s : belongs[j];
+        apart[j] = distance[j] < apart[j] ? distance[j] : apart[j];
+    }
+}
+
+// Computes `places`, LANES tokens at a time.
+static void place_keys(refit_work *w)
 {
     size_t T = w->h->n_tokens, d = w->d;
     float *upper = w->scores;
     for (size_t i = 0; i < d; i++)
         for (size_t c = 0; c < d; c++) upper[i * d + c] = c >= i ? (float)w->factor[i * d + c] : 0;
-    strided keys = {w->h->k, d, 1}, turned = {upper, 1, d};
-    multiply(w->places, d, keys, turned, T, d, d, 0, w->panel);
-    for (size_t j = 0; j < T; j++) w->apart[j] = w->belongs[j] == KEPT ? 0 : INFINITY;
+    memset(w->places, 0, room_for(T) * d * sizeof *w->places);
+    for (size_t j = 0; j < T; j += LANES) {
+        strided rows = {upper, d, 1}, keys = {w->h->k + j * d, 1, d};
+        multiply(w->places + j * d, LANES, rows, keys, d, T - j < LANES ? T - j : LANES, d, 0, w->panel);
+    }
+}
+
+// Divides the tokens that are not kept among n centres: each next one is the token whose distance from the nearest
+// centre, times its attention, is largest. Returns 0 if there are fewer different tokens.
+static int divide_tokens(refit_work *w, uint32_t n)
+{
+    size_t T = w->h->n_tokens, d = w->d;
+    for (size_t j = 0; j < room_for(T); j++) w->apart[j] = j >= T || w->belongs[j] == KEPT ? 0 : INFINITY;
     for (uint32_t s = 0; s < n; s++) {
         size_t centre = 0;
         float largest = 0;
@@ -482,100 +531,100 @@ static int divide_tokens(refit_work *w, uint32_t n)
             if (w->apart[j] > 0 && by > largest) largest = by, centre = j;
         }
         if (!(largest > 0)) return 0;
-        for (size_t j = 0; j < T; j++) {
-            if (!(w->apart[j] > 0)) continue;
-            memcpy(w->trial, w->places + j * d, d * sizeof *w->trial);
-            add_scaled(w->trial, w->places + centre * d, -1, d);
-            float distance = dot(w->trial, w->trial, d);
-            if (distance < w->apart[j]) w->apart[j] = distance, w->belongs[j] = s;
-        }
+        for (size_t c = 0; c < d; c++) w->trial[c] = w->places[(centre / LANES * d + c) * LANES + centre % LANES];
+        for (size_t j = 0; j < T; j += LANES)
+            move_nearer(w->places + j * d, w->trial, d, w->apart + j, w->belongs + j, s);
     }
     return 1;
 }
 
-// Puts into each slot that was given up the means of its tokens' keys and values, weighted by their attention.
-static void average_tokens(refit_work *w, uint32_t n)
+// Computes keys [n, d] of the summaries, the means of their tokens', and puts the means of the values into their slots,
+// both weighted by the tokens' attention.
+static void average_tokens(refit_work *w, uint32_t n, float *keys)
 {
     size_t d = w->d;
     float *sums = w->steps;
     memset(sums, 0, n * sizeof *sums);
+    memset(keys, 0, n * d * sizeof *keys);
     for (uint32_t j = 0; j < w->h->n_tokens; j++)
         if (w->belongs[j] != KEPT) sums[w->belongs[j]] += w->mean[j] + LEAST_SHARE;
-    for (uint32_t s = 0; s < n; s++) {
-        memset(w->keys + w->slots[s] * d, 0, d * sizeof *w->keys);
-        memset(w->values + w->slots[s] * d, 0, d * sizeof *w->values);
-    }
+    for (uint32_t s = 0; s < n; s++) memset(w->values + w->slots[s] * d, 0, d * sizeof *w->values);
     for (uint32_t j = 0; j < w->h->n_tokens; j++) {
-        if (w->belongs[j] == KEPT) continue;
-        size_t slot = w->slots[w->belongs[j]];
-        float part = (w->mean[j] + LEAST_SHARE) / sums[w->belongs[j]];
-        add_scaled(w->keys + slot * d, w->h->k + j * d, part, d);
-        add_scaled(w->values + slot * d, w->h->v + j * d, part, d);
+        uint32_t s = w->belongs[j];
+        if (s == KEPT) continue;
+        float part = (w->mean[j] + LEAST_SHARE) / sums[s];
+        add_scaled(keys + s * d, w->h->k + j * d, part, d);
+        add_scaled(w->values + w->slots[s] * d, w->h->v + j * d, part, d);
     }
 }
 
-// Computes missing [n_fit, n]: what each summary's score lacks from the logarithm of its tokens' mass.
-static void miss_masses(refit_work *w, uint32_t n, float *missing)
+// Computes missing [n, n_fit]: what the score of each summary's key lacks from the logarithm of its tokens' mass.
+static void miss_masses(refit_work *w, uint32_t n, const float *keys, float *missing, float *scores)
 {
-    size_t T = w->h->n_tokens, d = w->d;
-    for (uint32_t i = 0; i < w->n_fit; i += SCORE_ROWS) {
-        uint32_t rows = w->n_fit - i < SCORE_ROWS ? w->n_fit - i : SCORE_ROWS;
-        score_rows(w, i, rows);
-        for (uint32_t r = 0; r < rows; r++) {
-            float *row = w->scores + r * T, *to = missing + (size_t)(i + r) * n;
-            exp_row(row, -w->top[i + r], T);
-            for (uint32_t s = 0; s < n; s++) to[s] = LEAST_MASS * w->mass[i + r];
-            for (size_t j = 0; j < T; j++)
-                if (w->belongs[j] != KEPT) to[w->belongs[j]] += row[j];
-            for (uint32_t s = 0; s < n; s++)
-                to[s] = logf(to[s]) + w->top[i + r] - dot(w->queries + (i + r) * d, w->keys + w->slots[s] * d, d);
-        }
-    }
+    size_t fit = w->n_fit;
+    strided rows = {keys, w->d, 1}, queries = {w->queries, 1, w->d};
+    multiply(scores, fit, rows, queries, n, fit, w->d, 0, w->panel);
+    for (size_t x = 0; x < n * fit; x++) missing[x] = LEAST_MASS;
+    for (size_t j = 0; j < w->h->n_tokens; j++)
+        if (w->belongs[j] != KEPT) add_scaled(missing + w->belongs[j] * fit, w->attention + j * fit, 1, fit);
+    for (size_t i = 0; i < fit; i++) w->steps[i] = logf(w->mass[i]) + w->top[i];
+    for (size_t x = 0; x < n * fit; x++) missing[x] = logf(missing[x]) + w->steps[x % fit] - scores[x];
 }
 
-// Puts summaries of the tokens that are not kept into the slots with the least attention: the means of their values,
-// and the keys whose scores come nearest to the logarithms of their mass. Needs the factor of the queries. Returns 0,
-// and changes nothing, if there are no such slots or tokens.
-static int summarise(refit_work *w)
+// Puts summaries of the tokens that are not kept into the n slots with the least attention: the means of their values,
+// and the keys whose scores come nearest to the logarithms of their mass. Returns 0 if there are fewer such tokens.
+static int summarise(refit_work *w, uint32_t n)
 {
-    uint32_t n = w->s;
-    size_t d = w->d;
-    if (n == 0) return 0;
+    size_t d = w->d, fit = w->n_fit;
+    float *keys = w->trial, *missing = w->shares, *free_half = missing + n * fit;
     give_up_slots(w, n);
     if (!divide_tokens(w, n)) return 0;
-    average_tokens(w, n);
-    float *missing = w->shares, *sums = w->trial;
-    miss_masses(w, n, missing);
-    strided turned = {w->queries, 1, d}, by = {missing, n, 1};
-    multiply(sums, n, turned, by, d, n, w->n_fit, 0, w->panel);
-    for (size_t i = 0; i < d * n; i++) w->right[i] = sums[i];
+    average_tokens(w, n, keys);
+    miss_masses(w, n, keys, missing, free_half);
+    strided turned = {w->queries, 1, d}, by = {missing, 1, fit};
+    multiply(free_half, n, turned, by, d, n, fit, 0, w->panel);
+    for (size_t i = 0; i < d * n; i++) w->right[i] = free_half[i];
     solve_factored(w->factor, d, w->right, n);
     for (uint32_t s = 0; s < n; s++)
-        for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] += (float)w->right[c * n + s];
+        for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] = keys[s * d + c] + (float)w->right[c * n + s];
     return 1;
 }
 
-// Computes the matrix of the values' equations: P'P [t,t], or P P' [n_fit,n_fit] if that is smaller. Returns the mean
-// diagonal of P'P.
-static double make_gram(refit_work *w)
+static void keep_start(refit_work *w)
 {
-    strided rows = {w->shares, w->t, 1}, columns = {w->shares, 1, w->t};
-    int few = w->t <= w->n_fit;
-    multiply(w->gram, w->m, few ? columns : rows, few ? rows : columns, w->m, w->m, few ? w->n_fit : w->t, 1, w->panel);
-    double trace = 0;
-    for (uint32_t i = 0; i < w->m; i++) trace += w->gram[(size_t)i * w->m + i];
-    return trace / w->t; // both have the same trace; the mean is that of P'P
+    memcpy(w->change, w->keys, (size_t)w->t * w->d * sizeof *w->keys);
+    memcpy(w->best, w->values, (size_t)w->t * w->d * sizeof *w->values);
 }
 
-// change = (P'P + lambda I)^-1 P' missing = P' (P P' + lambda I)^-1 missing.
-static int fit_values(refit_work *w, double lambda)
+// Puts the best start into w->keys and values: the kept tokens alone, or summaries in a half, a quarter or an eighth of
+// the slots.
+static void try_summaries(refit_work *w, kvb_refit_result *out)
+{
+    keep_start(w);
+    place_keys(w);
+    for (uint32_t part = 2; part <= 8; part *= 2) {
+        give_bare(w->h, w->keys, w->values, NULL);
+        if (w->t < part || !summarise(w, w->t / part)) continue;
+        weigh_keys(w, w->n_fit);
+        if (helps(w, NULL, KVB_REFIT_SUMMARIES, out)) keep_start(w);
+    }
+    memcpy(w->keys, w->change, (size_t)w->t * w->d * sizeof *w->keys);
+    memcpy(w->values, w->best, (size_t)w->t * w->d * sizeof *w->values);
+}
+
+// change = (P'P + RIDGE mean I)^-1 P' missing = P' (P P' + RIDGE mean I)^-1 missing, by the smaller matrix; both have
+// the same trace, and the mean is that of P'P.
+static int fit_values(refit_work *w)
 {
     size_t m = w->m, d = w->d;
-    strided columns = {w->shares, 1, w->t}, missing = {w->missing, d, 1};
+    double trace = 0;
+    strided rows = {w->shares, w->t, 1}, columns = {w->shares, 1, w->t}, missing = {w->missing, d, 1};
     int few = w->t <= w->n_fit;
+    multiply(w->gram, m, few ? columns : rows, few ? rows : columns, m, m, few ? w->n_fit : w->t, 1, w->panel);
+    for (size_t i = 0; i < m; i++) trace += w->gram[i * m + i];
     for (size_t i = 0; i < m * m; i++) w->factor[i] = w->gram[i];
-    for (size_t i = 0; i < m; i++) w->factor[i * m + i] += lambda;
-    if (!factorise(w->factor, m)) return 0;
+    for (size_t i = 0; i < m; i++) w->factor[i * m + i] += RIDGE * trace / w->t;
+    if (!(trace > 0) || !factorise(w->factor, m)) return 0;
     if (few) multiply(w->trial, d, columns, missing, m, d, w->n_fit, 0, w->panel);
     for (size_t i = 0; i < m * d; i++) w->right[i] = few ? w->trial[i] : w->missing[i];
     solve_factored(w->factor, m, w->right, d);
@@ -598,29 +647,16 @@ static void limit_changes(refit_work *w)
     }
 }
 
-static void take_better(kvb_refit_result *out, double error, int changed, double lambda)
+// Tries refitted values with the present attention, which has this bias (NULL: none).
+static void try_values(refit_work *w, const float *bias, kvb_refit_result *out)
 {
-    out->error_after = error;
-    out->changed = changed;
-    out->lambda = lambda;
-}
-
-// Tries refitted values with the present attention; `keys` says what its keys are (KVB_REFIT_*). The least lambda is
-// nearly always the best, so once one has helped, larger ones are tried only for as long as they help more.
-static void try_values(refit_work *w, int keys, kvb_refit_result *out)
-{
-    double mean = make_gram(w);
-    for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS && mean > 0; l++) {
-        if (!fit_values(w, LAMBDAS[l] * mean)) continue;
-        limit_changes(w);
-        double error = left_out_error(w, w->change);
-        if (error < out->error_after) {
-            take_better(out, error, keys | KVB_REFIT_VALUES, LAMBDAS[l]);
-            for (size_t i = 0; i < (size_t)w->t * w->d; i++) w->best[i] = w->values[i] + w->change[i];
-        } else if (out->lambda > 0) {
-            break;
-        }
-    }
+    size_t count = (size_t)w->t * w->d;
+    attend_kept(w, bias, 0);
+    if (!fit_values(w)) return;
+    limit_changes(w);
+    memcpy(w->best, w->values, count * sizeof *w->best);
+    add_scaled(w->values, w->change, 1, count);
+    if (!helps(w, bias, out->changed | KVB_REFIT_VALUES, out)) memcpy(w->values, w->best, count * sizeof *w->best);
 }
 
 // ---- The call ----
@@ -628,18 +664,18 @@ static void try_values(refit_work *w, int keys, kvb_refit_result *out)
 // Places all arrays from `base` on, or just counts if it is NULL. Returns the bytes; 0 if a size_t cannot hold them.
 static size_t carve(refit_work *w, unsigned char *base)
 {
-    uint64_t n = w->n, t = w->t, s = w->s, d = w->d, T = w->h->n_tokens, m = w->m, side = m > d ? m : d,
-             longest = t > n ? t : n;
+    uint64_t n = w->n, t = w->t, d = w->d, T = w->h->n_tokens, m = w->m, side = m > d ? m : d;
     uint64_t scratch = SCORE_ROWS * T, wide = n * d > d * d ? n * d : d * d;
     struct {
         void *at;
         uint64_t count, each, size;
     } parts[] = {{&w->factor, side, side, 8},
-                 {&w->right, side > s ? side : s, d, 8},
+                 {&w->right, side > t / 2 ? side : t / 2, d, 8},
                  {&w->queries, n, d, 4},
                  {&w->outputs, n, d, 4},
                  {&w->top, n, 1, 4},
                  {&w->mass, n, 1, 4},
+                 {&w->attention, T, w->n_fit, 4},
                  {&w->mean, T, 1, 4},
                  {&w->most, T, 1, 4},
                  {&w->keys, t, d, 4},
@@ -650,10 +686,10 @@ static size_t carve(refit_work *w, unsigned char *base)
                  {&w->missing, n, d, 4},
                  {&w->scores, scratch > wide ? scratch : wide, 1, 4},
                  {&w->panel, TILE_TERMS, TILE_COLUMNS, 4},
-                 {&w->places, T, d, 4},
-                 {&w->apart, T, 1, 4},
-                 {&w->belongs, T, 1, 4},
-                 {&w->slots, s + 1, 1, 4},
+                 {&w->places, room_for(T), d, 4},
+                 {&w->apart, room_for(T), 1, 4},
+                 {&w->belongs, room_for(T), 1, 4},
+                 {&w->slots, t / 2 + 1, 1, 4},
                  {&w->gram, m, m, 4},
                  {&w->values, t, d, 4},
                  {&w->change, t, d, 4},
@@ -661,7 +697,7 @@ static size_t carve(refit_work *w, unsigned char *base)
                  {&w->trial, t, d, 4},
                  {&w->direction, d, 1, 4},
                  {&w->bias, t, 1, 4},
-                 {&w->steps, 4, longest, 4}};
+                 {&w->steps, 2 * t > n ? 2 * t : n, 1, 4}};
     uint64_t at = 0;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         // Each is rounded up to 64 bytes; counts are products of 32-bit numbers, so only the last steps can overflow.
@@ -681,9 +717,8 @@ static refit_work shape_of(const kvb_refit_head *h)
 {
     refit_work w = {.h = h};
     w.n = h->n_queries;
-    w.n_fit = h->n_queries - h->n_queries / 4;
+    w.n_fit = count_fitted(h->n_queries);
     w.t = h->n_kept;
-    w.s = h->n_summaries;
     w.d = h->head_dim;
     w.m = w.t < w.n_fit ? w.t : w.n_fit;
     return w;
@@ -693,13 +728,11 @@ static kvb_status check_head(const kvb_refit_head *h, kvb_error *err)
 {
     if (!h) return kvb_fail(err, KVB_ARGUMENT, "kvb_refit: the head must not be NULL");
     if (h->n_tokens == 0 || h->head_dim == 0 || h->n_kept == 0 || h->n_kept > h->n_tokens || h->head_dim > 65536 ||
-        h->n_queries > 16777216 || h->n_summaries > h->n_kept)
-        return kvb_fail(
-            err, KVB_ARGUMENT,
-            "kvb_refit: %u tokens of %u numbers, %u kept, %u summaries, %u queries: expected 1 or more tokens, 1 to "
-            "65536 numbers, 1 to all tokens kept, no more summaries than these and at most 16777216 queries",
-            (unsigned)h->n_tokens, (unsigned)h->head_dim, (unsigned)h->n_kept, (unsigned)h->n_summaries,
-            (unsigned)h->n_queries);
+        h->n_queries > 16777216)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "kvb_refit: %u tokens of %u numbers, %u kept, %u queries: expected 1 or more tokens, 1 to "
+                        "65536 numbers, 1 to all tokens kept and at most 16777216 queries",
+                        (unsigned)h->n_tokens, (unsigned)h->head_dim, (unsigned)h->n_kept, (unsigned)h->n_queries);
     return KVB_OK;
 }
 
@@ -744,22 +777,12 @@ static kvb_status check_arguments(const kvb_refit_head *h, const void *work, siz
     return KVB_OK;
 }
 
-static void give_bare(const kvb_refit_head *h, float *k, float *v, float *bias)
-{
-    size_t d = h->head_dim;
-    for (uint32_t j = 0; j < h->n_kept; j++) {
-        memcpy(k + j * d, h->k + h->positions[j] * d, d * sizeof *k);
-        memcpy(v + j * d, h->v + h->positions[j] * d, d * sizeof *v);
-        if (bias) bias[j] = 0;
-    }
-}
-
 // Copies the best candidate. Returns 0 if it is beyond float32.
 static int give(const refit_work *w, int changed, float *k, float *v, float *bias)
 {
     size_t d = w->d;
     if (changed) memcpy(k, w->keys, w->t * d * sizeof *k);
-    if (changed) memcpy(v, changed & KVB_REFIT_VALUES ? w->best : w->values, w->t * d * sizeof *v);
+    if (changed) memcpy(v, w->values, w->t * d * sizeof *v);
     for (uint32_t j = 0; changed & KVB_REFIT_KEYS && j < w->t; j++) {
         if (bias) bias[j] = w->bias[j];
         else add_scaled(k + j * d, w->direction, w->bias[j], d);
@@ -767,40 +790,27 @@ static int give(const refit_work *w, int changed, float *k, float *v, float *bia
     return all_finite(k, w->t * d) && all_finite(v, w->t * d);
 }
 
-// Tries all candidates; the best is in *out and w. k, v [t, d] have the kept rows. Returns 0 if the head's numbers are
-// beyond float32.
-static int try_all(refit_work *w, const float *k, const float *v, int explicit_bias, kvb_refit_result *out)
+// Tries all candidates; the best is in *out and w. Returns 0 if the head's numbers are beyond float32.
+static int try_all(refit_work *w, int explicit_bias, kvb_refit_result *out)
 {
-    int start = 0, factored;
-    memcpy(w->keys, k, w->t * w->d * sizeof *k);
-    memcpy(w->values, v, w->t * w->d * sizeof *v);
+    int shifted = 0;
+    give_bare(w->h, w->keys, w->values, NULL);
     order_queries(w);
     attend_fully(w);
-    weigh_keys(w);
-    attend_kept(w, NULL);
-    double before = left_out_error(w, NULL), scale = outputs_variance(w), error = before;
-    if (!isfinite(before) || !isfinite(scale)) return 0;
-    out->error_after = before;
-    factored = factor_queries(w);
+    weigh_keys(w, w->n_fit);
+    out->error_after = INFINITY;
+    double scale = outputs_variance(w);
+    if (!helps(w, NULL, 0, out) || !isfinite(scale)) return 0;
+    out->error_before = out->error_after / scale;
+    int factored = factor_queries(w);
     if (factored) fit_direction(w);
-    if (factored && summarise(w)) {
-        start = KVB_REFIT_SUMMARIES;
-        weigh_keys(w);
-        attend_kept(w, NULL);
-        error = left_out_error(w, NULL);
-        if (error < before) take_better(out, error, start, 0);
-    }
+    if (factored) try_summaries(w, out);
+    weigh_keys(w, 0);
     for (uint32_t i = 0; explicit_bias && i < w->n; i++) w->turn[i] = 1;
-    if (w->t > 1 && (explicit_bias || factored) && fit_bias(w)) {
-        attend_kept(w, w->bias);
-        double shifted = left_out_error(w, NULL);
-        if (shifted < error) start |= KVB_REFIT_KEYS;
-        else attend_kept(w, NULL);
-        if (shifted < error && shifted < out->error_after) take_better(out, shifted, start, 0);
-    }
-    try_values(w, start, out);
+    if (w->t > 1 && (explicit_bias || factored) && fit_bias(w))
+        shifted = helps(w, w->bias, out->changed | KVB_REFIT_KEYS, out);
+    try_values(w, shifted ? w->bias : NULL, out);
     out->judged = 1;
-    out->error_before = before / scale;
     out->error_after /= scale;
     return 1;
 }
@@ -821,7 +831,7 @@ kvb_status kvb_refit(const kvb_refit_head *h, void *work, size_t work_bytes, flo
 
     refit_work w = shape_of(h);
     carve(&w, (unsigned char *)work + (64 - (uintptr_t)work % 64) % 64);
-    if (try_all(&w, k, v, bias != NULL, out) && give(&w, out->changed, k, v, bias)) return KVB_OK;
+    if (try_all(&w, bias != NULL, out) && give(&w, out->changed, k, v, bias)) return KVB_OK;
     memset(out, 0, sizeof *out);
     give_bare(h, k, v, bias);
     return KVB_OK;

@@ -222,7 +222,7 @@ class Controller:
             kept += [places + seen.padding for places in chosen]
         state.sizes[layer.index] = self._put(cache, layer, kept)  # the full layer is freed: the peak is one layer
         if self._refit:
-            state.refitted[layer.index] = refit.refit(layer, keys, values, cache.layers[layer.index], not self._formats)
+            state.refitted[layer.index] = refit.refit(layer, keys, values, cache.layers[layer.index])
         self._pack(cache.layers[layer.index], layer)
 
     def _pack(self, place: RaggedLayer, layer: AttentionLayer) -> None:

@@ -6,12 +6,12 @@ This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
     k'_s = k_s + A^-1 Q'(log sum over s of exp(q.k_j) - q.k_s),  A = Q'Q + 0.01 mean I
     w = argmin over w >= 0 of |p w - 1|^2, p the slots' shares of the full attention        beta = log w in [-3, 3]
     k''_j = k'_j + beta_j u,  u = A^-1 Q'1                           so that q.u is near 1 for the head's queries
-    V' = V + (P'P + lambda mean I)^-1 P'(O - P V)                    P the attention over the slots
+    V' = V + (P'P + 0.03 mean I)^-1 P'(O - P V)                      P the attention over the slots
 
-where s are the tokens that a summary stands for, in slots that have the least attention (none if rows are packed, since
-more of them are kept), and no value moves by more than half of its length (the bias by Attention Matching, arXiv
-2602.16284). Every fourth query is left out of the fit. Of all combinations of shifted keys, changed values and four
-lambdas, the best on these queries is taken, or the bare rows if none is better.
+where s are the tokens that a summary stands for, in slots that have the least attention, and no value moves by more
+than half of its length (the bias by Attention Matching, arXiv 2602.16284). A quarter of the queries is left out of the
+fit, in blocks. These choose what is used: first how many slots hold summaries, a half, a quarter, an eighth or none,
+then whether shifted keys help, then whether changed values do.
 """
 
 import copy
@@ -29,8 +29,8 @@ FIRST, STRIDE = 6, 3  # the first positions are sinks, whose queries are outlier
 MOST_ROWS = 2048  # query rows per KV head; longer contexts have every 6th position, every 12th, ...
 AHEAD = 256  # references are turned to positions T .. T + 255
 MOST_NUMBERS = 1 << 24  # attention weights that are held at a time: 64 MiB
-LAMBDAS = (0.01, 0.1, 1.0, 10.0)
-KEPT_PER_SUMMARY = 8
+RIDGE = 0.03
+BLOCK = 16  # queries that are left out of the fit together, since neighbours are alike
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _queries(layer: AttentionLayer, seen: Seen, total: int) -> Tensor:
 
 
 @torch.no_grad()
-def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer, summaries: bool) -> int:
+def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer) -> int:
     """Refits the rows of a layer that was just cut from keys and values [B, G, T, d], and forgets the references.
     Returns how many heads were changed."""
     changed = 0
@@ -88,7 +88,7 @@ def refit(layer: AttentionLayer, keys: Tensor, values: Tensor, cut: RaggedLayer,
             k, v, places = cut.segment(b * cut.n_heads + h)
             sinks = None if layer.sinks is None else layer.sinks.float().view(cut.n_heads, -1)[h]
             head = Head(keys[b, h, seen.padding :], values[b, h, seen.padding :], queries[h], layer.softcap, sinks)
-            found = head.fit(places.long() - seen.padding, len(places) // KEPT_PER_SUMMARY if summaries else 0)
+            found = head.fit(places.long() - seen.padding)
             if found is not None:
                 k.copy_(found[0])
                 v.copy_(found[1])
@@ -108,7 +108,8 @@ class Head:
         self, keys: Tensor, values: Tensor, queries: Tensor, softcap: float | None = None, sinks: Tensor | None = None
     ):
         self.keys, self.values, self.softcap = keys, values, softcap
-        left = torch.arange(len(queries), device=queries.device) % 4 == 3
+        block = max(1, min(len(queries) // 4, BLOCK))
+        left = torch.arange(len(queries), device=queries.device) // block % 4 == 3
         self.n_fit = int((~left).sum())
         order = torch.cat([(~left).nonzero()[:, 0], left.nonzero()[:, 0]])  # those that the fit uses come first
         self.queries = queries[order]
@@ -138,53 +139,59 @@ class Head:
         logits = queries @ keys.T
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-    def fit(self, kept: Tensor, n_summaries: int = 0) -> tuple[Tensor, Tensor] | None:
-        """Returns the best keys and values of the tokens ``kept``, some of whose slots may hold summaries; None if the
-        bare ones are best, or if the head keeps more than half, has fewer than 4 queries, or has numbers that are not
-        finite."""
+    def fit(self, kept: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the best keys and values of the slots of the tokens ``kept``; None if the bare ones are best, or if
+        the head keeps more than half, has fewer than 4 queries, or has numbers that are not finite."""
         if len(kept) > len(self.keys) // 2 or len(self.queries) < 4:
             return None
         full, mass = self._attend()
         scale = float((full - full.mean(0)).pow(2).mean()) + 1e-30
         keys, values = self.keys[kept], self.values[kept]
-        sink = 0.0 if self.sinks is None else (self.sinks - mass).exp()
+        sink = torch.zeros_like(mass) if self.sinks is None else (self.sinks - mass).exp()
 
-        def shares(keys: Tensor) -> Tensor:
-            """Returns the slots' shares of the full mass, [n, t]."""
-            return (self._logits(self.queries, keys.float()) - mass).exp()
+        def shares(keys: Tensor, first: int = 0) -> Tensor:
+            """Returns the slots' shares of the full mass, [n, t], of the queries from ``first`` on."""
+            return (self._logits(self.queries[first:], keys.float()) - mass[first:]).exp()
 
-        def attention(keys: Tensor) -> Tensor:
-            weights = shares(keys)
-            return weights / (weights.sum(-1, keepdim=True) + sink).clamp(min=1e-30)
+        def attention(keys: Tensor, first: int = 0) -> Tensor:
+            weights = shares(keys, first)
+            return weights / (weights.sum(-1, keepdim=True) + sink[first:]).clamp(min=1e-30)
 
-        def error(p: Tensor, values: Tensor) -> float:
-            return float((full - p @ values.float())[self.n_fit :].pow(2).mean()) / scale
+        def error(keys: Tensor, values: Tensor) -> float:
+            missing = full[self.n_fit :] - attention(keys, self.n_fit) @ values.float()
+            return float(missing.pow(2).mean()) / scale
 
-        best: tuple[Tensor, Tensor] | None = None
-        self.error_before = self.error_after = error(attention(keys), values)
+        self.error_before = self.error_after = error(keys, values)
         if not math.isfinite(self.error_before):
             return None
+        best: tuple[Tensor, Tensor] | None = None
+
+        def better(keys: Tensor, values: Tensor) -> bool:
+            """Keeps these rows if they are finite and the best so far on the left-out queries."""
+            nonlocal best
+            left = error(keys, values)
+            if not (left < self.error_after and bool(values.isfinite().all() and keys.isfinite().all())):
+                return False
+            self.error_after, best = left, (keys, values)
+            return True
+
         factor = self._factor()
-        if factor is not None and n_summaries:
-            keys, values = self._summarise(n_summaries, kept, keys, values, mass, factor)
-        most = 0.5 * values.float().norm(dim=-1, keepdim=True)
-        for shifted in (False, True):
-            if shifted:
-                beta = self._bias(shares(keys), 1 - sink)
-                if factor is None or beta is None or len(kept) < 2:
-                    break
-                u = torch.cholesky_solve(self.queries[: self.n_fit].double().sum(0)[:, None], factor)[:, 0].float()
-                keys = (keys.float() + beta[:, None] * u).to(keys.dtype)
-            p = attention(keys)
-            missing = full - p @ values.float()
-            for change in (None, *self._changes(p[: self.n_fit], missing[: self.n_fit])):
-                v = values
-                if change is not None:
-                    part = (most / change.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
-                    v = (values.float() + part * change).to(values.dtype)
-                left = error(p, v)
-                if left < self.error_after and bool(v.isfinite().all() and keys.isfinite().all()):
-                    self.error_after, best = left, (keys, v)
+        if factor is not None and len(kept) > 1:
+            for n in (len(kept) // 2, len(kept) // 4, len(kept) // 8):
+                start = self._summarise(n, kept, mass, factor) if n else None
+                if start is not None:
+                    better(*start)
+            keys, values = best or (keys, values)
+            beta = self._bias(shares(keys), 1 - sink)
+            u = torch.cholesky_solve(self.queries[: self.n_fit].double().sum(0)[:, None], factor)[:, 0].float()
+            shifted = keys if beta is None else (keys.float() + beta[:, None] * u).to(keys.dtype)
+            keys = shifted if better(shifted, values) else keys
+        p = attention(keys)[: self.n_fit]
+        change = self._change(p, full[: self.n_fit] - p @ values.float())
+        if change is not None:
+            most = 0.5 * values.float().norm(dim=-1, keepdim=True)
+            part = (most / change.norm(dim=-1, keepdim=True).clamp(min=1e-30)).clamp(max=1)
+            better(keys, (values.float() + part * change).to(values.dtype))
         return best
 
     def _factor(self) -> Tensor | None:
@@ -196,10 +203,10 @@ class Head:
         return None if failed else factor
 
     def _summarise(
-        self, n: int, kept: Tensor, keys: Tensor, values: Tensor, mass: Tensor, factor: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the kept rows with summaries of all other tokens in the n slots that have the least attention; or the
-        rows as they are, if there are too few different tokens."""
+        self, n: int, kept: Tensor, mass: Tensor, factor: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Returns the kept rows with summaries of all other tokens in the n slots that have the least attention; None
+        if there are too few different tokens."""
         every = self.keys.float()
         slots = self.most[kept].argsort(stable=True)[:n]
         gone = torch.ones_like(self.most, dtype=torch.bool).index_fill(0, kept, False).index_fill(0, kept[slots], True)
@@ -214,7 +221,7 @@ class Head:
             belongs = torch.where(distance < apart, s, belongs)
             apart = torch.minimum(apart, distance)
         if not float(largest) > 0:
-            return keys, values
+            return None
         member = torch.nn.functional.one_hot(belongs, n).float()
         average = (member * part[:, None] / (part @ member)).T
         k, v, queries = average @ every[rows], average @ self.values[rows].float(), self.queries[: self.n_fit]
@@ -227,26 +234,19 @@ class Head:
         if self.softcap is not None:
             logs = self.softcap * torch.atanh((logs / self.softcap).clamp(-0.99, 0.99))
         k = k + torch.cholesky_solve((queries.T @ (logs - queries @ k.T)).double(), factor).T.float()
+        keys, values = self.keys[kept], self.values[kept]
         return keys.index_copy(0, slots, k.to(keys.dtype)), values.index_copy(0, slots, v.to(values.dtype))
 
-    def _bias(self, shares: Tensor, target: Tensor | float) -> Tensor | None:
+    def _bias(self, shares: Tensor, target: Tensor) -> Tensor | None:
         """Returns beta [t] by accelerated projected gradient (Beck and Teboulle 2009) from w = 1; None: not finite."""
-        a = shares[: self.n_fit].double()
-        y = torch.broadcast_to(torch.as_tensor(target, device=a.device), (len(shares), 1))[: self.n_fit, 0].double()
-        n, t = a.shape
-        gram = a.T @ a if t <= n else None
-        right = a.T @ y
-
-        def product(x: Tensor) -> Tensor:
-            return gram @ x if gram is not None else a.T @ (a @ x)
-
-        x = a.new_ones(t)
+        a, y = shares[: self.n_fit].double(), target[: self.n_fit, 0].double()
+        product = (a.T @ a).mv if a.shape[1] <= len(a) else lambda x: a.T @ (a @ x)
+        right, w, norm = a.T @ y, a.new_ones(a.shape[1]), a.new_ones(())
+        z = x = w
         for _ in range(20):  # the largest eigenvalue, by power iteration: a has no negative number
-            x = product(x)
+            x = product(x / norm)
             norm = x.norm()
-            x = x / norm
         rate = 1 / (1.02 * norm)
-        w = z = a.new_ones(t)
         momentum = 1.0
         for _ in range(120):
             to = (z - rate * (product(z) - right)).clamp(min=1e-6)
@@ -256,17 +256,14 @@ class Head:
         beta = w.log().clamp(-3, 3).float()
         return beta if bool(beta.isfinite().all()) else None
 
-    def _changes(self, p: Tensor, missing: Tensor) -> list[Tensor]:
-        """Solves (P'P + lambda I)^-1 P' missing = P' (P P' + lambda I)^-1 missing, by the smaller, for each lambda."""
+    def _change(self, p: Tensor, missing: Tensor) -> Tensor | None:
+        """Returns (P'P + 0.03 mean I)^-1 P' missing = P' (P P' + 0.03 mean I)^-1 missing, by the smaller matrix."""
         n, t = p.shape
-        few = t <= n
-        gram, right = ((p.T @ p, p.T @ missing) if few else (p @ p.T, missing))
-        mean, found = gram.trace() / t, []
-        for ridge in LAMBDAS:
-            factor, failed = torch.linalg.cholesky_ex(
-                gram.double() + ridge * mean.double() * torch.eye(len(gram), dtype=torch.float64, device=p.device)
-            )
-            if not failed:
-                solved = torch.cholesky_solve(right.double(), factor).float()
-                found.append(solved if few else p.T @ solved)
-        return found
+        gram, right = (p.T @ p, p.T @ missing) if t <= n else (p @ p.T, missing)
+        square = gram.double()
+        square.diagonal().add_(RIDGE * square.trace() / t)
+        factor, failed = torch.linalg.cholesky_ex(square)
+        if failed:
+            return None
+        solved = torch.cholesky_solve(right.double(), factor).float()
+        return solved if t <= n else p.T @ solved

@@ -31,7 +31,6 @@ int main(int argc, char **argv)
     head.n_tokens = (uint32_t)strtoul(argv[1], NULL, 10);
     head.n_queries = (uint32_t)strtoul(argv[2], NULL, 10);
     head.n_kept = head.n_tokens / 5;
-    head.n_summaries = head.n_kept / 8;
     head.head_dim = HEAD_DIM;
     if (kvb_refit_bytes(&head, &bytes, &err) != KVB_OK) {
         fprintf(stderr, "%s\n", err.message);

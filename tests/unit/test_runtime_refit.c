@@ -2,7 +2,6 @@
 #include "test_runtime_cases.h"
 
 enum { MAX_D = 72 };
-static const double LAMBDAS[] = {0, 0.01, 0.1, 1, 10};
 
 typedef struct head_case {
     kvb_refit_head h;
@@ -30,7 +29,7 @@ static float noise(uint64_t *random)
 
 static head_case open_case(uint32_t T, uint32_t d, uint32_t t, uint32_t n, uint64_t *random)
 {
-    head_case c = {.h = {.n_tokens = T, .head_dim = d, .n_kept = t, .n_queries = n, .n_summaries = t / 8}};
+    head_case c = {.h = {.n_tokens = T, .head_dim = d, .n_kept = t, .n_queries = n}};
     size_t rows = T;
     c.k = case_alloc(rows * d, sizeof(float)), c.v = case_alloc(rows * d, sizeof(float));
     c.q = case_alloc((size_t)n * d + 1, sizeof(float));
@@ -73,6 +72,13 @@ static void eliminate(double *a, double *b, size_t n, size_t d)
         for (size_t j = 0; j < d; j++) b[i * d + j] /= a[i * n + i];
 }
 
+// Of every 64 queries the last 16 are left out, or of fewer the last of four equal blocks.
+static bool left_out(const head_case *c, size_t i)
+{
+    size_t n = c->h.n_queries, block = n < 64 ? n / 4 : 16;
+    return i / block % 4 == 3;
+}
+
 static double score_row(const float *q, const float *k, size_t d)
 {
     double sum = 0;
@@ -105,7 +111,7 @@ static double judge(const head_case *c, const float *k, const float *v, const fl
     size_t judged = 0;
     for (size_t i = 0; i < n; i++) {
         attend_row(c->q + i * d, c->k, c->v, NULL, T, d, p, all + i * d);
-        if (i % 4 != 3) continue;
+        if (!left_out(c, i)) continue;
         attend_row(c->q + i * d, k, v, bias, c->h.n_kept, d, p, got);
         for (size_t x = 0; x < d; x++) sum += (got[x] - all[i * d + x]) * (got[x] - all[i * d + x]);
         judged++;
@@ -162,18 +168,18 @@ static void divide(const head_case *c, size_t n, const double *gram, const doubl
     free(nearest);
 }
 
-// Puts the summaries that kvbudget.h defines into the kept rows k, v [t, d], by plain sums.
-static void summarise(const head_case *c, float *k, float *v)
+// Puts n summaries, as kvbudget.h defines them, into the kept rows k, v [t, d], by plain sums.
+static void summarise(const head_case *c, size_t n, float *k, float *v)
 {
-    size_t T = c->h.n_tokens, d = c->h.head_dim, N = c->h.n_queries, n = c->h.n_summaries, fit = N - N / 4,
-           *belongs = case_alloc(T, sizeof *belongs), *slots = case_alloc(n, sizeof *slots);
+    size_t T = c->h.n_tokens, d = c->h.head_dim, N = c->h.n_queries, *belongs = case_alloc(T, sizeof *belongs),
+           *slots = case_alloc(n, sizeof *slots);
     double *p = case_alloc(N * T, sizeof *p), *mean = case_alloc(T, sizeof *mean), *most = case_alloc(T, sizeof *most),
            *gram = case_alloc(d * d, sizeof *gram), *right = case_alloc(d * n, sizeof *right), o[MAX_D], trace = 0;
     for (size_t i = 0; i < N; i++) {
         attend_row(c->q + i * d, c->k, c->v, NULL, T, d, p + i * T, o);
-        for (size_t j = 0; j < T && i % 4 != 3; j++)
-            mean[j] += p[i * T + j] / (double)fit, most[j] = fmax(most[j], p[i * T + j]);
-        for (size_t x = 0; x < d * d && i % 4 != 3; x++) gram[x] += (double)c->q[i * d + x / d] * c->q[i * d + x % d];
+        if (left_out(c, i)) continue;
+        for (size_t j = 0; j < T; j++) mean[j] += p[i * T + j], most[j] = fmax(most[j], p[i * T + j]);
+        for (size_t x = 0; x < d * d; x++) gram[x] += (double)c->q[i * d + x / d] * c->q[i * d + x % d];
     }
     for (size_t x = 0; x < d; x++) trace += gram[x * d + x];
     for (size_t x = 0; x < d; x++) gram[x * d + x] += 0.01 * trace / (double)d;
@@ -190,7 +196,7 @@ static void summarise(const head_case *c, float *k, float *v)
         for (size_t i = 0; i < N; i++) {
             const float *q = c->q + i * d;
             double part = 0, whole;
-            if (i % 4 == 3) continue;
+            if (left_out(c, i)) continue;
             for (size_t j = 0; j < T; j++) part += belongs[j] == s ? p[i * T + j] : 0;
             whole = log(part) - score_row(q, key, d) + score_row(q, c->k, d) - log(p[i * T]); // p[0] = e^score / mass
             for (size_t x = 0; x < d; x++) right[x * n + s] += q[x] * whole;
@@ -201,18 +207,17 @@ static void summarise(const head_case *c, float *k, float *v)
     free(belongs), free(slots), free(p), free(mean), free(most), free(gram), free(right);
 }
 
-// Returns V + (P'P + lambda mean I)^-1 P'(O - P V), with P of the given keys and bias, where no value moves by more
-// than half of its length, or V if lambda is 0. The caller frees it.
-static float *ridge(const head_case *c, const float *k, const float *from, const float *bias, double lambda)
+// Returns V + (P'P + 0.03 mean I)^-1 P'(O - P V), with P of the given keys and bias, where no value moves by more than
+// half of its length. The caller frees it.
+static float *ridge(const head_case *c, const float *k, const float *from, const float *bias)
 {
     size_t d = c->h.head_dim, n = c->h.n_queries, t = c->h.n_kept;
     float *v = case_alloc(t * d, sizeof *v);
     memcpy(v, from, t * d * sizeof *v);
-    if (lambda == 0) return v;
     double *p = case_alloc(c->h.n_tokens, sizeof *p), *a = case_alloc(t * t, sizeof *a),
            *b = case_alloc(t * d, sizeof *b), full[MAX_D], kept[MAX_D], trace = 0;
     for (size_t i = 0; i < n; i++) {
-        if (i % 4 == 3) continue;
+        if (left_out(c, i)) continue;
         attend_row(c->q + i * d, c->k, c->v, NULL, c->h.n_tokens, d, p, full);
         attend_row(c->q + i * d, k, v, bias, t, d, p, kept);
         for (size_t j = 0; j < t; j++) {
@@ -221,7 +226,7 @@ static float *ridge(const head_case *c, const float *k, const float *from, const
         }
     }
     for (size_t j = 0; j < t; j++) trace += a[j * t + j];
-    for (size_t j = 0; j < t; j++) a[j * t + j] += lambda * trace / (double)t;
+    for (size_t j = 0; j < t; j++) a[j * t + j] += 0.03 * trace / (double)t;
     eliminate(a, b, t, d);
     for (size_t j = 0; j < t; j++) {
         double own = 0, moved = 0;
@@ -251,7 +256,7 @@ static void check_bias(const head_case *c, const float *k)
     double *a = case_alloc(c->h.n_queries * t, sizeof *a), *w = case_alloc(t, sizeof *w),
            *off = case_alloc(c->h.n_queries, sizeof *off);
     for (size_t i = 0; i < c->h.n_queries; i++) {
-        if (i % 4 == 3) continue;
+        if (left_out(c, i)) continue;
         double mass = 0;
         for (size_t j = 0; j < T; j++) mass += exp(score_row(c->q + i * d, c->k + j * d, d));
         for (size_t j = 0; j < t; j++) a[n * t + j] = exp(score_row(c->q + i * d, k + j * d, d)) / mass;
@@ -273,31 +278,27 @@ static void check_bias(const head_case *c, const float *k)
     free(a), free(w), free(off);
 }
 
-// Returns the least error with these keys, as lambda grows until that stops helping. Checks the chosen lambda's values.
-static double least_error(const head_case *c, const float *k, const float *from, const float *bias, bool shifted)
+// Replaces the kept rows k, v by the best start, with summaries in a half, a quarter or an eighth of the slots or none.
+// Returns how many summaries that has.
+static size_t best_start(const head_case *c, float *k, float *v)
 {
-    double least = INFINITY;
-    bool helped = false;
-    for (size_t l = 0; l < sizeof LAMBDAS / sizeof *LAMBDAS; l++) {
-        float *v = ridge(c, k, from, bias, LAMBDAS[l]);
-        double error = judge(c, k, v, bias);
-        bool last = helped && !(error < least);
-        helped = l > 0 && error < least;
-        least = fmin(least, error);
-        bool chosen = ((c->out.changed & KVB_REFIT_KEYS) != 0) == shifted && c->out.lambda == LAMBDAS[l];
-        for (size_t i = 0; chosen && i < (size_t)c->h.n_kept * c->h.head_dim; i++)
-            ck_assert_double_eq_tol(c->new_v[i], v[i], 2e-3);
-        free(v);
-        if (last) break;
+    size_t best = 0, bytes = (size_t)c->h.n_kept * c->h.head_dim * sizeof *k;
+    double least = judge(c, k, v, NULL);
+    for (size_t n = c->h.n_kept / 2, part = 2; part <= 8 && n > 0; part *= 2, n = c->h.n_kept / part) {
+        float *new_k = gather(c, c->k), *new_v = gather(c, c->v);
+        summarise(c, n, new_k, new_v);
+        double error = judge(c, new_k, new_v, NULL);
+        if (error < least) least = error, best = n, memcpy(k, new_k, bytes), memcpy(v, new_v, bytes);
+        free(new_k), free(new_v);
     }
-    return least;
+    return best;
 }
 
 static void check_case(head_case *c)
 {
     float *k = gather(c, c->k), *v = gather(c, c->v);
     double bare = judge(c, k, v, NULL), start;
-    summarise(c, k, v);
+    size_t n = best_start(c, k, v);
     start = judge(c, k, v, NULL);
     for (int explicit_bias = 0; explicit_bias < 2; explicit_bias++) {
         ck_assert_int_eq(refit_case(c, explicit_bias), KVB_OK);
@@ -305,14 +306,19 @@ static void check_case(head_case *c)
         ck_assert_double_eq_tol(c->out.error_before / bare, 1, 2e-3);
         const float *bias = explicit_bias ? c->bias : NULL;
         bool shifted = c->out.changed & KVB_REFIT_KEYS;
-        ck_assert_int_eq(c->out.changed && c->h.n_summaries, (c->out.changed & KVB_REFIT_SUMMARIES) != 0);
+        ck_assert_int_eq(n > 0, (c->out.changed & KVB_REFIT_SUMMARIES) != 0);
         double given = judge(c, c->new_k, c->new_v, bias);
         ck_assert_double_eq_tol(c->out.error_after / given, 1, 5e-3);
         for (size_t i = 0; (explicit_bias || !shifted) && i < c->h.n_kept * c->h.head_dim; i++)
             ck_assert_double_eq_tol(c->new_k[i], k[i], 2e-3);
         if (shifted) ck_assert_double_lt(judge(c, c->new_k, v, bias), start);
-        double least = least_error(c, shifted ? c->new_k : k, v, shifted ? bias : NULL, shifted);
-        ck_assert_double_eq_tol(given / fmin(least, bare), 1, 5e-3);
+        float *moved = ridge(c, shifted ? c->new_k : k, v, shifted ? bias : NULL);
+        double change = judge(c, shifted ? c->new_k : k, moved, shifted ? bias : NULL),
+               still = judge(c, c->new_k, v, bias);
+        ck_assert_int_eq(change < still, (c->out.changed & KVB_REFIT_VALUES) != 0);
+        for (size_t i = 0; i < c->h.n_kept * c->h.head_dim; i++)
+            ck_assert_double_eq_tol(c->new_v[i], change < still ? moved[i] : v[i], 2e-3);
+        free(moved);
         if (explicit_bias && shifted) check_bias(c, k);
     }
     free(k);
@@ -321,19 +327,22 @@ static void check_case(head_case *c)
 
 UNIT_TEST(test_against_plain_sums)
 {
-    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {300, 64, 7, 128}, {257, 33, 70, 61}, {97, 72, 48, 200},
-                                         {128, 16, 7, 32},   {64, 8, 3, 17},    {500, 64, 120, 90}};
-    uint64_t random = 11;
+    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {300, 64, 7, 128},   {257, 33, 70, 61},
+                                         {97, 72, 48, 200},  {128, 16, 7, 32},    {64, 8, 3, 17},
+                                         {500, 64, 120, 90}, {1100, 16, 300, 256}};
+    uint64_t random = 12;
     unsigned changed = 0;
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
         head_case c = open_case(SHAPES[s][0], SHAPES[s][1], SHAPES[s][2], SHAPES[s][3], &random);
         size_t d = c.h.head_dim, rows = c.h.n_kept;
-        for (size_t i = 0; s < 2 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first five
+        for (size_t i = 0; s < 2 && i < c.h.n_tokens; i++) { // each evicted token has a twin among the first
             if (i < rows) c.positions[i] = (uint32_t)i;
             else
-                memcpy(c.k + i * d, c.k + i % 5 * d, d * sizeof *c.k),
-                    memcpy(c.v + i * d, c.v + i % 5 * d, d * sizeof *c.v);
+                memcpy(c.k + i * d, c.k + i % (rows * 3 / 8 + 1) * d, d * sizeof *c.k),
+                    memcpy(c.v + i * d, c.v + i % (rows * 3 / 8 + 1) * d, d * sizeof *c.v);
         }
+        for (size_t i = 0; s > 4 && s < 7 && i < (size_t)c.h.n_queries * d; i++)
+            c.q[i] *= 3; // far from what a mean key has
         check_case(&c);
         changed |= (unsigned)c.out.changed;
         close_case(&c);
@@ -397,14 +406,11 @@ UNIT_TEST(test_refused)
     uint64_t random = 1;
     head_case c = open_case(40, 8, 10, 24, &random);
     size_t bytes = 0;
-    kvb_refit_head huge = {UINT32_MAX, 65536, UINT32_MAX, 16777216, .n_summaries = UINT32_MAX};
+    kvb_refit_head huge = {UINT32_MAX, 65536, UINT32_MAX, 16777216, NULL, NULL, NULL, NULL};
     ck_assert_int_eq(refit_case(&c, false), KVB_OK);
     c.bytes--;
     ck_assert_int_eq(refit_case(&c, false), KVB_CAPACITY);
     c.bytes++;
-    c.h.n_summaries = 11;
-    ck_assert_int_eq(refit_case(&c, false), KVB_ARGUMENT);
-    c.h.n_summaries = 1;
     c.positions[3] = c.positions[2];
     ck_assert_int_eq(refit_case(&c, false), KVB_ARGUMENT);
     c.positions[3] = 40;
