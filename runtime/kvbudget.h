@@ -547,7 +547,7 @@ KVB_API kvb_status kvb_refit_bytes(const kvb_refit_head *h, size_t *bytes, kvb_e
 // Refits one head. Of every 64 queries the last 16 are left out, or the last of four equal blocks of fewer; so
 // neighbouring queries should be of neighbouring tokens. With p_ij the full attention of query i, o_i its output, P_ij
 // the attention over the kept slots, and A = Q'Q + 0.01 mean I:
-//     summaries, in the t / 2, t / 4 or t / 8 slots whose tokens have the least max_i p_ij. These tokens and the
+//     summaries, in the 3t / 4, 3t / 8 or 3t / 16 slots whose tokens have the least max_i p_ij. These tokens and the
 //     evicted ones are divided among as many centres: each token goes to the nearest, by (k - k_c)'A(k - k_c), and each
 //     next centre is the token whose distance from the nearest one, times its mean p_ij, is largest. Of the tokens S of
 //     a centre, k_S and v_S are means with weights mean_i p_ij, and

@@ -50,7 +50,7 @@ typedef struct refit_work {
     float *places;     // [T / LANES, d, LANES] keys, turned so that their distances are those of their scores
     float *apart;      // [T] squared distance from the nearest centre
     uint32_t *belongs; // [T] the summary that stands for a token; KEPT for one that stays
-    uint32_t *slots;   // [t / 2] the slot of each summary
+    uint32_t *slots;   // [t] the slot of each summary
     float *gram;       // [m, m]
     float *values;     // [t, d] those of `keys`
     float *change;     // [t, d] of the values, and before, the keys of the best start so far
@@ -60,7 +60,7 @@ typedef struct refit_work {
     float *bias;       // [t]
     float *steps;      // [max(2 t, n)] for fit_bias() and summaries
     double *factor;    // [max(m, d), max(m, d)]
-    double *right;     // [m, d], or [d, t / 2]
+    double *right;     // [m, d], or [d, t]
 } refit_work;
 
 // ---- Products ----
@@ -576,14 +576,14 @@ static void miss_masses(refit_work *w, uint32_t n, const float *keys, float *mis
 static int summarise(refit_work *w, uint32_t n)
 {
     size_t d = w->d, fit = w->n_fit;
-    float *keys = w->trial, *missing = w->shares, *free_half = missing + n * fit;
+    float *keys = w->trial, *missing = w->shares, *spare = w->weights;
     give_up_slots(w, n);
     if (!divide_tokens(w, n)) return 0;
     average_tokens(w, n, keys);
-    miss_masses(w, n, keys, missing, free_half);
+    miss_masses(w, n, keys, missing, spare);
     strided turned = {w->queries, 1, d}, by = {missing, 1, fit};
-    multiply(free_half, n, turned, by, d, n, fit, 0, w->panel);
-    for (size_t i = 0; i < d * n; i++) w->right[i] = free_half[i];
+    multiply(spare, n, turned, by, d, n, fit, 0, w->panel);
+    for (size_t i = 0; i < d * n; i++) w->right[i] = spare[i];
     solve_factored(w->factor, d, w->right, n);
     for (uint32_t s = 0; s < n; s++)
         for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] = keys[s * d + c] + (float)w->right[c * n + s];
@@ -596,15 +596,16 @@ static void keep_start(refit_work *w)
     memcpy(w->best, w->values, (size_t)w->t * w->d * sizeof *w->values);
 }
 
-// Puts the best start into w->keys and values: the kept tokens alone, or summaries in a half, a quarter or an eighth of
-// the slots.
+// Puts the best start into w->keys and values: the kept tokens alone, or summaries in three quarters, three eighths or
+// three sixteenths of the slots.
 static void try_summaries(refit_work *w, kvb_refit_result *out)
 {
+    uint32_t n = (uint32_t)((uint64_t)w->t * 3 / 4);
     keep_start(w);
     place_keys(w);
-    for (uint32_t part = 2; part <= 8; part *= 2) {
+    for (int tried = 0; tried < 3 && n > 0; tried++, n /= 2) {
         give_bare(w->h, w->keys, w->values, NULL);
-        if (w->t < part || !summarise(w, w->t / part)) continue;
+        if (!summarise(w, n)) continue;
         weigh_keys(w, w->n_fit);
         if (helps(w, NULL, KVB_REFIT_SUMMARIES, out)) keep_start(w);
     }
@@ -670,7 +671,7 @@ static size_t carve(refit_work *w, unsigned char *base)
         void *at;
         uint64_t count, each, size;
     } parts[] = {{&w->factor, side, side, 8},
-                 {&w->right, side > t / 2 ? side : t / 2, d, 8},
+                 {&w->right, side > t ? side : t, d, 8},
                  {&w->queries, n, d, 4},
                  {&w->outputs, n, d, 4},
                  {&w->top, n, 1, 4},
@@ -689,7 +690,7 @@ static size_t carve(refit_work *w, unsigned char *base)
                  {&w->places, room_for(T), d, 4},
                  {&w->apart, room_for(T), 1, 4},
                  {&w->belongs, room_for(T), 1, 4},
-                 {&w->slots, t / 2 + 1, 1, 4},
+                 {&w->slots, t, 1, 4},
                  {&w->gram, m, m, 4},
                  {&w->values, t, d, 4},
                  {&w->change, t, d, 4},

@@ -10,7 +10,7 @@ This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
 
 where s are the tokens that a summary stands for, in slots that have the least attention, and no value moves by more
 than half of its length (the bias by Attention Matching, arXiv 2602.16284). A quarter of the queries is left out of the
-fit, in blocks. These choose what is used: first how many slots hold summaries, a half, a quarter, an eighth or none,
+fit, in blocks. These choose what is used: first how many slots hold summaries, 3/4, 3/8, 3/16 or none,
 then whether shifted keys help, then whether changed values do.
 """
 
@@ -177,7 +177,7 @@ class Head:
 
         factor = self._factor()
         if factor is not None and len(kept) > 1:
-            for n in (len(kept) // 2, len(kept) // 4, len(kept) // 8):
+            for n in (len(kept) * 3 // part for part in (4, 8, 16)):
                 start = self._summarise(n, kept, mass, factor) if n else None
                 if start is not None:
                     better(*start)

@@ -62,7 +62,7 @@ def torch_refit(K, V, Q, kept):
     M = Q[~out].T @ Q[~out]
     M = M + 1e-2 * M.diagonal().mean() * torch.eye(len(M))
     off = lambda k, v: float(((Q @ k.T).softmax(-1) @ v - O)[out].pow(2).mean())
-    starts = [(K[S], V[S]), *(summarised(K, V, Q[~out], S, M, len(S) // part) for part in (2, 4, 8))]
+    starts = [(K[S], V[S]), *(summarised(K, V, Q[~out], S, M, len(S) * 3 // part) for part in (4, 8, 16))]
     k, v = min(starts, key=lambda start: off(*start))
     mass, variance = (Q @ K.T).logsumexp(-1, keepdim=True), (O - O.mean(0)).pow(2).mean()
     A = (Q @ k.T - mass).exp()[~out]

@@ -278,13 +278,13 @@ static void check_bias(const head_case *c, const float *k)
     free(a), free(w), free(off);
 }
 
-// Replaces the kept rows k, v by the best start, with summaries in a half, a quarter or an eighth of the slots or none.
+// Replaces the kept rows k, v by the best start, with summaries in 3/4, 3/8 or 3/16 of the slots, or none.
 // Returns how many summaries that has.
 static size_t best_start(const head_case *c, float *k, float *v)
 {
     size_t best = 0, bytes = (size_t)c->h.n_kept * c->h.head_dim * sizeof *k;
     double least = judge(c, k, v, NULL);
-    for (size_t n = c->h.n_kept / 2, part = 2; part <= 8 && n > 0; part *= 2, n = c->h.n_kept / part) {
+    for (size_t n = c->h.n_kept * 3 / 4, tried = 0; tried < 3 && n > 0; tried++, n /= 2) {
         float *new_k = gather(c, c->k), *new_v = gather(c, c->v);
         summarise(c, n, new_k, new_v);
         double error = judge(c, new_k, new_v, NULL);
