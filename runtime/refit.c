@@ -291,12 +291,6 @@ static void share_scores(refit_work *w, float *row, uint32_t i)
     for (uint32_t j = 0; j < T; j++) w->most[j] = row[j] > w->most[j] ? row[j] : w->most[j];
 }
 
-static void score_rows(refit_work *w, uint32_t first, uint32_t rows)
-{
-    strided keys = {w->h->k, 1, w->d}, queries = {w->queries + (size_t)first * w->d, w->d, 1};
-    multiply(w->scores, w->h->n_tokens, queries, keys, rows, w->h->n_tokens, w->d, 0, w->panel);
-}
-
 // Writes rows of length n as columns of `to`, some at a time, so that the lines that are read stay in the cache.
 VECTOR_CLONES static void turn_rows(float *to, size_t ldt, const float *rows, size_t count, size_t n)
 {
@@ -308,12 +302,13 @@ VECTOR_CLONES static void turn_rows(float *to, size_t ldt, const float *rows, si
 static void attend_fully(refit_work *w)
 {
     size_t T = w->h->n_tokens, d = w->d;
-    strided values = {w->h->v, d, 1}, scores = {w->scores, T, 1};
+    strided keys = {w->h->k, 1, d}, values = {w->h->v, d, 1}, scores = {w->scores, T, 1};
     memset(w->mean, 0, T * sizeof *w->mean);
     memset(w->most, 0, T * sizeof *w->most);
     for (uint32_t i = 0; i < w->n; i += SCORE_ROWS) {
         uint32_t rows = w->n - i < SCORE_ROWS ? w->n - i : SCORE_ROWS;
-        score_rows(w, i, rows);
+        strided queries = {w->queries + i * d, d, 1};
+        multiply(w->scores, T, queries, keys, rows, T, d, 0, w->panel);
         for (uint32_t r = 0; r < rows; r++) share_scores(w, w->scores + r * T, i + r);
         if (i < w->n_fit)
             turn_rows(w->attention + i, w->n_fit, w->scores, w->n_fit - i < rows ? w->n_fit - i : rows, T);
@@ -575,18 +570,20 @@ static void miss_masses(refit_work *w, uint32_t n, const float *keys, float *mis
 // and the keys whose scores come nearest to the logarithms of their mass. Returns 0 if there are fewer such tokens.
 static int summarise(refit_work *w, uint32_t n)
 {
-    size_t d = w->d, fit = w->n_fit;
-    float *keys = w->trial, *missing = w->shares, *spare = w->weights;
+    size_t d = w->d;
+    float *keys = w->trial, *missing = w->shares;
     give_up_slots(w, n);
     if (!divide_tokens(w, n)) return 0;
     average_tokens(w, n, keys);
-    miss_masses(w, n, keys, missing, spare);
-    strided turned = {w->queries, 1, d}, by = {missing, 1, fit};
-    multiply(spare, n, turned, by, d, n, fit, 0, w->panel);
-    for (size_t i = 0; i < d * n; i++) w->right[i] = spare[i];
+    miss_masses(w, n, keys, missing, w->weights);
+    for (uint32_t s = 0; s < n; s++) memcpy(w->keys + w->slots[s] * d, keys + s * d, d * sizeof *keys);
+    float *sums = w->trial; // the keys are in their slots now
+    strided turned = {w->queries, 1, d}, by = {missing, 1, w->n_fit};
+    multiply(sums, n, turned, by, d, n, w->n_fit, 0, w->panel);
+    for (size_t i = 0; i < d * n; i++) w->right[i] = sums[i];
     solve_factored(w->factor, d, w->right, n);
     for (uint32_t s = 0; s < n; s++)
-        for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] = keys[s * d + c] + (float)w->right[c * n + s];
+        for (size_t c = 0; c < d; c++) w->keys[w->slots[s] * d + c] += (float)w->right[c * n + s];
     return 1;
 }
 

@@ -10,8 +10,8 @@ This is kvb_refit() of the library (docs/refit.md) in torch, where the cache is:
 
 where s are the tokens that a summary stands for, in slots that have the least attention, and no value moves by more
 than half of its length (the bias by Attention Matching, arXiv 2602.16284). A quarter of the queries is left out of the
-fit, in blocks. These choose what is used: first how many slots hold summaries, 3/4, 3/8, 3/16 or none,
-then whether shifted keys help, then whether changed values do.
+fit, in blocks. These choose what is used: first how many slots hold summaries, 3/4, 3/8, 3/16 or none, then whether
+shifted keys help, then whether changed values do.
 """
 
 import copy
@@ -202,9 +202,7 @@ class Head:
         factor, failed = torch.linalg.cholesky_ex(square)
         return None if failed else factor
 
-    def _summarise(
-        self, n: int, kept: Tensor, mass: Tensor, factor: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+    def _summarise(self, n: int, kept: Tensor, mass: Tensor, factor: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the kept rows with summaries of all other tokens in the n slots that have the least attention; None
         if there are too few different tokens."""
         every = self.keys.float()

@@ -327,9 +327,9 @@ static void check_case(head_case *c)
 
 UNIT_TEST(test_against_plain_sums)
 {
-    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {300, 64, 7, 128},   {257, 33, 70, 61},
-                                         {97, 72, 48, 200},  {128, 16, 7, 32},    {64, 8, 3, 17},
-                                         {500, 64, 120, 90}, {1100, 16, 300, 256}};
+    static const uint32_t SHAPES[][4] = {{300, 64, 40, 128}, {300, 64, 7, 128},    {257, 33, 70, 61},
+                                         {97, 72, 48, 200},  {128, 16, 7, 32},     {64, 8, 3, 17},
+                                         {500, 64, 120, 90}, {1100, 16, 300, 256}, {200, 72, 90, 12}};
     uint64_t random = 12;
     unsigned changed = 0;
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
