@@ -61,8 +61,6 @@ kvb_status policy_parse(policy *out, const char *text, kvb_error *err);
 // second stage saves the rest.
 double policy_capacity_ratio(const policy *p, double ratio);
 
-// ---- One head ----
-
 // One KV head under a policy. Plain data: a copy of it and of both arrays is a copy of the state.
 typedef struct policy_head {
     const policy *p;
@@ -106,8 +104,6 @@ kvb_status policy_prefill(policy_head *h, const layer_view *view, const float *s
                           kvb_error *err);
 // Writes which entries of `span` stay after a step, ascending, into keep [span.count].
 kvb_status policy_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
-
-// ---- RocketKV (methods.md 3.6) ----
 
 typedef struct rocket_split {
     double exponent; // alpha = min(0.2 + 0.06 log2 c, 0.8)

@@ -2,6 +2,7 @@
 #include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,7 +52,7 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     if (plan->attention)
         s->attention = window_attention_open(model_budgeted(&m->config, m->config.n_layers), m->config.n_kv_heads,
                                              plan->max_tokens);
-    if (plan->refit) s->refit = refitter_open(m, plan->max_tokens, plan->refit);
+    if (plan->refit) s->refit = references_open(m, plan->max_tokens, plan->refit);
     if (status == KVB_OK) *out = s;
     else session_close(s);
     return status;
@@ -64,7 +65,7 @@ void session_close(session *s)
     forward_close(s->prefill);
     session_context_free(&s->now);
     window_attention_free(&s->attention);
-    refitter_free(&s->refit);
+    references_free(&s->refit);
     free_all(s->ranked, s);
 }
 
@@ -92,7 +93,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     }
     s->score_seconds += meter_now() - start;
     if (s->plan.attention && !view->window) window_attention_see(&s->attention, view);
-    if (s->plan.refit) refitter_see(&s->refit, view);
+    if (s->plan.refit) references_see(&s->refit, view);
     return w->also ? w->also->see(w->also->context, view, err) : KVB_OK;
 }
 
@@ -181,10 +182,52 @@ void session_cache_again(const session *s, const kept_set *kept, uint32_t extra,
     else *cache = session_cache(s, kept, extra);
 }
 
+// Refits a head, whose entries are at the front of its room.
+static kvb_status refit_head(kvb_refit_head head, const kept_set *kept, kv_cache *cache, uint32_t h, void *work,
+                             size_t bytes, kvb_error *err)
+{
+    kv_span span = kv_cache_span(cache, h / cache->n_kv_heads, h % cache->n_kv_heads);
+    kvb_refit_result done;
+    head.n_kept = span.count;
+    head.positions = kept->positions + kept->offsets[h];
+    return kvb_refit(&head, work, bytes, span.k, span.v, NULL, &done, err);
+}
+
+static kvb_status refit_heads(const references *r, const session_context *from, const kept_set *kept, kv_cache *cache,
+                              kvb_error *err)
+{
+    uint32_t G = cache->n_kv_heads, heads = cache->n_layers * G, limit = from->n_tokens / 2 ? from->n_tokens / 2 : 1;
+    kvb_refit_head largest = references_head(r, NULL, NULL, from->n_tokens, 0, 0);
+    largest.n_kept = limit;
+    size_t bytes = 0, threads = (size_t)omp_get_max_threads(), context = (size_t)from->n_tokens * cache->head_dim;
+    kvb_status status = kvb_refit_bytes(&largest, &bytes, err);
+    if (status != KVB_OK) return status;
+    unsigned char *work = need(threads, bytes, "working memory for refitting");
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t h = 0; h < heads; h++) {
+        kvb_error mine = {KVB_OK, ""};
+        if (!r->plain[h / G] || cache->counts[h] == 0 || cache->counts[h] > limit) continue;
+        kvb_refit_head head =
+            references_head(r, from->k + h * context, from->v + h * context, from->n_tokens, h / G, h % G);
+        kvb_status one = refit_head(head, kept, cache, h, work + (size_t)omp_get_thread_num() * bytes, bytes, &mine);
+        if (one == KVB_OK) continue;
+#pragma omp critical
+        {
+            status = one;
+            if (err) *err = mine;
+        }
+    }
+    free(work);
+    return status;
+}
+
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err)
 {
-    return s->plan.refit && kept ? refitter_apply(&s->refit, s->now.k, s->now.v, s->now.n_tokens, kept, cache, err)
-                                 : KVB_OK;
+    if (!s->plan.refit || !kept) return KVB_OK;
+    double start = meter_now();
+    kvb_status status = refit_heads(&s->refit, &s->now, kept, cache, err);
+    s->refit_seconds += meter_now() - start;
+    return status;
 }
 
 // ---- Many contexts ----
@@ -192,7 +235,7 @@ kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_
 session_context session_context_open(const session *s)
 {
     session_context c = open_context(s);
-    if (s->plan.refit) c.queries = need(refitter_floats(&s->refit), sizeof(float), "reference queries");
+    if (s->plan.refit) c.queries = need(references_floats(&s->refit), sizeof(float), "reference queries");
     return c;
 }
 

@@ -9,10 +9,9 @@
 //     decoder_run             one step, or a whole continuation, over any batch of such caches
 #pragma once
 #include "evaluator/decoder.h"
-#include "evaluator/refitter.h"
 #include "evaluator/window_attention.h"
 #include "profiler/metric/scorer.h"
-#include "profiler/model/forward.h"
+#include "profiler/model/references.h"
 
 typedef struct session_plan {
     uint32_t max_tokens;   // longest context, T
@@ -32,7 +31,7 @@ typedef struct session_context {
     float **scores;    // [n_metrics][L, G, T]
     float **first;     // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
     size_t n_metrics;
-    float *queries; // the refitter's reference queries; NULL in session.now, since session.refit holds them
+    float *queries; // reference queries for refitting; NULL in session.now, since session.refit holds them
 } session_context;
 
 typedef struct session {
@@ -40,11 +39,11 @@ typedef struct session {
     session_plan plan;
     forward *prefill;
     decoder *decode;
-    session_context now;        // the current context
-    float *ranked;              // [L, G, T], of session_rank; NULL if no metric needs it
-    window_attention attention; // of the context that was prefilled last; zero unless planned
-    refitter refit;             // zero unless planned
-    double score_seconds;       // spent in scorers, over all prefills
+    session_context now;                 // the current context
+    float *ranked;                       // [L, G, T], of session_rank; NULL if no metric needs it
+    window_attention attention;          // of the context that was prefilled last; zero unless planned
+    references refit;                    // zero unless planned
+    double score_seconds, refit_seconds; // spent in scorers and in refitting, over all contexts
 } session;
 
 // Opens a session with a model, which must outlive it. On failure *out is NULL.
@@ -77,8 +76,9 @@ kv_cache *session_cache(const session *s, const kept_set *kept, uint32_t extra);
 // Does the same, reusing the memory of *cache, an earlier cache of this model (NULL: none yet).
 void session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache);
 
-// Refits a cache that was cut to `kept` of the prefilled context (refitter_apply), if that was planned; leaves it alone
-// if not, or with kept NULL.
+// Refits a cache that was cut to `kept` of the prefilled context, if that was planned and `kept` is not NULL. Heads
+// that keep more than half of it are not changed, nor are layers without plain attention (references.h). The bits do
+// not depend on the number of threads. Fails with KVB_NUMERIC if the model's numbers are not finite.
 kvb_status session_refit(session *s, const kept_set *kept, kv_cache *cache, kvb_error *err);
 
 // ---- Many contexts, all but one held outside the session ----

@@ -319,7 +319,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
     }
     if (r.session) s->score_seconds = r.session->score_seconds;
-    if (r.session) s->refit_seconds = r.session->refit.seconds;
+    if (r.session) s->refit_seconds = r.session->refit_seconds;
     fidelity_close(r.f);
     session_close(r.session);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);

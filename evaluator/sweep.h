@@ -58,8 +58,6 @@ typedef struct sweep_watch {
 // Measures the missing cells. Every finished batch of cells is in the log before the next begins.
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);
 
-// ---- Means over positions and texts, and how sure they are ----
-
 // One column, a method with its allocator, at one ratio, over all texts.
 typedef struct sweep_summary {
     uint32_t column;

@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-// ---- The file -------------------------------------------------------------------------------------------------------
-
 // Loads a tensor's numbers, which the caller frees; dims [4] is its shape after leading ones.
 static kvb_status load_numbers(double **out, uint64_t *dims, const kvb_safetensors *file, const char *tensor,
                                const char *shape, kvb_error *err)
@@ -114,8 +112,6 @@ void curves_free(curves_file *c)
     free_all(c->kept, c->loss);
     *c = (curves_file){0};
 }
-
-// ---- The record -----------------------------------------------------------------------------------------------------
 
 void curves_importance(const curves_file *c, uint32_t context, float *out)
 {

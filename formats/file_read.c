@@ -12,8 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ---- What is missing ----
-
 // Mapped files that another program cuts short, or whose disk fails, raise SIGBUS when they are read. Reading with
 // pread instead would need a second copy of every weight; here a handler puts zeros where the file has ended and
 // remembers it, so that reading goes on harmlessly, on any thread, and whoever reads asks afterwards (file_check).
@@ -91,8 +89,6 @@ static void guard_end(int guard)
     atomic_store(&guards[guard].size, 0);
     pthread_mutex_unlock(&lock);
 }
-
-// ---- Files ----
 
 kvb_status file_map(file_view *out, const char *path, kvb_error *err)
 {

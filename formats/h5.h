@@ -56,8 +56,6 @@ typedef struct h5_set {
     bool copied;              // its checksum comes from the set that it is copied from
 } h5_set;
 
-// ---- Writing: bytes depend on content only (no times, fixed library bounds) ----
-
 // Creates an HDF5 file at `path`, replacing what is there, after reserving `bytes` on the disk: HDF5 does not recover
 // from a write that fails while it closes a file, so a full disk must be noticed before anything is written. Closing
 // releases what was not used.
@@ -82,8 +80,6 @@ kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char
                          bool copied, kvb_error *err);
 kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err);
 kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb_status status, kvb_error *err);
-
-// ---- Reading ----
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
 void h5_close(h5_file *f); // for a file that was only read; does nothing if it is not open

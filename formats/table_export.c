@@ -39,8 +39,6 @@ kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
     return status;
 }
 
-// ---- The side-car ----
-
 static const char *text_of(const cJSON *metadata, const char *key)
 {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(metadata, key);

@@ -6,8 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// ---- Learned rankings ----
-
 // A fitted ranking to be written; everything belongs to the caller.
 typedef struct rank_content {
     uint32_t n_folds, n_layers, n_kv_heads, n_columns;
@@ -27,8 +25,6 @@ char *rank_name(char name[24], const rank_content *r);
 // (model, record, ...), to which format, format_version and "ranking" are added. KVB_ARGUMENT, KVB_NUMERIC, KVB_IO,
 // KVB_MEMORY.
 kvb_status rank_write(const char *path, const rank_content *r, const cJSON *metadata, kvb_error *err);
-
-// ---- Tables ----
 
 // R = n_rows ratios, L = n_layers, G = n_kv_heads; [R,L,G] in C order. Everything belongs to the caller.
 typedef struct table_content {
@@ -59,7 +55,6 @@ kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 // The same bytes in memory: *out is malloc'd and belongs to the caller.
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err);
 
-// ---- Weights of texts ----
 // The metadata "text_weights" of tables made with worst or cvar: JSON text with one weight per row and text. These
 // weights are the multipliers that prove the row's bound (solver/robust.h).
 

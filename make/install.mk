@@ -16,7 +16,7 @@ folders:
 
 # The texts that `kvbudget tune` reads, and the ready tables.
 TEXTS := $(wildcard calib-data/*.jsonl calib-data/plain/*.txt calib-data/eval/*.txt tables/*.safetensors \
-         tables/packed/*.safetensors)
+         tables/*/*.safetensors)
 
 install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
@@ -37,7 +37,7 @@ install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 uninstall: folders
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget/,$(TEXTS))
 	rmdir $(addprefix $(DESTDIR)$(PREFIX)/share/kvbudget,/calib-data/plain /calib-data/eval /calib-data \
-	    /tables/packed /tables /) 2>/dev/null || true
+	    /tables/packed /tables/refit /tables/refit-packed /tables /) 2>/dev/null || true
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)

@@ -89,6 +89,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     if (view->window) return KVB_OK; // not budgeted
     size_t at = (size_t)model_budgeted(&r->m->config, view->layer) * view->n_kv_heads * view->n_tokens;
     r->times->extras += view->extra_seconds;
+    profile_losses_see(&r->losses, view);
     for (size_t i = 0; i < r->o->n_metrics; i++) {
         if (!profile_scores_metric(r->job, r->c, i)) continue;
         double start = meter_now();
@@ -115,7 +116,7 @@ static bool prefill_step(void *context, double done, double total)
 
 static kvb_status prefill(profile_run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0};
+    layer_observer observer = {score_layer, r, r->losses.refit.m ? VIEW_Q_RAW : 0};
     r->c = c;
     profile_losses_enter(&r->losses, c);
     for (size_t i = 0; i < r->o->n_metrics; i++)

@@ -39,6 +39,7 @@ typedef struct profile_options {
     bool memory_is_asked;   // the user set `memory`: then a batch uses all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
     uint32_t loss_queries;  // queries per question for curves of output errors; 0: no curves
+    uint32_t refit;         // reference queries per KV head with which cuts are refitted for these; 0: they stay as cut
     uint32_t gain_rows;     // rows of a context's first question for measuring the layers' gains; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL
 } profile_options;

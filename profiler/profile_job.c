@@ -512,11 +512,21 @@ static void add_document(cJSON *to, const char *name, cJSON *document)
     cJSON_Delete(document);
 }
 
-static void add_metrics(cJSON *to, const profile_options *o)
+// Curves of refitted cuts are marked. A metric that the record has keeps its curves if texts are not added.
+static void add_metrics(cJSON *to, const profile_job *job, const profile_options *o)
 {
-    cJSON *all = cJSON_CreateObject();
-    for (size_t i = 0; i < o->n_metrics; i++)
-        cJSON_AddItemToObject(all, o->metrics[i].spec, metric_to_json(&o->metrics[i]));
+    bool same = o->grows && job->growth.relation == RECORD_SAME_TEXTS;
+    const cJSON *text = same ? cJSON_GetObjectItemCaseSensitive(record_attributes(o->grows), "metrics") : NULL;
+    cJSON *all = cJSON_CreateObject(), *held = text ? cJSON_Parse(text->valuestring) : NULL;
+    for (size_t i = 0; i < o->n_metrics; i++) {
+        const char *spec = o->metrics[i].spec;
+        cJSON *one = metric_to_json(&o->metrics[i]), *before = cJSON_GetObjectItemCaseSensitive(held, spec);
+        double refit = before ? cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(before, "refit"))
+                              : (o->loss_queries ? o->refit : 0);
+        if (refit > 0) json_put(one, "refit %g", refit);
+        cJSON_AddItemToObject(all, spec, one);
+    }
+    cJSON_Delete(held);
     add_document(to, "metrics", all);
 }
 
@@ -571,7 +581,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
              o->draw.greedy ? "greedy" : "temperature", o->draw.greedy ? 0 : o->draw.temperature, seed, o->ignore_eos,
              o->ignore_answers, o->include_first, bos_names[o->bos]);
     json_put(a, "max_tokens %u max_questions %u", o->max_tokens, o->max_questions);
-    add_metrics(a, o);
+    add_metrics(a, job, o);
     add_shape(a, &m->config);
     origin_describe(&m->source->origin, a);
     if (bounded[0]) json_put(a, "bounded_layers %s layer_window %u", bounded, m->config.window);

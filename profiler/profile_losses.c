@@ -27,20 +27,15 @@ void profile_losses_open(profile_losses *l, const model *m, const profile_job *j
     l->gains = need(layers * GAIN_KINDS * 2, sizeof(float), "gains");
     l->rows = need(batch * job->max_tail, sizeof *l->rows, "rows");
     l->f = f;
+    if (o->refit) l->refit = references_open(m, job->max_tokens, o->refit);
     forward_keep_queries(f, o->loss_queries);
 }
 
 void profile_losses_close(profile_losses *l)
 {
     for (size_t i = 0; l->fold_scores && i < l->o->n_metrics; i++) free(l->fold_scores[i]);
-    free(l->fold_scores);
-    free(l->rankings);
-    free(l->names);
-    free(l->curves);
-    free(l->errors);
-    free(l->gains);
-    free(l->packings);
-    free(l->rows);
+    free_all(l->fold_scores, l->rankings, l->names, l->curves, l->errors, l->gains, l->packings, l->rows);
+    references_free(&l->refit);
     *l = (profile_losses){0};
 }
 
@@ -79,6 +74,11 @@ void profile_losses_enter(profile_losses *l, const profile_context *c)
         l->fold_scores[i] = other ? need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores") : NULL;
         if (other) l->rankings[i].sink = fold_of(r, c); // kept there until rankings are listed
     }
+}
+
+void profile_losses_see(profile_losses *l, const layer_view *view)
+{
+    if (l->refit.m) references_see(&l->refit, view);
 }
 
 kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err)
@@ -140,8 +140,8 @@ kvb_status profile_losses_judge(profile_losses *l, const profile_context *c, con
     if (status != KVB_OK || l->n_rankings == 0) return status;
     double start = meter_now();
     for (l->packed = 0; l->packed < n && !lacks(l, c, &q[l->packed], record_has_packings);) l->packed++;
-    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)l->n_rankings, l->errors, l->packed,
-                                   l->packed < n ? l->packings : NULL, err);
+    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)l->n_rankings, l->refit.m ? &l->refit : NULL,
+                                   l->errors, l->packed, l->packed < n ? l->packings : NULL, err);
     l->times->curves += meter_now() - start;
     return status;
 }
@@ -189,8 +189,7 @@ kvb_status profile_recorded_read(recorded_questions *out, const profile_options 
 void profile_recorded_free(recorded_questions *q)
 {
     for (uint32_t i = 0; i < q->n; i++) {
-        free(q->each[i].suffix);
-        free(q->each[i].answer);
+        free_all(q->each[i].suffix, q->each[i].answer);
     }
     free(q->each);
     *q = (recorded_questions){0};

@@ -25,7 +25,8 @@ typedef struct profile_losses {
     const float **curves;   // of the question that was taken last
     uint32_t packed;        // the slot whose packing errors are in `packings`
     float *errors, *gains, *packings;
-    uint32_t *rows; // [batch * tail] rows whose queries are kept
+    references refit; // of the context that was prefilled last; zero unless curves are of refitted cuts
+    uint32_t *rows;   // [batch * tail] rows whose queries are kept
     uint32_t n_rows;
 } profile_losses;
 
@@ -46,6 +47,8 @@ void profile_losses_begin_rows(profile_losses *l);
 
 // Call before a context is prefilled: rankings that were fitted on it switch to the weights fitted without it.
 void profile_losses_enter(profile_losses *l, const profile_context *c);
+// Takes a layer's reference queries while it is prefilled, if curves are of refitted cuts; then it needs VIEW_Q_RAW.
+void profile_losses_see(profile_losses *l, const layer_view *view);
 // Computes one layer's scores of metric i, if losses use other scores than the recorded ones.
 kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err);
 

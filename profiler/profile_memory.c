@@ -43,7 +43,7 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
     uint64_t layers = c->n_layers, heads = (uint64_t)model_budgeted(c, c->n_layers) * c->n_kv_heads,
              T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;
-    uint64_t losses = o->loss_queries ? forward_loss_bytes(m, &plan, o->loss_queries) +
+    uint64_t losses = o->loss_queries ? forward_loss_bytes(m, &plan, o->loss_queries, o->refit) +
                                             batch * o->n_metrics * heads * OUTPUT_LEVELS * sizeof(float)
                                       : 0;
     profile_memory out = {

@@ -63,8 +63,6 @@ bool allocate_pyramid(const allocate_shape *s, double ratio, double beta, uint32
     return pyramid;
 }
 
-// ---- AdaKV ----------------------------------------------------------------------------------------------------------
-
 // Unsigned keys in the order of the floats; -0 equals +0.
 static uint32_t key_of(float score)
 {
@@ -143,8 +141,6 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
         }
     }
 }
-
-// ---- Layers by weight -----------------------------------------------------------------------------------------------
 
 // How many competing tokens each head of a layer gets. If a layer's weight gives it more than it has, the surplus goes
 // to the layers that have room, in equal parts.

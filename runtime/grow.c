@@ -5,11 +5,6 @@
 
 enum { DEFAULT_INTERVAL = 128 };
 
-static uint32_t at_least(const kvb_growth *g)
-{
-    return g->least > g->target_size ? g->least : g->target_size;
-}
-
 static kvb_status check_counts(const kvb_table *table, const kvb_growth *g, kvb_error *err)
 {
     if (!g->target_size && (!(g->ratio < 1) || g->ratio < -DBL_MAX))
@@ -69,8 +64,8 @@ kvb_status kvb_growth_budgets(const kvb_table *table, const kvb_growth *g, uint3
     const kvb_info *info = kvb_table_info(table);
     kvb_budget_options opt = g->options;
     kvb_budget_summary sum;
-    uint32_t hold = g->buffer - g->interval;
-    if (n_tokens <= (uint64_t)at_least(g) + hold) { // all of it stays
+    uint32_t hold = g->buffer - g->interval, least = g->least > g->target_size ? g->least : g->target_size;
+    if (n_tokens <= (uint64_t)least + hold) { // all of it stays
         kvb_status status = budgets_for(table, 0, n_tokens, &opt, keep, cap, &sum, err);
         if (status == KVB_OK && out) *out = sum;
         return status;

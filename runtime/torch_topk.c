@@ -30,8 +30,6 @@ static void swap_items(kvb_topk_item *a, kvb_topk_item *b)
     *b = t;
 }
 
-// ---- heap: the root is the item that would leave a top list first ----
-
 // Puts `item` into the hole at `hole`: the hole sinks to a leaf along the children that come last, then the item
 // rises. (A textbook sift-down would stop early and leave equal items in other places.)
 static void heap_fill(kvb_topk_item *heap, size_t hole, size_t n, kvb_topk_item item)
@@ -66,8 +64,6 @@ static void heap_select(kvb_topk_item *items, size_t middle, size_t n)
         }
     }
 }
-
-// ---- introselect ----
 
 static void median_to_front(kvb_topk_item *front, kvb_topk_item *a, kvb_topk_item *b, kvb_topk_item *c)
 {
@@ -127,7 +123,6 @@ void kvb_torch_topk(kvb_topk_item *items, size_t n, size_t k)
     else nth_element(items, k - 1, n);
 }
 
-// ---- sum ----
 // torch adds with four accumulators over consecutive groups of four "rows", where a row is one float if n < 8 and a
 // vector of 8 floats otherwise. Long inputs cascade: after every `step` groups an accumulator is emptied into one of
 // the next level, so that no partial sum grows too long.

@@ -31,8 +31,6 @@
 #include "solver/greedy.h"
 #include <stdbool.h>
 
-// ---- One group of heads at one budget -------------------------------------------------------------------------------
-
 typedef struct core_problem {
     const loss_curves *curves;
     uint32_t first, n;     // heads first .. first + n - 1
@@ -63,8 +61,6 @@ void core_relax(double *restrict to, const double *restrict from, size_t n, doub
 // Fills keep [n], with the same sum as start, and *answer. Returns start itself if it is optimal up to the margin. Of
 // several optima every run finds the same one.
 void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer);
-
-// ---- All rows of a table --------------------------------------------------------------------------------------------
 
 #define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
 #define EXACT_MAX_BYTES (256ull << 20) // of states per thread

@@ -112,11 +112,6 @@ typedef struct level_split {
     uint64_t total;
 } level_split;
 
-static bool is_better(level_split a, level_split b)
-{
-    return a.value < b.value || (a.value == b.value && a.total < b.total);
-}
-
 void level_part_price(const level_part *p, double price, level_answer *a)
 {
     uint32_t all = (1u << p->n) - 1;
@@ -143,7 +138,8 @@ void level_part_price(const level_part *p, double price, level_answer *a)
             for (uint32_t t = others; k > 0 && t > 0; t = (t - 1) & others) { // t: what the first cluster leaves
                 uint32_t own = s ^ t;
                 level_split w = {set[own].value + best[t][k - 1].value, set[own].total + best[t][k - 1].total};
-                if (!is_better(w, best[s][k])) continue;
+                level_split held = best[s][k];
+                if (w.value > held.value || (w.value == held.value && w.total >= held.total)) continue;
                 best[s][k] = w;
                 cluster[s][k] = (uint8_t)own;
             }

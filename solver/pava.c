@@ -34,7 +34,6 @@ size_t pava_blocks(hull_block *blocks, const double *gains, size_t n)
     return count;
 }
 
-// ---- The same, faster where blocks are long -------------------------------------------------------------------------
 //
 // PAVA mispredicts a branch at nearly every token of a noisy curve. Hull vertices can be found from the other side: of
 // all points, the one deepest below the chord between two vertices is a vertex (quickhull), and where none is below,

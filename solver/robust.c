@@ -11,8 +11,6 @@ void robust_free(robust_result *r)
     *r = (robust_result){0};
 }
 
-// ---- Weights of texts -----------------------------------------------------------------------------------------------
-
 static double weight_cap(uint32_t n, double tail)
 {
     return tail * n > 1 ? 1 / (tail * n) : 1;
@@ -74,8 +72,6 @@ static void move_weights(double *w, const double *loss, uint32_t n, double cap, 
     for (uint32_t k = 0; k < n; k++) w[k] /= sum;
     project_weights(w, n, cap);
 }
-
-// ---- One row --------------------------------------------------------------------------------------------------------
 
 typedef struct search {
     const loss_mean *texts;

@@ -124,8 +124,6 @@ interval interval_share_difference(const value_groups *a, const double *const *b
     return (interval){value, fmax(-1, fmin(x.low, least.low)), fmin(1, fmax(x.high, least.high))};
 }
 
-// ---- Losses of methods ----------------------------------------------------------------------------------------------
-
 void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio)
 {
     const double **own = need(2 * (size_t)s->n_texts, sizeof *own, "texts"), **others = own + s->n_texts;

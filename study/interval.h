@@ -35,8 +35,6 @@ interval interval_share(const value_groups *a);
 // that "all the same" does not look certain.
 interval interval_share_difference(const value_groups *a, const double *const *b);
 
-// ---- Losses of methods on the same pairs: a text is a group, since its questions are not independent ----------------
-
 // Losses of M methods on P pairs; pairs of one text are adjacent.
 typedef struct loss_sample {
     uint32_t n_methods, n_pairs, n_texts; // at least 1 each

@@ -6,9 +6,7 @@
 
 void layer_losses_free(layer_losses *l)
 {
-    free(l->layer);
-    free(l->gain);
-    free(l->loss);
+    free_all(l->layer, l->gain, l->loss);
     *l = (layer_losses){0};
 }
 

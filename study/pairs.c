@@ -45,7 +45,7 @@ static kvb_status count_pairs(pair_set *p, kvb_error *err)
     return KVB_OK;
 }
 
-// If the record has a learned ranking's scores, it also says which tokens the ranking protects.
+// If the record has a learned ranking's scores, it also says what the ranking protects, and of what its curves are.
 static kvb_status take_recorded(pair_set *p, kvb_error *err)
 {
     record_metric own;
@@ -54,6 +54,7 @@ static kvb_status take_recorded(pair_set *p, kvb_error *err)
     if (status != KVB_OK) return status;
     p->about.sink = own.sink;
     p->about.window = own.window;
+    p->about.refit = own.refit;
     record_metric_free(&own);
     return KVB_OK;
 }

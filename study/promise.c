@@ -4,8 +4,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-// ---- p-values ----
-
 // Bets, as shares of the largest one that can never lose more than its stake, and their stakes. If the limit is a small
 // part of the cap, the largest is nearly always the best; the others serve losses that vary much.
 enum { BETS = 4 };
@@ -21,8 +19,6 @@ double promise_p_value(const double *loss, uint32_t n, double limit, double time
     }
     return wealth > 1 ? 1 / wealth : 1;
 }
-
-// ---- How many texts ----
 
 static const uint32_t MOST_TEXTS = 1000000;
 
@@ -42,8 +38,6 @@ uint32_t promise_least_texts(double limit, double error)
 {
     return promise_texts_needed(&(double){0}, 1, limit, error);
 }
-
-// ---- Fixed-sequence testing ----
 
 static kvb_status check_task(const promise_task *t, kvb_error *err)
 {

@@ -52,6 +52,7 @@ kvb_status record_metric_read(record_metric *out, const record *r, const char *m
     if (status == KVB_OK && out->window > 1) status = read_count(parameters, metric, "window", &out->window, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);
+    if (status == KVB_OK) status = read_count(parameters, metric, "refit", &out->refit, err);
     if (status == KVB_OK)
         out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : need_text("{}");
     cJSON_Delete(parameters);

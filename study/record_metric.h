@@ -6,6 +6,7 @@ typedef struct record_metric {
     uint32_t sink, window; // protected tokens: the first and the last ones
     char kin[32];          // the name that variants of one idea share: "snapkv"
     char *parameters;      // text of a JSON object; owned
+    uint32_t refit;        // reference queries of a KV head if its curves are of refitted cuts, else 0
 } record_metric;
 
 // Reads a metric. Parameters: the record's object for the metric, or {}. Protected tokens: `protect_sink` and

@@ -47,8 +47,6 @@ static void report(const refine_job *j)
                                              r->calibration_before, r->selection_before});
 }
 
-// ---- Candidates ----
-
 static const double START_PARTS[] = {0.5, 0.75, 1};
 enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
 
@@ -73,8 +71,6 @@ static void tilt(refine_job *j, uint32_t i)
         for (uint32_t l = 0; l < L; l++)
             j->point[(size_t)k * L + l] = L > 1 ? TILTS[i] * ((double)l / (L - 1) - 0.5) : 0;
 }
-
-// ---- One search ----
 
 // Takes over the candidate at those knots where it is better on the selection set.
 static void keep_better(refine_job *j)

@@ -384,6 +384,7 @@ static void add_settings(cJSON *m, const study_table *t)
              o->shrink, o->min_keep);
     json_put(m, "hull %s max_prune %s", hull_name(o->hull), "0.99");
     if (t->pairs.loss == LOSS_OUTPUT) json_put(m, "loss %s gains %s", "output", "all");
+    if (t->pairs.loss == LOSS_OUTPUT && about->refit) json_put(m, "refit %u", about->refit);
 }
 
 // Adds the formats that could be chosen, and that std is unknown.

@@ -15,8 +15,6 @@ void validation_free(validation *v)
     pairs_close(&v->pairs);
 }
 
-// ---- One problem ----------------------------------------------------------------------------------------------------
-
 // Adds the losses of greedy and of the optimum, times `weight`. p: scratch memory of the curves' shape.
 static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
@@ -44,8 +42,6 @@ static kvb_status validate_curves(validation *v, problem *p, const loss_curves *
     solved_rows_free(&x);
     return status;
 }
-
-// ---- All pairs ------------------------------------------------------------------------------------------------------
 
 static kvb_status take_pair(validation *v, gathered *g, pair_walk *w, kvb_error *err)
 {

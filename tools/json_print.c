@@ -41,8 +41,6 @@ void json_print(const cJSON *document)
     cJSON_free(text);
 }
 
-// ---- As text for people --------------------------------------------------------------------------------------------
-
 static bool is_plain(const cJSON *value)
 {
     return !cJSON_IsObject(value) && !(cJSON_IsArray(value) && cJSON_IsObject(value->child));

@@ -86,8 +86,6 @@ static const scorer scorer_learned = {
     .score = score_learned,
 };
 
-// ---- Opening --------------------------------------------------------------------------------------------------------
-
 const kvb_ranking *learned_ranking_of(const metric *m)
 {
     return m->kind == &scorer_learned ? ranking_of(m)->ranking : NULL;

@@ -5,6 +5,7 @@
 #include "profiler/weights/simd.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,19 +22,28 @@ static size_t gram_width(const model_config *c)
     return (size_t)c->n_heads / c->n_kv_heads * c->head_dim;
 }
 
-uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question)
+uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question, uint32_t n_references)
 {
     const model_config *c = &m->config;
     uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
              T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B,
-             rows = plan->max_tail;
+             rows = plan->max_tail, at_once = (uint64_t)omp_get_max_threads();
     uint64_t lines = OUTPUT_BLOCK_QUERIES * (uint64_t)(c->n_heads / G),
              threads = T * (lines + 4 * c->head_dim) + lines * (512 + 50 * c->head_dim);
+    if (n_references) {
+        size_t work = 0;
+        kvb_refit_head half = {.n_tokens = plan->max_tokens,
+                               .head_dim = c->head_dim,
+                               .n_kept = plan->max_tokens / 2,
+                               .n_queries = n_references};
+        (void)kvb_refit_bytes(&half, &work, NULL);
+        threads += work / sizeof(float) + T * (lines + c->head_dim) + 3 * kept * w;
+    }
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
-    return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) +
-            (packed ? 2 * B * G * T * c->head_dim : 0) + sequences * rows * (2 * G * c->head_dim) +
-            sequences * rows * c->width + 2 * 64ull * c->vocabulary) *
+    return (B * kept * H + B * G * w * w + (uint64_t)c->n_layers * G * n_references * c->head_dim +
+            threads * (B * G < at_once ? B * G : at_once) + (packed ? 2 * B * G * T * c->head_dim : 0) +
+            sequences * rows * (2 * G * c->head_dim) + sequences * rows * c->width + 2 * 64ull * c->vocabulary) *
            sizeof(float);
 }
 
@@ -139,8 +149,7 @@ static output_order order_by_keys(const output_head *h)
     double *mean = need(h->head_dim, sizeof *mean, "directions");
     score_keys(scores, mean, h->k, h->n_tokens, h->head_dim);
     output_order_make(&order, scores, h->n_tokens, SINK, WINDOW);
-    free(scores);
-    free(mean);
+    free_all(scores, mean);
     return order;
 }
 
@@ -165,8 +174,7 @@ static kvb_status make_grams(forward *f, kvb_error *err)
         for (uint32_t g = 0; g < c->n_kv_heads; g++, to += w * w)
             gemm(true, false, w, w, c->width, 1, wo + g * w, H, wo + g * w, H, 0, to, w);
     }
-    free(ids);
-    free(wo);
+    free_all(ids, wo);
     return layer_end(&f->pass, err);
 }
 
@@ -176,6 +184,7 @@ typedef struct curve_job {
     forward *f;
     uint32_t n_questions, n_rankings;
     const loss_ranking *rankings;
+    const references *refit;
     float *errors, *packings;
     uint32_t packed; // the question whose packing errors are wanted
 } curve_job;
@@ -201,11 +210,16 @@ static void gather_sets(output_queries *sets, const curve_job *j, const layer_ar
     }
 }
 
-static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer, uint32_t g)
+static kvb_status judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer, uint32_t g, kvb_error *err)
 {
     const kept_queries *l = j->f->kept;
     const model_config *c = &j->f->m->config;
     output_head head = head_of(j->f, a, layer, g);
+    kvb_refit_head refit;
+    if (j->refit && j->refit->plain[layer]) {
+        refit = references_head(j->refit, head.k, head.v, head.n_tokens, layer, g);
+        head.refit = &refit;
+    }
     output_queries *sets = need(j->n_questions, sizeof *sets, "questions");
     output_order *orders = need(j->n_rankings, sizeof *orders, "rankings");
     float *queries = need(l->n_kept * gram_width(c), sizeof *queries, "queries"),
@@ -213,7 +227,7 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
     uint32_t *tails = need(l->n_kept, sizeof *tails, "queries");
     gather_sets(sets, j, a, g, queries, tails);
     for (uint32_t r = 0; r < j->n_rankings; r++) orders[r] = order_of(j->f, &j->rankings[r], layer, g);
-    output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings);
+    kvb_status status = output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings, err);
     size_t heads = (size_t)budgeted_layers(j->f->m) * c->n_kv_heads,
            at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
     for (uint32_t r = 0; r < j->n_rankings; r++) {
@@ -223,18 +237,16 @@ static void judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer
         free(orders[r].position);
     }
     if (j->packings) output_packing_errors(j->packings + at * RECORD_PACKINGS, &head, sets + j->packed);
-    free(tails);
-    free(errors);
-    free(queries);
-    free(orders);
-    free(sets);
+    free_all(tails, errors, queries, orders, sets);
+    return status;
 }
 
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
-                                 float *errors, uint32_t packed, float *packings, kvb_error *err)
+                                 const references *refit, float *errors, uint32_t packed, float *packings,
+                                 kvb_error *err)
 {
     const model_config *c = &f->m->config;
-    const curve_job job = {f, n_questions, n_rankings, rankings, errors, packings, packed};
+    const curve_job job = {f, n_questions, n_rankings, rankings, refit, errors, packings, packed};
     kvb_status status = make_grams(f, err);
     bool shared = f->b->host_view(f->pass.on, f->x) != NULL; // else one layer's copies at a time
     uint32_t at_once = shared ? c->n_layers : 1;
@@ -245,8 +257,13 @@ kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ra
             if (!model_layer_bounded(c, first + i)) open_layer(&arrays[i], f, first + i, n_questions);
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
         for (uint32_t i = 0; i < n; i++)
-            for (uint32_t g = 0; g < c->n_kv_heads; g++)
-                if (!model_layer_bounded(c, first + i)) judge_head(&job, &arrays[i], first + i, g);
+            for (uint32_t g = 0; g < c->n_kv_heads; g++) {
+                kvb_error mine = {KVB_OK, ""};
+                if (model_layer_bounded(c, first + i) || judge_head(&job, &arrays[i], first + i, g, &mine) == KVB_OK)
+                    continue;
+#pragma omp critical
+                status = kvb_fail(err, mine.status, "layer %u, KV head %u: %s", first + i, g, mine.message);
+            }
         for (uint32_t i = 0; i < n; i++)
             if (!model_layer_bounded(c, first + i)) close_layer(&arrays[i]);
     }
@@ -308,13 +325,7 @@ static void close_gains(gain_run *r)
     r->f->b->release(on, r->x);
     r->f->b->release(on, r->tails.k);
     r->f->b->release(on, r->tails.v);
-    free(r->tail);
-    free(r->level);
-    free(r->rows);
-    free(r->q);
-    free(r->o);
-    free(r->moved);
-    free(r->branch);
+    free_all(r->tail, r->level, r->rows, r->q, r->o, r->moved, r->branch);
 }
 
 static dev sequence_at(const gain_run *r, uint32_t sequence)
@@ -375,11 +386,9 @@ static void cut_layer(gain_run *r, uint32_t layer)
         float *moved = need(r->n * w, sizeof *moved, "outputs");
         output_difference(moved, &head, &set, &order, r->level);
         for (uint32_t i = 0; i < r->n; i++) memcpy(r->moved + i * H + g * w, moved + i * w, w * sizeof *moved);
-        free(moved);
-        free(order.position);
+        free_all(moved, order.position);
     }
-    free(own_k);
-    free(own_v);
+    free_all(own_k, own_v);
     close_layer(&a);
 }
 
@@ -483,8 +492,7 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
             put_means(r->gains + (s + i - 1) * GAIN_KINDS * 2, 0, kl, n);
         }
     }
-    free(base);
-    free(logits);
+    free_all(base, logits);
     return layer_end(&f->pass, err);
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 #include "profiler/model/forward.h"
 #include "profiler/model/output_error.h"
+#include "profiler/model/references.h"
 
 // Kinds of movement: of the first, third, .. token, and of the others. Older records have white noise as well.
 typedef enum gain_kind { GAIN_NOISE, GAIN_CUT_80, GAIN_CUT_96, GAIN_KINDS } gain_kind;
@@ -20,15 +21,18 @@ typedef struct loss_ranking {
     uint32_t sink, window;
 } loss_ranking;
 
-// Bytes of memory that forward_keep_queries() takes, including what the functions below need while they run.
-uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
+// Bytes of memory that forward_keep_queries() takes, including what the functions below need while they run, and, if
+// n_references per KV head are not 0, these.
+uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question, uint32_t n_references);
 
-// Computes errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of slots 0 .. n_questions - 1.
+// Computes errors [n_questions, n_rankings, B, G, OUTPUT_LEVELS] under the kept queries of slots 0 .. n_questions - 1;
+// of cuts that are refitted to the context's references, if `refit` is not NULL.
 // A question's errors depend on its own tokens only, not on the rest of the batch. packings [B, G, RECORD_PACKINGS]
 // receives the output_packing_errors() of the question in slot `packed`; NULL: not wanted. Returns the device's error
 // if an operation has failed.
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
-                                 float *errors, uint32_t packed, float *packings, kvb_error *err);
+                                 const references *refit, float *errors, uint32_t packed, float *packings,
+                                 kvb_error *err);
 
 // Computes gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of each kind's tokens among the n tokens
 // `ids` at places first .. first + n - 1 after the context, 0 for a kind without tokens. The tokens before them are

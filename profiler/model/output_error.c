@@ -22,6 +22,12 @@ static int compare_ranked(const void *a, const void *b)
     return (x->position > y->position) - (x->position < y->position);
 }
 
+static int compare_positions(const void *a, const void *b)
+{
+    const uint32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window)
 {
     uint32_t n = 0, first = sink < n_tokens ? sink : n_tokens,
@@ -47,19 +53,20 @@ typedef struct query {
 
 // A line is one of the group's heads for one query of a block; a query's lines are side by side.
 typedef struct attention {
-    uint32_t n, lines; // queries at hand; lines of a block
-    query *at;         // [queries of a block]
-    float *queries;    // [lines, d], scaled
-    float *weights;    // [T, lines] exp(score - the line's largest)
-    float *top;        // [lines] the largest
-    float *tail;       // [lines, d] the sum of e v over the tokens after the context
-    float *mass;       // [lines] the sum of e over these, and over an attention sink
+    uint32_t n, most, lines; // queries at hand; queries and lines of a block
+    query *at;               // [queries of a block]
+    float *queries;          // [lines, d], scaled
+    float *weights;          // [T, lines] exp(score - the line's largest)
+    float *top;              // [lines] the largest
+    float *tail;             // [lines, d] the sum of e v over the tokens after the context
+    float *mass;             // [lines] the sum of e over these, and over an attention sink
 } attention;
 
 static void attention_open(attention *a, const output_head *h, uint32_t queries)
 {
     size_t lines = (size_t)queries * h->group;
     a->n = 0;
+    a->most = queries;
     a->lines = (uint32_t)lines;
     a->at = need(queries, sizeof *a->at, "queries");
     a->queries = need(lines * h->head_dim, sizeof(float), "queries");
@@ -71,12 +78,7 @@ static void attention_open(attention *a, const output_head *h, uint32_t queries)
 
 static void attention_close(attention *a)
 {
-    free(a->at);
-    free(a->queries);
-    free(a->weights);
-    free(a->top);
-    free(a->tail);
-    free(a->mass);
+    free_all(a->at, a->queries, a->weights, a->top, a->tail, a->mass);
 }
 
 static float bend(const output_head *h, float score)
@@ -151,13 +153,6 @@ static void attend(attention *a, const output_head *h)
     weigh_context(a, h->n_tokens);
 }
 
-// Computes the attention of all queries of a set, which are no more than a block.
-static void attend_set(attention *a, const output_head *h, const output_queries *s)
-{
-    for (a->n = 0; a->n < s->n; a->n++) a->at[a->n] = (query){s, a->n};
-    attend(a, h);
-}
-
 // ---- What is left when the context is cut ----
 
 enum { STRETCH = 512 }; // tokens that are gathered at a time
@@ -187,14 +182,7 @@ static void cut_open(cut *c, const output_head *h, size_t lines)
 
 static void cut_close(cut *c)
 {
-    free(c->weights);
-    free(c->values);
-    free(c->sums);
-    free(c->mass);
-    free(c->rest);
-    free(c->difference);
-    free(c->moved);
-    free(c->squares);
+    free_all(c->weights, c->values, c->sums, c->mass, c->rest, c->difference, c->moved, c->squares);
 }
 
 static void cut_by(cut *c, const output_order *order, uint32_t n_tokens)
@@ -284,8 +272,18 @@ static void add_squares(double *sums, cut *c, const output_head *h, const attent
             sums[(a->at[q].set - sets) * OUTPUT_LEVELS + i] += (double)c->squares[(size_t)i * n + q];
 }
 
-void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
-                   const output_order *orders, uint32_t n_orders)
+// Takes the next queries of the sets before `end`, as many as a block holds. Returns false if there are none.
+static bool next_block(attention *a, query *next, const output_queries *end)
+{
+    for (a->n = 0; next->set < end && a->n < a->most;) {
+        if (next->i < next->set->n) a->at[a->n++] = (query){next->set, next->i++};
+        else *next = (query){next->set + 1, 0};
+    }
+    return a->n > 0;
+}
+
+static void cut_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                       const output_order *orders, uint32_t n_orders)
 {
     attention a;
     cut c;
@@ -293,14 +291,9 @@ void output_errors(float *errors, const output_head *head, const output_queries 
     double *sums = need(n_orders * n, sizeof *sums, "squares");
     attention_open(&a, head, OUTPUT_BLOCK_QUERIES);
     cut_open(&c, head, a.lines);
-    query next = {sets, 0};
-    while (next.set < sets + n_sets) {
-        for (a.n = 0; next.set < sets + n_sets && a.n < OUTPUT_BLOCK_QUERIES;) {
-            if (next.i < next.set->n) a.at[a.n++] = (query){next.set, next.i++};
-            else next = (query){next.set + 1, 0};
-        }
-        if (a.n > 0) attend(&a, head);
-        for (uint32_t o = 0; o < n_orders && a.n > 0; o++) {
+    for (query next = {sets, 0}; next_block(&a, &next, sets + n_sets);) {
+        attend(&a, head);
+        for (uint32_t o = 0; o < n_orders; o++) {
             cut_by(&c, &orders[o], head->n_tokens);
             add_squares(sums + o * n, &c, head, &a, sets);
         }
@@ -322,7 +315,8 @@ void output_difference(float *difference, const output_head *head, const output_
     attention_open(&a, head, set->n);
     cut_open(&c, head, a.lines);
     cut_by(&c, order, head->n_tokens);
-    attend_set(&a, head, set);
+    (void)next_block(&a, &(query){set, 0}, set + 1);
+    attend(&a, head);
     find_differences(&c, head, &a);
     size_t width = (size_t)head->group * head->head_dim, n = (size_t)a.lines * head->head_dim;
     for (uint32_t i = 0; i < set->n; i++)
@@ -331,49 +325,25 @@ void output_difference(float *difference, const output_head *head, const output_
     attention_close(&a);
 }
 
-// ---- What is left when it is stored in fewer bits ----
+// ---- What is left when keys and values are others ----
 
-typedef struct packing_work {
-    attention exact, other;
-    unsigned char *packed;
-    float *k, *v;                              // [T, d] unpacked
-    float *output, *sums, *difference, *moved; // [lines, d]; the differences of keys, then of values
-} packing_work;
+// A head's outputs over all of its tokens, and how they differ over others.
+typedef struct comparison {
+    const output_head *head;
+    const output_queries *sets;
+    uint32_t n_sets;
+    size_t queries; // of all sets
+    attention a;
+    float *output, *other, *moved; // [queries and a block, group d]
+    float *squares;                // [queries]
+    float *k, *v;                  // [T, d] the other keys and values
+} comparison;
 
-static void packing_open(packing_work *w, const output_head *h)
-{
-    size_t floats = (size_t)h->n_tokens * h->head_dim, lines = (size_t)OUTPUT_PACKING_QUERIES * h->group * h->head_dim;
-    attention_open(&w->exact, h, OUTPUT_PACKING_QUERIES);
-    attention_open(&w->other, h, OUTPUT_PACKING_QUERIES);
-    w->packed = need(floats, 2 * sizeof(float), "bytes of packed keys or values");
-    w->k = need(floats, sizeof(float), "keys");
-    w->v = need(floats, sizeof(float), "values");
-    w->output = need(lines, sizeof(float), "outputs");
-    w->sums = need(lines, sizeof(float), "sums");
-    w->difference = need(2 * lines, sizeof(float), "differences");
-    w->moved = need(2 * lines, sizeof(float), "differences");
-}
-
-static void packing_close(packing_work *w)
-{
-    attention_close(&w->exact);
-    attention_close(&w->other);
-    void *const all[] = {w->packed, w->k, w->v, w->output, w->sums, w->difference, w->moved};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
-}
-
-// Packs keys or values and unpacks them to `to`. Returns false if a number cannot be packed.
-static bool through(packing_work *w, float *to, const float *from, const output_head *h, kvb_packing p, kvb_side side)
-{
-    return kvb_pack(p, side, from, h->n_tokens, h->head_dim, w->packed, NULL) == KVB_OK &&
-           kvb_unpack(p, side, w->packed, h->n_tokens, h->head_dim, to, NULL) == KVB_OK;
-}
-
-// out [lines, d]: the heads' outputs over all tokens with these values.
-static void outputs_of(float *out, const attention *a, const output_head *h, const float *v)
+// out [lines, d]: a block's outputs.
+static void outputs_of(float *out, const attention *a, const output_head *h)
 {
     uint32_t d = h->head_dim;
-    gemm(true, false, a->lines, d, h->n_tokens, 1, a->weights, a->lines, v, d, 0, out, d);
+    gemm(true, false, a->lines, d, h->n_tokens, 1, a->weights, a->lines, h->v, d, 0, out, d);
     for (uint32_t line = 0; line < a->n * h->group; line++) {
         float *row = out + (size_t)line * d, all = a->mass[line];
         for (uint32_t i = 0; i < h->n_tokens; i++) all += a->weights[(size_t)i * a->lines + line];
@@ -381,32 +351,57 @@ static void outputs_of(float *out, const attention *a, const output_head *h, con
     }
 }
 
-// Computes errors[0] for the keys in w->k and errors[1] for the values in w->v, both unpacked.
-static void judge_packing(float errors[2], packing_work *w, const output_head *h, const output_queries *s)
+static void find_outputs(float *out, comparison *c, const output_head *h)
 {
-    output_head packed = *h;
-    packed.k = w->k;
-    size_t n = (size_t)s->n * h->group * h->head_dim;
-    float squares[2 * OUTPUT_PACKING_QUERIES];
-    attend_set(&w->other, &packed, s);
-    for (int side = 0; side < 2; side++) {
-        outputs_of(w->sums, side ? &w->exact : &w->other, h, side ? w->v : h->v);
-        for (size_t i = 0; i < n; i++) w->difference[side * n + i] = w->sums[i] - w->output[i];
+    for (query next = {c->sets, 0}; next_block(&c->a, &next, c->sets + c->n_sets);) {
+        attend(&c->a, h);
+        outputs_of(out, &c->a, h);
+        out += (size_t)c->a.n * h->group * h->head_dim;
     }
-    square(squares, w->difference, w->moved, h, 2 * (size_t)s->n);
-    for (uint32_t side = 0; side < 2; side++) {
+}
+
+static comparison comparison_open(const output_head *h, const output_queries *sets, uint32_t n_sets, uint32_t block)
+{
+    comparison c = {.head = h, .sets = sets, .n_sets = n_sets};
+    for (uint32_t s = 0; s < n_sets; s++) c.queries += sets[s].n;
+    size_t floats = (c.queries + block) * h->group * h->head_dim, rows = (size_t)h->n_tokens * h->head_dim;
+    attention_open(&c.a, h, block);
+    c.output = need(floats, sizeof(float), "outputs");
+    c.other = need(floats, sizeof(float), "outputs");
+    c.moved = need(floats, sizeof(float), "differences");
+    c.squares = need(c.queries, sizeof(float), "squares");
+    c.k = need(rows, sizeof(float), "keys");
+    c.v = need(rows, sizeof(float), "values");
+    find_outputs(c.output, &c, h);
+    return c;
+}
+
+static void comparison_close(comparison *c)
+{
+    attention_close(&c->a);
+    free_all(c->output, c->other, c->moved, c->squares, c->k, c->v);
+}
+
+// Computes each set's error, `stride` numbers apart, with the keys and values of `other`; leaves those without queries.
+static void compare(float *errors, size_t stride, comparison *c, const output_head *other)
+{
+    size_t floats = c->queries * other->group * other->head_dim;
+    const float *square_at = c->squares;
+    find_outputs(c->other, c, other);
+    for (size_t i = 0; i < floats; i++) c->other[i] -= c->output[i];
+    square(c->squares, c->other, c->moved, c->head, c->queries);
+    for (uint32_t s = 0; s < c->n_sets; s++) {
         double sum = 0;
-        for (uint32_t q = 0; q < s->n; q++) sum += (double)squares[side * s->n + q];
-        errors[side] = (float)(sum / s->n);
+        for (uint32_t q = 0; q < c->sets[s].n; q++) sum += (double)*square_at++;
+        if (c->sets[s].n) errors[s * stride] = (float)(sum / c->sets[s].n);
     }
 }
 
 void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set)
 {
     enum { INTEGERS = RECORD_PACKINGS / 2 };
-    uint32_t step = set->n > OUTPUT_PACKING_QUERIES ? set->n / OUTPUT_PACKING_QUERIES : 1,
-             tails[OUTPUT_PACKING_QUERIES];
-    packing_work w;
+    uint32_t step = set->n > OUTPUT_PACKING_QUERIES ? set->n / OUTPUT_PACKING_QUERIES : 1, T = head->n_tokens,
+             d = head->head_dim, tails[OUTPUT_PACKING_QUERIES];
     output_queries some = *set;
     memset(errors, 0, RECORD_PACKINGS * sizeof *errors);
     if (some.n == 0) return;
@@ -414,16 +409,86 @@ void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *hea
     some.stride *= step;
     for (uint32_t q = 0; q < some.n; q++) tails[q] = set->tail[q * step];
     some.tail = tails;
-    packing_open(&w, head);
-    attend_set(&w.exact, head, &some);
-    outputs_of(w.output, &w.exact, head, head->v);
-    for (int p = 0; p < INTEGERS; p++) {
-        float both[2] = {INFINITY, INFINITY};
-        if (through(&w, w.k, head->k, head, KVB_PACK_INT8 + p, KVB_KEYS) &&
-            through(&w, w.v, head->v, head, KVB_PACK_INT8 + p, KVB_VALUES))
-            judge_packing(both, &w, head, &some);
-        errors[p] = both[0];
-        errors[INTEGERS + p] = both[1];
+    comparison c = comparison_open(head, &some, 1, OUTPUT_PACKING_QUERIES);
+    void *packed = need((size_t)T * d, 2 * sizeof(float), "bytes of packed keys or values");
+    for (int i = 0; i < RECORD_PACKINGS; i++) {
+        kvb_packing p = KVB_PACK_INT8 + i % INTEGERS;
+        kvb_side side = i < INTEGERS ? KVB_KEYS : KVB_VALUES;
+        output_head other = *head;
+        *(side == KVB_KEYS ? &other.k : &other.v) = c.k;
+        errors[i] = INFINITY;
+        if (kvb_pack(p, side, side == KVB_KEYS ? head->k : head->v, T, d, packed, NULL) == KVB_OK &&
+            kvb_unpack(p, side, packed, T, d, c.k, NULL) == KVB_OK)
+            compare(&errors[i], 1, &c, &other);
     }
-    packing_close(&w);
+    free(packed);
+    comparison_close(&c);
+}
+
+// Replaces the errors of one level, OUTPUT_LEVELS numbers apart, if refitting changes what it keeps, `head->n_kept`
+// tokens. `positions` [T] is scratch.
+static kvb_status judge_refit(float *errors, comparison *c, const output_order *order, kvb_refit_head *head,
+                              uint32_t *positions, void *work, size_t bytes, kvb_error *err)
+{
+    kvb_refit_result done;
+    memcpy(positions, order->position, head->n_kept * sizeof *positions);
+    qsort(positions, head->n_kept, sizeof *positions, compare_positions);
+    head->positions = positions;
+    kvb_status status = kvb_refit(head, work, bytes, c->k, c->v, NULL, &done, err);
+    if (status != KVB_OK || !done.changed) return status;
+    output_head other = *c->head;
+    other.k = c->k;
+    other.v = c->v;
+    other.n_tokens = head->n_kept;
+    compare(errors, OUTPUT_LEVELS, c, &other);
+    return KVB_OK;
+}
+
+// Whether a level is refitted: every other one of those that keep up to half of the tokens.
+static bool refits_level(uint32_t level, uint32_t n_tokens, const output_order *order)
+{
+    return level % 2 == 1 && level < OUTPUT_LEVELS &&
+           record_curve_tokens(level, n_tokens, order->protect) <= n_tokens / 2;
+}
+
+// Lessens the errors of the levels between: by as much as those of their neighbours were, by the geometric mean.
+static void lessen_between(float *errors, const float *as_cut, uint32_t n_tokens, const output_order *order)
+{
+    for (uint32_t i = 0; i < OUTPUT_LEVELS && record_curve_tokens(i, n_tokens, order->protect) <= n_tokens / 2;
+         i += 2) {
+        bool below = i > 0, above = refits_level(i + 1, n_tokens, order);
+        double part = (below && as_cut[i - 1] > 0 ? (double)errors[i - 1] / (double)as_cut[i - 1] : 1) *
+                      (above && as_cut[i + 1] > 0 ? (double)errors[i + 1] / (double)as_cut[i + 1] : 1);
+        errors[i] *= (float)(below && above ? sqrt(part) : part);
+    }
+}
+
+kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                         const output_order *orders, uint32_t n_orders, kvb_error *err)
+{
+    uint32_t T = head->n_tokens;
+    size_t bytes = 0;
+    cut_errors(errors, head, sets, n_sets, orders, n_orders);
+    if (!head->refit || T < 2) return KVB_OK;
+    kvb_refit_head refit = *head->refit;
+    refit.n_kept = T / 2;
+    kvb_status status = kvb_refit_bytes(&refit, &bytes, err);
+    if (status != KVB_OK) return status;
+    comparison c = comparison_open(head, sets, n_sets, OUTPUT_BLOCK_QUERIES);
+    float *as_cut = need_copy(errors, (size_t)n_orders * n_sets * OUTPUT_LEVELS, sizeof *errors, "errors");
+    uint32_t *positions = need(T, sizeof *positions, "positions");
+    void *work = need(bytes, 1, "working memory for refitting");
+    for (uint32_t o = 0; o < n_orders && status == KVB_OK; o++) {
+        size_t at = (size_t)o * n_sets * OUTPUT_LEVELS;
+        for (uint32_t i = 0; i < OUTPUT_LEVELS && status == KVB_OK; i++) {
+            refit.n_kept = record_curve_tokens(i, T, orders[o].protect);
+            if (refits_level(i, T, &orders[o]))
+                status = judge_refit(errors + at + i, &c, &orders[o], &refit, positions, work, bytes, err);
+        }
+        for (uint32_t s = 0; s < n_sets; s++, at += OUTPUT_LEVELS)
+            lessen_between(errors + at, as_cut + at, T, &orders[o]);
+    }
+    free_all(as_cut, positions, work);
+    comparison_close(&c);
+    return status;
 }

@@ -10,9 +10,11 @@
 // The ranking's first n are the sinks, the window, and then the best of the rest. Tokens are grouped into buckets
 // between consecutive levels n, in the ranking's order, so one product with the values gives the output at every level.
 // The difference is computed from the dropped tokens, o(kept) - o(all) = (sum over dropped i of e_i (o(kept) - v_i)) /
-// all mass, which stays accurate if few are dropped.
+// all mass, which stays accurate if few are dropped. With `refit`, the first n are refitted first (docs/refit.md), at
+// every other level; at those between, errors lessen as at their neighbours.
 #pragma once
 #include "formats/record.h"
+#include "runtime/kvbudget.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,9 +27,10 @@ enum {
 typedef struct output_head {
     const float *k, *v; // [T, d]
     uint32_t n_tokens, group, head_dim;
-    float softcap;      // as attention_shape's
-    const float *sinks; // [group] as attention_shape's; NULL: none
-    const float *gram;  // [group d, group d]: W_O^T W_O of the group's columns
+    float softcap;               // as attention_shape's
+    const float *sinks;          // [group] as attention_shape's; NULL: none
+    const float *gram;           // [group d, group d]: W_O^T W_O of the group's columns
+    const kvb_refit_head *refit; // what levels of up to half of the tokens are refitted to; NULL: they stay as cut
 } output_head;
 
 // Queries of one question, and the tokens after the context that they see.
@@ -49,9 +52,10 @@ typedef struct output_order {
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
 
 // Computes errors [n_orders, n_sets, OUTPUT_LEVELS], the mean over the queries of each set; 0 for a set without
-// queries. A set's numbers do not depend on the other sets.
-void output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
-                   const output_order *orders, uint32_t n_orders);
+// queries. A set's numbers do not depend on the other sets. Fails with KVB_NUMERIC if a number of a head that is
+// refitted is not finite.
+kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                         const output_order *orders, uint32_t n_orders, kvb_error *err);
 // Computes the errors if all tokens are kept, but keys, or values, are stored in fewer bits as kvb_pack() does: of keys
 // in int8, int4 and int2, then of values, on some of the set's queries, evenly chosen; 0 without queries. Errors of
 // keys and of values add up if both are small. INFINITY if a number cannot be packed.

@@ -21,8 +21,6 @@ typedef struct jinja_input {
 // NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
-// ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c above it, which runs it ----
-
 typedef enum token_kind {
     TOKEN_END,
     TOKEN_TEXT, // between tags

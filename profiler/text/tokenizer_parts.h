@@ -5,8 +5,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// ---- Vocabulary: two open-addressing tables, made once, at most half full ----
-
 // Values of tokenizer.ggml.token_type. Tokens without a text of their own are never found in a text.
 enum {
     TOKEN_NORMAL = 1,
@@ -53,8 +51,6 @@ static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
 
 #define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's vocabularies
 
-// ---- Expressions (tokenizer_expression.c) ----
-
 typedef struct pre_tokenizer {
     const char *name;
     const char *pattern; // PCRE2 with UTF and UCP; matches at every position of any text
@@ -86,8 +82,6 @@ void matcher_close(matcher *m);
 kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
                            size_t *end, kvb_error *err);
 
-// ---- What happens to a text before its words are merged ----
-
 typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
 typedef struct normal_step {
     normal_kind kind;
@@ -112,8 +106,6 @@ typedef struct normal_list {
     size_t n;
 } normal_list;
 
-// ---- Added tokens: found in the text before anything else is done ----
-
 enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2 };
 typedef struct added_token {
     uint32_t id;
@@ -136,8 +128,6 @@ void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8
 kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
                                 uint8_t flags, kvb_error *err);
 void added_sort(added_index *x);
-
-// ---- The tokenizer ----
 
 struct tokenizer {
     vocabulary v;

@@ -87,7 +87,7 @@ class Run(Controller):
     ):  # fmt: skip
         check_model(model)
         if isinstance(table, str) and table in ("auto", "auto:packed"):
-            table = find(model, packed=table != "auto")
+            table = find(model, packed=table != "auto", refit=bool(rules.get("refit")))
         super().__init__(table, ratio, **rules)
         self.table.check(model.config)
         one_of("when", when, ("prefill", "call"))

@@ -29,13 +29,22 @@ def _find(model: Any, place: Path, name: str | None, sha256: str | None = None) 
     return Table(os.fsdecode(path.value))
 
 
-def find(model: Any, packed: bool = False) -> Table:
-    """Returns the table of these weights (`packed`: the one of tokens and formats), by the name that the model was
-    loaded by and its shape; for a model from a GGUF file, by a file in its folder that has the table's hash, and by
-    the name in that file. Raises :class:`MismatchError`, which says what was looked for, what comes near, and what to
-    do."""
+def find(model: Any, packed: bool = False, refit: bool = False) -> Table:
+    """Returns the table of these weights (`packed`: the one of tokens and formats; `refit`: the one for refitted caches
+    if there is one, else the usual one), by the name that the model was loaded by and its shape; for a model from a
+    GGUF file, by a file in its folder that has the table's hash, and by the name in that file. Raises
+    :class:`MismatchError`, which says what was looked for, what comes near, and what to do."""
+    place = folder() / ("refit-packed" if packed else "refit")
+    if refit and place.is_dir():
+        try:
+            return _find_in(model, place)
+        except lib.MismatchError:
+            pass
+    return _find_in(model, folder() / "packed" if packed else folder())
+
+
+def _find_in(model: Any, place: Path) -> Table:
     source, name = source_of(model), str(getattr(model.config, "_name_or_path", "") or "")
-    place = folder() / "packed" if packed else folder()
     if source:
         name = hub_of(source).get("hf_id") or source.name
     try:

@@ -43,6 +43,13 @@ def test_auto(base: Any) -> None:
     packed.mkdir()
     table_of(base, packed / "base-1m.safetensors", model_names="Org/Base-1M")
     assert kvbudget.compress(base, "auto:packed", 0.5).table.path == str(packed / "base-1m.safetensors")
+    refitted = ready.folder() / "refit-packed"
+    refitted.mkdir()
+    assert ready.find(base, packed=True, refit=True).path == str(packed / "base-1m.safetensors")  # the next best
+    table_of(base, refitted / "base-1m.safetensors", model_names="Org/Base-1M")
+    run = kvbudget.compress(base, "auto:packed", 0.5, refit=True)
+    assert run.table.path == str(refitted / "base-1m.safetensors")
+    run = kvbudget.compress(base, "auto", 0.5)
     for name in ("Org/Base-1M", "org/base-1m-gguf"):
         base.config._name_or_path = name
         assert ready.find(base).path == run.table.path

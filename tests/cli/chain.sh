@@ -38,6 +38,7 @@ same 'the same record gives the same table' keydiff.safetensors again.safetensor
 expect 0 'solve, mean loss, full hull, per layer' solve run.h5 --metric keydiff --aggregate mean_loss --hull full \
     --scope layer -o loss.safetensors
 check 'that table keeps the invariants too' table loss.safetensors $L $G keydiff
+misused 'refitting without curves' 'give --curves, too' profile tiny.gguf calib.jsonl -o nats.h5 --refit
 expect 0 'the plan of losses in nats' profile tiny.gguf calib.jsonl --plan --curves --metric keydiff
 says 'counts what they take' '^losses +curves and gains: [0-9.]+ MB of these'
 expect 0 'losses in nats' profile tiny.gguf calib.jsonl -o nats.h5 --quiet --curves --metric keydiff --new-tokens 8 \

@@ -40,6 +40,13 @@ says 'puts it where tables with formats are' 'ready/packed/tiny.safetensors' out
 fails 'other tables of the model' 'none of the 0 tables' tables tiny.gguf
 expect 0 'finding it' tables tiny.gguf --packed
 says 'takes the option' "^$PWD/ready/packed/tiny.safetensors\$" out
+expect 0 'for caches that are refitted' "${TUNE[@]}" -o refitted --refit --quiet
+expect 0 'its table' inspect refitted.safetensors --json
+says 'says so' '"refit":.*"[0-9]' out
+expect 0 'adding that, too' tables --add refitted-packed.safetensors --name Org/Tiny --results refitted.tune/worth.json
+says 'with what it is worth refitted' 'at 95 % pruned, refitted;' out
+expect 0 'finding it' tables tiny.gguf --packed --refit
+says 'takes both options' "^$PWD/ready/refit-packed/tiny.safetensors\$" out
 expect 0 'all tables' tables
 says 'are listed' '^  worth KL to the full cache .* at 95 % pruned' out
 grep -v '^warning' err >said || true

@@ -1,5 +1,6 @@
 // Helpers of the judge of backends (judge.h).
 #include "judge.h"
+#include "formats/need.h"
 
 backend_device *judged, *reference;
 
@@ -134,13 +135,7 @@ decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each)
 
 void decode_case_free(decode_case *c)
 {
-    free(c->k);
-    free(c->v);
-    free(c->tail_k);
-    free(c->tail_v);
-    free(c->q);
-    free(c->weights);
-    free(c->best);
+    free_all(c->k, c->v, c->tail_k, c->tail_v, c->q, c->weights, c->best);
 }
 
 // Runs rows [first, first + n). Returns their output, followed by the importance of all questions.

@@ -1,4 +1,5 @@
 // The oracle's importance as a sum, and its weights.
+#include "formats/need.h"
 #include "judge.h"
 
 // Importance as a sum, for backends that compute it.
@@ -38,12 +39,7 @@ UNIT_TEST(test_weights_around_a_centre)
         close_to("weights around a centre", got, want, (size_t)H * T, 1e-8f, 1e-4f);
         JUDGED.release(judged, dr), JUDGED.release(judged, dc), JUDGED.release(judged, around);
         JUDGED.release(judged, plain), JUDGED.release(judged, kv.v), JUDGED.release(judged, kv_moved.v);
-        free(got);
-        free(want);
-        free(v);
-        free(root);
-        free(centre);
-        free(moved);
+        free_all(got, want, v, root, centre, moved);
     }
     check_judged();
 }
@@ -67,8 +63,7 @@ UNIT_TEST(test_value_weights)
             free(weights);
             ck_assert_double_eq_tol(sum, 1.0, 1e-5);
             JUDGED.release(judged, w), JUDGED.release(judged, dr), JUDGED.release(judged, kv.v);
-            free(v);
-            free(root);
+            free_all(v, root);
         }
     check_judged();
 }

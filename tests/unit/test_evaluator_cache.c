@@ -2,6 +2,7 @@
 // other steps and batches, and, if entries were evicted, with a full cache in which only the kept ones are looked at.
 #include "evaluator/attend.h"
 #include "evaluator/session.h"
+#include "formats/need.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, G = 2, D = 16, VOCABULARY = 300, T = 90, N = 24 };
@@ -205,12 +206,7 @@ UNIT_TEST(full_cache_is_the_forward_pass)
     double mass = 0;
     for (size_t i = 0; i < (size_t)L * G * T; i++) mass += importance[i];
     ck_assert(mass > 0);
-    free(want);
-    free(importance);
-    free(at_once);
-    free(by_one);
-    free(by_six);
-    free(selected);
+    free_all(want, importance, at_once, by_one, by_six, selected);
     kept_set_free(&all);
     bed_close(&b);
 }
@@ -244,9 +240,7 @@ UNIT_TEST(evicting_is_not_looking)
     double difference = 0;
     for (size_t i = 0; i < (size_t)N * VOCABULARY; i++) difference = fmax(difference, fabs(evicted[i] - full[i]));
     ck_assert_msg(difference > 1e-3, "evicting two thirds changed nothing: %g", difference);
-    free(evicted);
-    free(full);
-    free(masked);
+    free_all(evicted, full, masked);
     kv_cache_close(c);
     kept_set_free(&kept);
     bed_close(&b);
@@ -272,9 +266,7 @@ UNIT_TEST(a_batch_is_its_sequences)
     case_near("second sequence", got + (size_t)N * VOCABULARY, full, (size_t)5 * VOCABULARY, 2e-5);
     case_near("third sequence", got + (size_t)(N + 5) * VOCABULARY, evicted, (size_t)(N - 5) * VOCABULARY, 2e-5);
     for (int i = 0; i < 3; i++) kv_cache_close(c[i]);
-    free(got);
-    free(evicted);
-    free(full);
+    free_all(got, evicted, full);
     kept_set_free(&kept);
     bed_close(&b);
 }
@@ -400,8 +392,7 @@ UNIT_TEST(a_base_is_shared)
     kv_cache_close(copy);
     kv_cache_close(base);
     kept_set_free(&kept);
-    free(want);
-    free(got);
+    free_all(want, got);
     bed_close(&b);
 }
 

@@ -2,6 +2,7 @@
 // LagKV and kvpress's version block by block; RocketKV, Quest, SparQ and top-k, compared with numbers of their papers;
 // bounds of pages, and turns.
 #include "evaluator/policy.h"
+#include "formats/need.h"
 #include "test_profiler_cases.h"
 
 enum { ROOM = 512, D = 8 };
@@ -26,9 +27,7 @@ static rig *open_rig(const char *spec, uint32_t capacity, uint32_t n_context, ui
 
 static void close_rig(rig *r)
 {
-    free(r->h.memory);
-    free(r->h.marks);
-    free(r);
+    free_all(r->h.memory, r->h.marks, r);
 }
 
 static layer_view view_of(const float *q, const float *k, const float *v, uint32_t T, uint32_t n, uint32_t g,
@@ -187,8 +186,7 @@ UNIT_TEST(prefills_select)
         for (uint32_t i = 0; i < recent; i++) ck_assert_uint_eq(r->keep[r->n - recent + i], T - recent + i);
         close_rig(r);
     }
-    free(q);
-    free(k);
+    free_all(q, k);
 }
 
 UNIT_TEST(specs)
@@ -332,8 +330,7 @@ UNIT_TEST(lagkv_lengths)
         close_rig(c);
     }
     close_rig(r);
-    free(k);
-    free(v);
+    free_all(k, v);
 }
 
 UNIT_TEST(lagkv_recursion)
@@ -379,8 +376,7 @@ UNIT_TEST(lagkv_recursion)
     ck_assert_uint_ge(cuts, AFTER / LAG);
     ck_assert_uint_le(cuts, AFTER / LAG + 1);
     close_rig(r);
-    free(k);
-    free(v);
+    free_all(k, v);
 }
 
 // ---- RocketKV ----
@@ -541,8 +537,7 @@ UNIT_TEST(turns_lose_nothing)
         unit_numbers(r->h.counts[1], CAP, r->h.counts[2], count);
     }
     close_rig(r);
-    free(k);
-    free(q);
+    free_all(k, q);
 }
 
 UNIT_MAIN("policies")

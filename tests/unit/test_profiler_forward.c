@@ -1,5 +1,6 @@
 // The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill
 // of the joined text, the oracle against dense attention in double; and model files that must be refused.
+#include "formats/need.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
@@ -83,8 +84,7 @@ static result result_make(const model *m, const batch *b)
 
 static void result_free(result *r)
 {
-    free(r->logits);
-    free(r->importance);
+    free_all(r->logits, r->importance);
 }
 
 static result run_at_once(const model *m, const batch *b)
@@ -145,9 +145,7 @@ UNIT_TEST(test_backends_agree)
             int32_t *ids = random_ids(lengths[t]);
             float *want = prefill_logits(ref, ids, lengths[t]), *got = prefill_logits(cpu, ids, lengths[t]);
             case_near("logits", got, want, (size_t)lengths[t] * VOCABULARY, 1e-4);
-            free(ids);
-            free(want);
-            free(got);
+            free_all(ids, want, got);
         }
         model_free(ref);
         model_free(cpu);
@@ -253,12 +251,7 @@ typedef struct seen {
 static void seen_free(seen *s)
 {
     for (int layer = 0; layer < 2; layer++) {
-        free(s->q[layer]);
-        free(s->k[layer]);
-        free(s->v[layer]);
-        free(s->q_raw[layer]);
-        free(s->column_sums[layer]);
-        free(s->norms[layer]);
+        free_all(s->q[layer], s->k[layer], s->v[layer], s->q_raw[layer], s->column_sums[layer], s->norms[layer]);
     }
 }
 
@@ -343,8 +336,7 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
             float *best = out + (size_t)(h / group) * T;
             for (uint32_t j = 0; j < T; j++) best[j] = fmaxf(best[j], (float)(a[j] * w[h * T + j] / (total + 1e-9)));
         }
-    free(a);
-    free(w);
+    free_all(a, w);
 }
 
 // Passes of different shapes, models and precisions, open at the same time and working in turn, have the bits that each

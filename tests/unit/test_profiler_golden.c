@@ -1,6 +1,7 @@
 // Every metric against golden data of other code (tests/golden/make_scorers.py), and what all metrics promise: the same
 // bits for any number of threads, the same scores for views that show less, kept sets for budget-dependent ones, clear
 // refusals.
+#include "formats/need.h"
 #include "profiler/metric/scorer_parts.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
@@ -195,8 +196,7 @@ UNIT_TEST(test_bits_over_threads)
         omp_set_num_threads(3);
         float *three = case_score(EVERY[i], &g.view);
         case_same(EVERY[i], three, one, n);
-        free(one);
-        free(three);
+        free_all(one, three);
     }
     golden_close(&g);
 }
@@ -239,8 +239,7 @@ UNIT_TEST(test_views_of_one_head)
             float *got = case_score(EVERY[i], &v);
             uint32_t ranked_tokens = T - 64; // a window is filled with the layer's maximum, here the head's
             case_near(EVERY[i], got, want + (size_t)h * T, ranked_tokens, 1e-6);
-            free(got);
-            free(q);
+            free_all(got, q);
         }
         free(want);
     }
@@ -257,8 +256,7 @@ UNIT_TEST(test_snapkv_from_the_windows_queries)
     case_same("snapkv:lukv", got, want, (size_t)v.n_kv_heads * v.n_tokens);
     metric m = case_metric("snapkv:kvpress");
     help_fails(metric_score(&m, &v, got, err), KVB_ARGUMENT, "last 32 queries, expected at least 64");
-    free(want);
-    free(got);
+    free_all(want, got);
     golden_close(&g);
 }
 
@@ -279,8 +277,7 @@ UNIT_TEST(test_positions_of_a_cut_cache)
         for (uint32_t h = 0; h < G; h++)
             for (uint32_t j = 0; j < kept; j++)
                 ck_assert_float_eq(cut[h * kept + j], whole[h * T + positions[h * kept + j]]);
-        free(whole);
-        free(cut);
+        free_all(whole, cut);
     }
     free(positions);
     golden_close(&g);
@@ -308,8 +305,7 @@ UNIT_TEST(test_random_recall)
     float *a = case_score("random", &v), *b = case_score("random:seed=2", &v);
     ck_assert_int_ne(memcmp(a, b, TOKENS * sizeof *a), 0);
     ck_assert_int_ne(memcmp(a, a + TOKENS, TOKENS * sizeof *a), 0); // heads differ
-    free(a);
-    free(b);
+    free_all(a, b);
 }
 
 UNIT_TEST(test_streaming_keeps_sinks_and_the_last)
@@ -346,9 +342,7 @@ UNIT_TEST(test_lagkv_shares)
             for (uint32_t p = 0; p < PARTS; p++) ck_assert_uint_eq(count[p], p + 1 < PARTS ? share : LAG);
         }
     }
-    free(s);
-    free(k);
-    free(values);
+    free_all(s, k, values);
     uint32_t t = 20496, lag = 1024, sink = 16, parts = (t - sink) / lag;
     ck_assert_uint_eq(sink + lag / 8 * (parts - 1) + lag + (t - sink) % lag, 3472);
 }
@@ -369,10 +363,7 @@ UNIT_TEST(test_two_stages)
     ck_assert_int_eq(memcmp(a, b, sizeof a), 0);
     best(a, none, T, 60);
     ck_assert_int_ne(memcmp(a, b, sizeof a), 0); // and the two differ
-    free(none);
-    free(weighted);
-    free(all);
-    free(norm);
+    free_all(none, weighted, all, norm);
     metric m = case_metric("critical+knorm"), profiled;
     ck_assert(metric_profiled_as(&m, &profiled));
     ck_assert_str_eq(profiled.spec, "critical:share=0+knorm");

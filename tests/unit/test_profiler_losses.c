@@ -87,38 +87,84 @@ static float *packed_and_unpacked(const float *rows, kvb_packing p, kvb_side sid
     return out;
 }
 
-// Checks errors of packed keys and values: plain outputs over them, compared with those over the exact ones.
+// Returns a set's error with other keys and values: plain outputs over them, compared with those over the exact ones.
+static double plain_error(const output_head *head, const output_queries *set, const plain_head *other,
+                          const plain_head *exact, const float *wo, uint32_t width)
+{
+    uint32_t d = head->head_dim, w = head->group * d;
+    double sum = 0, r[512], o[512];
+    bool all[T];
+    memset(all, true, sizeof all);
+    for (uint32_t i = 0; i < set->n; i++) {
+        const float *q = set->q + (size_t)i * w;
+        for (uint32_t j = 0; j < head->group; j++) {
+            plain_output(r + j * d, other, j, q + j * d, all, set->tail[i] + 1);
+            plain_output(o + j * d, exact, j, q + j * d, all, set->tail[i] + 1);
+        }
+        for (uint32_t x = 0; x < w; x++) r[x] -= o[x];
+        sum += plain_square(r, w, wo, width, w, 0) / set->n;
+    }
+    return sum;
+}
+
 static void judge_packings(const output_head *head, const output_queries *sets, const plain_head *exact,
                            const float *wo, uint32_t width)
 {
     float errors[3 * RECORD_PACKINGS];
-    uint32_t d = head->head_dim, w = head->group * d;
-    bool all[T];
-    memset(all, true, sizeof all);
     for (int s = 0; s < 3; s++) output_packing_errors(errors + s * RECORD_PACKINGS, head, &sets[s]);
     for (int column = 0; column < RECORD_PACKINGS; column++) {
         kvb_packing p = KVB_PACK_INT8 + column % 3;
         kvb_side side = column < 3 ? KVB_KEYS : KVB_VALUES;
-        float *rows = packed_and_unpacked(column < 3 ? head->k : head->v, p, side, d);
+        float *rows = packed_and_unpacked(column < 3 ? head->k : head->v, p, side, head->head_dim);
         plain_head packed = *exact;
         *(column < 3 ? &packed.k : &packed.v) = rows;
         for (int s = 0; s < 3; s++) {
-            double want = 0, r[512], o[512];
-            for (uint32_t i = 0; i < sets[s].n; i++) {
-                const float *q = sets[s].q + (size_t)i * w;
-                for (uint32_t j = 0; j < head->group; j++) {
-                    plain_output(r + j * d, &packed, j, q + j * d, all, sets[s].tail[i] + 1);
-                    plain_output(o + j * d, exact, j, q + j * d, all, sets[s].tail[i] + 1);
-                }
-                for (uint32_t x = 0; x < w; x++) r[x] -= o[x];
-                want += plain_square(r, w, wo, width, w, 0) / sets[s].n;
-            }
+            double want = plain_error(head, &sets[s], &packed, exact, wo, width);
             float got = errors[s * RECORD_PACKINGS + column];
             ck_assert_msg(fabs((double)got - want) <= 2e-3 * want + 1e-10, "set %d, column %d: %.9g, expected %.9g", s,
                           column, (double)got, want);
         }
         free(rows);
     }
+}
+
+// Checks errors of refitted cuts: plain outputs over what kvb_refit() makes of each level's tokens.
+static void judge_refits(output_head head, const output_queries *sets, const output_order *order,
+                         const plain_head *exact, const float *wo, uint32_t width)
+{
+    enum { REFERENCES = 48 };
+    uint32_t d = head.head_dim, positions[T];
+    float errors[3 * LEVELS], cut_errors[3 * LEVELS], *k = case_alloc(T * d, sizeof *k),
+                                                      *v = case_alloc(T * d, sizeof *v),
+                                                      *asked = case_floats(REFERENCES * d, 1, 0);
+    kvb_refit_head refit = {T, d, T, REFERENCES, head.k, head.v, positions, asked};
+    size_t bytes, n_changed = 0;
+    help_ok(kvb_refit_bytes(&refit, &bytes, err));
+    void *work = case_alloc(bytes, 1);
+    help_ok(output_errors(cut_errors, &head, sets, 3, order, 1, err));
+    head.refit = &refit;
+    help_ok(output_errors(errors, &head, sets, 3, order, 1, err));
+    for (uint32_t level = 2; level < LEVELS - 3; level += 2) { // between two that are refitted
+        const float *e = errors + level, *was = cut_errors + level;
+        near_share("between", (double)*e, (double)*was * sqrt((double)(e[-1] / was[-1] * e[1] / was[1])), 1e-5);
+    }
+    for (uint32_t level = 1; level < LEVELS; level += 2) {
+        bool kept[T];
+        kvb_refit_result done;
+        refit.n_kept = record_curve_tokens(level, T, order->protect);
+        keep_best(kept, order, refit.n_kept);
+        for (uint32_t t = 0, n = 0; t < T; t++)
+            if (kept[t]) positions[n++] = t;
+        help_ok(kvb_refit(&refit, work, bytes, k, v, NULL, &done, err));
+        n_changed += done.changed != 0;
+        plain_head cut = *exact;
+        cut.k = k, cut.v = v, cut.n_tokens = refit.n_kept;
+        for (uint32_t s = 0; s < 3; s++)
+            near_share("refitted", (double)errors[s * LEVELS + level],
+                       plain_error(&head, &sets[s], &cut, exact, wo, width), 1e-4);
+    }
+    ck_assert_uint_ge(n_changed, 3);
+    free_all(k, v, asked, work);
 }
 
 UNIT_TEST(test_errors_against_plain_loops)
@@ -144,10 +190,10 @@ UNIT_TEST(test_errors_against_plain_loops)
         uint32_t position[T];
         output_order order = {.position = position};
         output_order_make(&order, scores, T, 2, 3);
-        output_head head = {k, v, T, g, d, cases[c].softcap, cases[c].sinks ? sinks : NULL, gram};
+        output_head head = {k, v, T, g, d, cases[c].softcap, cases[c].sinks ? sinks : NULL, gram, NULL};
         output_queries sets[3] = {{q, w, tails, tk, tv, 3}, {.n = 0}, {q + 3 * w, w, tails + 3, tk, tv, 2}};
         float errors[3 * LEVELS], *moved = case_alloc(3 * w, sizeof *moved);
-        output_errors(errors, &head, sets, 3, &order, 1);
+        help_ok(output_errors(errors, &head, sets, 3, &order, 1, err));
         const plain_head plain = {k, v, tk, tv, head.sinks, T, g, d, (double)cases[c].softcap};
         for (uint32_t level = 0; level < LEVELS; level++) {
             bool kept[T];
@@ -164,6 +210,7 @@ UNIT_TEST(test_errors_against_plain_loops)
             for (uint32_t i = 0; i < w; i++) ck_assert_double_eq_tol((double)moved[2 * w + i], r[i], 1e-5);
         }
         judge_packings(&head, sets, &plain, wo, D);
+        if (c < 2) judge_refits(head, sets, &order, &plain, wo, D); // whose attention is plain
         float *all[] = {k, v, tk, tv, wo, q, scores, sinks, gram, moved};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     }
@@ -240,7 +287,7 @@ static forward *decode(const tiny *t, uint32_t n)
     uint32_t kept[2 * TAIL], n_kept = 0;
     forward_plan plan = {T, n, TAIL, false, false, 1};
     help_ok(forward_open(&f, t->m, &plan, err));
-    ck_assert_uint_gt(forward_loss_bytes(t->m, &plan, 4), 0);
+    ck_assert_uint_gt(forward_loss_bytes(t->m, &plan, 4, 0), 0);
     forward_keep_queries(f, 4);
     help_ok(forward_prefill(f, t->ids, T, NULL, NULL, NULL, err));
     forward_begin_questions(f, NULL, n);
@@ -277,7 +324,7 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     size_t n = (size_t)L * G * LEVELS;
     float *one = case_alloc(n, sizeof *one), *two = case_alloc(4 * n, sizeof *two);
     forward *f = decode(&t, 1);
-    help_ok(forward_output_errors(f, 1, &ranking, 1, one, 0, NULL, err));
+    help_ok(forward_output_errors(f, 1, &ranking, 1, NULL, one, 0, NULL, err));
     forward_close(f);
     for (uint32_t h = 0; h < L * G; h++) {
         uint32_t position[T];
@@ -297,25 +344,22 @@ UNIT_TEST(test_curves_of_the_tiny_model)
     // Another question in the batch, and another ranking, change no bit.
     const loss_ranking both[2] = {{t.scores, 0, 9}, ranking};
     f = decode(&t, 2);
-    help_ok(forward_output_errors(f, 2, both, 2, two, 0, NULL, err));
+    help_ok(forward_output_errors(f, 2, both, 2, NULL, two, 0, NULL, err));
     forward_close(f);
     case_same("the first question", two + n, one, n);
     case_same("the second question", two + 3 * n, one, n);
     size_t m = (size_t)L * G * RECORD_PACKINGS;
     float *alone = case_alloc(m, sizeof *alone), *beside = case_alloc(2 * m, sizeof *beside);
     f = decode(&t, 2);
-    for (uint32_t i = 0; i < 2; i++) help_ok(forward_output_errors(f, 2, both, 2, two, i, beside + i * m, err));
+    for (uint32_t i = 0; i < 2; i++) help_ok(forward_output_errors(f, 2, both, 2, NULL, two, i, beside + i * m, err));
     forward_close(f);
     f = decode(&t, 1);
-    help_ok(forward_output_errors(f, 1, &ranking, 1, one, 0, alone, err));
+    help_ok(forward_output_errors(f, 1, &ranking, 1, NULL, one, 0, alone, err));
     forward_close(f);
     case_same("errors of formats", beside, alone, m);
     case_same("those of the second question", beside + m, alone, m);
     for (size_t i = 0; i < m; i++) ck_assert(alone[i] > 0 && (i % 3 == 0 || alone[i] > 3 * alone[i - 1]));
-    free(alone);
-    free(beside);
-    free(one);
-    free(two);
+    free_all(alone, beside, one, two);
     close_tiny(&t);
 }
 
@@ -373,8 +417,7 @@ UNIT_TEST(test_gains_of_the_tiny_model)
         ck_assert(of_layer[2 * GAIN_CUT_80] > 0 && of_layer[2 * GAIN_CUT_96] > 0);
         ck_assert(of_layer[2 * GAIN_NOISE] == 0 && of_layer[2 * GAIN_NOISE + 1] == 0);
     }
-    free(gains);
-    free(again);
+    free_all(gains, again);
     close_tiny(&t);
 }
 
@@ -393,7 +436,7 @@ UNIT_TEST(test_backends_agree_on_losses)
         const loss_ranking ranking = {t.scores, 4, 2};
         results[i] = case_alloc(n + n_gains + (size_t)c->n_layers * c->n_kv_heads * T, sizeof(float));
         forward *f = decode(&t, 1);
-        help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], 0, NULL, err));
+        help_ok(forward_output_errors(f, 1, &ranking, 1, NULL, results[i], 0, NULL, err));
         help_ok(forward_gains(f, 0, t.ids + T, 0, 8, results[i] + n, err));
         forward_close(f);
         memcpy(results[i] + n + n_gains, t.scores, (size_t)c->n_layers * c->n_kv_heads * T * sizeof(float));
@@ -401,8 +444,7 @@ UNIT_TEST(test_backends_agree_on_losses)
     }
     for (size_t i = 0; i < n; i++) near_share("curve", (double)results[1][i], (double)results[0][i], 1e-3);
     for (size_t i = 0; i < n_gains; i++) near_share("gain", (double)results[1][n + i], (double)results[0][n + i], 1e-2);
-    free(results[0]);
-    free(results[1]);
+    free_all(results[0], results[1]);
 }
 
 UNIT_MAIN_ONCE("profiler losses", case_tiny_setup, help_teardown)

@@ -1,5 +1,6 @@
 // Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits do not
 // depend on other rows.
+#include "formats/need.h"
 #include "profiler/backend/bf16_round.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/backend/packed.h"
@@ -49,12 +50,7 @@ static packed_case case_make(precision p, uint32_t m, uint32_t n, uint32_t k, bo
 
 static void case_free(packed_case *t)
 {
-    free(t->a);
-    free(t->b);
-    free(t->c);
-    free(t->before);
-    free(t->operand);
-    free(t->weights);
+    free_all(t->a, t->b, t->c, t->before, t->operand, t->weights);
 }
 
 // Returns the largest error relative to the sum of the terms' magnitudes.
@@ -166,8 +162,7 @@ UNIT_TEST(test_added)
                 ck_assert_float_le(fabsf(sum[r * APART + j] - want),
                                    i % 2 ? 0x1p-15f : 0); // sums of up to 100: their rounding
             }
-        free(sum);
-        free(before);
+        free_all(sum, before);
         case_free(&t);
     }
 }
@@ -210,8 +205,7 @@ UNIT_TEST(test_steps)
         float *one = memory(N * sizeof *one);
         product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N, false);
         ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row alone has the same bits
-        free(one);
-        free(b);
+        free_all(one, b);
         case_free(&t);
     }
 }
@@ -312,8 +306,7 @@ UNIT_TEST(test_powers_as_operand)
                 bool own = i % 1024 / 64 == row % 16 && i / (bytes / 2) == row / 16;
                 ck_assert_int_eq((unsigned char)a[i], own && term < terms ? (unsigned char)split[i] : 0xff);
             }
-            free(a);
-            free(split);
+            free_all(a, split);
         }
 }
 

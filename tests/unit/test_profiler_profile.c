@@ -1,5 +1,6 @@
 // The profiling run on the tiny model: how calibration lines become jobs, and that the record's bytes depend on nothing
 // but the job.
+#include "formats/need.h"
 #include "profiler/profile_losses.h"
 #include "test_profiler_run.h"
 #include "tests/tiny_vocab.h"
@@ -359,8 +360,7 @@ UNIT_TEST(test_given_answers_repeat_a_sampled_run)
             unit_numbers(a.info.n_queries, 63, a.info.n_answer, 64, b.info.n_queries, 63);
             ck_assert_mem_eq(a.answer, b.answer, 64 * sizeof *a.answer);
             case_same("oracle", b.oracle, a.oracle, a.n);
-            free(a.oracle);
-            free(b.oracle);
+            free_all(a.oracle, b.oracle);
         }
         case_free(&given);
     }
@@ -392,8 +392,7 @@ UNIT_TEST(test_include_first)
                 grown += with[q].oracle[j] > without[q].oracle[j];
             }
             ck_assert_uint_gt(grown, 0);
-            free(without[q].oracle);
-            free(with[q].oracle);
+            free_all(without[q].oracle, with[q].oracle);
         }
         case_free(&c);
     }
@@ -432,8 +431,7 @@ UNIT_TEST(test_end_tokens)
             ck_assert_mem_eq(a.answer, b.answer, n * sizeof *a.answer);
             if (n == 12) case_same("oracle", b.oracle, a.oracle, a.n);
             queries += n - 1, skipped += n == 1;
-            free(a.oracle);
-            free(b.oracle);
+            free_all(a.oracle, b.oracle);
         }
         unit_numbers(times.queries, queries, times.skipped, skipped, w.messages, (int)skipped, ignore, skipped == 0);
         if (skipped == 1) ck_assert_msg(strstr(w.message, "sample a, question 2") != NULL, "%s", w.message);
@@ -454,8 +452,7 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         taken a = take(help_path("both.h5"), 1, q), b = take(help_path("one.h5"), 0, q);
         ck_assert_mem_eq(a.answer, b.answer, 6 * sizeof *a.answer);
         case_same("oracle", b.oracle, a.oracle, a.n);
-        free(a.oracle);
-        free(b.oracle);
+        free_all(a.oracle, b.oracle);
     }
     static const char twins[] =
         "{\"sample_id\":\"x\",\"context_ids\":[9,8,7,6,5,44,33,22,11],\"question_ids\":[[1],[1]]}\n"
@@ -480,8 +477,7 @@ UNIT_TEST(test_answers_depend_on_their_key_alone)
         for (size_t q = 0; q < 2; q++) {
             taken a = take(help_path("one.h5"), 0, q), b = take(help_path("two.h5"), 0, q);
             same += memcmp(a.answer, b.answer, 6 * sizeof *a.answer) == 0;
-            free(a.oracle);
-            free(b.oracle);
+            free_all(a.oracle, b.oracle);
         }
         ck_assert_int_eq(same, greedy ? 2 : 0);
     }

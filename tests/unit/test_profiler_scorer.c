@@ -1,5 +1,6 @@
 // KeyDiff's ranks, and Expected Attention against its formula (methods.md 3.2, 3.3), written out in double with whole
 // matrices; golden data judges the others (test_profiler_golden.c).
+#include "formats/need.h"
 #include "test_profiler_views.h"
 
 // ---- KeyDiff ----
@@ -78,10 +79,7 @@ UNIT_TEST(test_expected_attention_of_a_lengthened_rotation)
         most = fmax(most, fabs(got[i] - shorter[i]));
     }
     ck_assert_double_gt(most, 1e-4); // it matters
-    free(longer);
-    free(got);
-    free(want);
-    free(shorter);
+    free_all(longer, got, want, shorter);
     view_free(&v);
 }
 
@@ -114,10 +112,7 @@ static void naive_statistics(double *mean, double *covariance, const layer_view 
             for (uint32_t b = 0; b < d; b++)
                 covariance[(size_t)a * d + b] +=
                     (turned[(size_t)i * d + a] - mean[a]) * (turned[(size_t)i * d + b] - mean[b]) / n;
-    free(turned);
-    free(at);
-    free(r);
-    free(unit);
+    free_all(turned, at, r, unit);
 }
 
 static float *naive_ea(const layer_view *v, const ea_case *e)
@@ -150,10 +145,7 @@ static float *naive_ea(const layer_view *v, const ea_case *e)
         }
     for (uint32_t g = 0; g < G; g++)
         for (uint32_t j = 0; j < from; j++) s[(size_t)g * T + j] = top + 1;
-    free(p);
-    free(z);
-    free(mean);
-    free(covariance);
+    free_all(p, z, mean, covariance);
     return s;
 }
 
@@ -169,8 +161,7 @@ static void compare_ea(const ea_case *e, shape s, uint32_t T)
     }
     for (uint32_t g = 0; g < s.G; g++) // kvpress' sinks: the layer's maximum plus one
         for (uint32_t j = 0; j < from; j++) ck_assert_float_eq(got[(size_t)g * T + j], top + 1);
-    free(want);
-    free(got);
+    free_all(want, got);
     view_free(&v);
 }
 

@@ -19,13 +19,6 @@ typedef struct calib_command {
     calib_file made;
 } calib_command;
 
-static bool is_calibration(const char *path)
-{
-    return kvb_ends_with(path, ".jsonl");
-}
-
-// ---- Work ----
-
 static kvb_status open_tokenizer(calib_command *c, const char *path, kvb_error *err)
 {
     weights *w = NULL;
@@ -94,14 +87,12 @@ static kvb_status run_calib(calib_command *c, char **operands, size_t n, kvb_err
 {
     kvb_status status = open_tokenizer(c, operands[0], err);
     for (size_t i = 1; status == KVB_OK && i < n; i++)
-        status =
-            is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_plain_text(c, operands[i], err);
+        status = kvb_ends_with(operands[i], ".jsonl") ? add_calibration(c, operands[i], err)
+                                                      : add_plain_text(c, operands[i], err);
     if (status == KVB_OK) status = write_lines(c, err);
     if (status == KVB_OK && !c->quiet) print_summary(c);
     return status;
 }
-
-// ---- Command line ----
 
 static int check(const calib_command *c, int n_operands)
 {

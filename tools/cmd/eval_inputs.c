@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- Texts ----
-
 static void take_ids(eval_inputs *e, const char *name, const int32_t *ids, size_t n)
 {
     const model_text *own = &e->opened.text;

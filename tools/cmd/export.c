@@ -17,8 +17,6 @@ typedef struct export_command {
     bool strict;
 } export_command;
 
-// ---- A table as a whole ---------------------------------------------------------------------------------------------
-
 // Opens a table, and refuses one with formats: other programs budget tokens only. The caller closes *table.
 static kvb_status open_plain(kvb_table **table, const char *path, kvb_error *err)
 {
@@ -47,8 +45,6 @@ static kvb_status export_npy(const export_command *x, kvb_error *err)
     return status;
 }
 
-// ---- A record -------------------------------------------------------------------------------------------------------
-
 static kvb_status export_steps(const export_command *x, kvb_error *err)
 {
     record *r = NULL;
@@ -57,8 +53,6 @@ static kvb_status export_steps(const export_command *x, kvb_error *err)
     record_close(r);
     return status;
 }
-
-// ---- Budgets of one ratio and length --------------------------------------------------------------------------------
 
 typedef kvb_status budget_writer(const budget_export *b, const char *path, kvb_error *err);
 
@@ -80,8 +74,6 @@ static kvb_status with_budgets(const export_command *x, budget_writer *write, kv
     kvb_table_close(table);
     return status;
 }
-
-// ---- The command ----------------------------------------------------------------------------------------------------
 
 static const struct {
     const char *name, *ending; // ending: of outputs whose name tells the format; NULL: none

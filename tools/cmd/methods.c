@@ -190,19 +190,15 @@ static kvb_status follow_table(methods *e, const allocator *a, bool *seen, kvb_e
     return status;
 }
 
-static bool is_none(const cli_list *names)
-{
-    return names->count == 1 && strcmp(names->items[0], "none") == 0;
-}
-
 static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
 {
     metric usual;
     size_t room = e->metric_names.count + e->policy_names.count + e->n_allocators + scorer_count + 1;
-    bool *seen = need(room, sizeof *seen, "metrics"), tables = false;
+    bool *seen = need(room, sizeof *seen, "metrics"), tables = false,
+         none = e->metric_names.count == 1 && strcmp(e->metric_names.items[0], "none") == 0;
     e->items = need(room, sizeof *e->items, "metrics");
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < e->metric_names.count && !is_none(&e->metric_names) && status == KVB_OK; i++)
+    for (size_t i = 0; i < e->metric_names.count && !none && status == KVB_OK; i++)
         status = add_named(e, e->metric_names.items[i], err);
     for (size_t i = 0; i < e->n_allocators && status == KVB_OK; i++) {
         if (e->allocators[i].kind != ALLOCATOR_TABLE) continue;
@@ -257,7 +253,7 @@ method_list methods_list(const methods *e)
 
 uint32_t methods_refit(const methods *e)
 {
-    return e->refit ? REFITTER_PER_HEAD * (e->m->config.n_heads / e->m->config.n_kv_heads) : 0;
+    return e->refit ? REFERENCES_PER_HEAD * (e->m->config.n_heads / e->m->config.n_kv_heads) : 0;
 }
 
 compared methods_compared(const methods *e)

@@ -26,7 +26,7 @@ typedef struct profile_command {
     cli_list metric_names;
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *oracle;
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
-    bool curves;
+    bool curves, refit;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature;
     bool beyond_trained, chat, special;
@@ -164,6 +164,8 @@ static int check_profile_options(profile_command *p)
     o->grows = p->base;
     o->loss_queries = p->curves ? (uint32_t)p->curve_queries : 0;
     o->gain_rows = (uint32_t)p->gain_rows;
+    if (p->refit && !p->curves)
+        return cli_usage_error(p->self, "--refit: curves are of refitted caches; give --curves, too");
     return read_metrics(p);
 }
 
@@ -385,6 +387,8 @@ static kvb_status open_inputs(profile_command *p, char **operands, size_t n, kvb
         status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
     }
     if (p->curves && !p->curve_queries) p->options.loss_queries = usual_curve_queries(p);
+    if (p->refit && status == KVB_OK)
+        p->options.refit = REFERENCES_PER_HEAD * (p->m->config.n_heads / p->m->config.n_kv_heads);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, &p->text, p->files, p->n_files, &p->options, err);
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_fit_batch(&p->job, p->m, &p->options, err);
@@ -712,6 +716,9 @@ static size_t list_recording(profile_command *p, cli_option *out)
         {"curve-queries", 0, CLI_POSITIVE, &p->curve_queries, "N",
          "with --curves, queries of every question that this is measured on (4; with more than 8\nquestions, 32 a "
          "context)"},
+        {"refit", 0, CLI_FLAG, &p->refit, NULL,
+         "with --curves, refit what is kept first, for tables of caches that are refitted; a context\ntakes three "
+         "times as long (docs/refit.md)"},
         {"gain-rows", 0, CLI_POSITIVE, &p->gain_rows, "N",
          "with --curves, tokens of each context's first question that the layers' gains are\nmeasured on (8)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, for the metrics named here"},

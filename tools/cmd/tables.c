@@ -16,13 +16,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATH_SIZE = 4096 };
+enum { PATH_SIZE = 4096, FORMATS = 1, REFITTED = 2, KINDS = 4 };
 
 typedef struct tables_command {
     const cli_command *self;
     const char *add, *names, *measured; // of --add
-    bool formats;                       // of --packed
-    char *folder, *packed;              // for tables of tokens alone; inside it, for those that have formats, too
+    bool formats, refitted;             // of --packed, --refit
+    char *folders[KINDS];               // for tables by FORMATS and REFITTED; the first one is around the others
 } tables_command;
 
 // ---- Listing, finding ----
@@ -35,11 +35,12 @@ static kvb_status print_table(const char *path, kvb_error *err)
     const kvb_info *info = kvb_table_info(t);
     const char *names = kvb_table_metadata(t, "model_names"), *worth = kvb_table_metadata(t, "worth");
     printf("%s\n  for   %s: %u layers, %u KV heads of %u numbers\n  worth %s\n  made  of %u questions after %u tokens, "
-           "%u ratios, by kvbudget %s%s%s\n",
+           "%u ratios, by kvbudget %s%s%s%s\n",
            path, names ? names : info->model_id, info->n_layers, info->n_kv_heads, info->head_dim,
            worth ? worth : "not told", info->n_questions, info->calibration_tokens[0], info->n_rows, info->tool_version,
            kvb_table_metadata(t, "refined") ? "; refined by evicting" : "",
-           kvb_table_has_formats(t) ? "; tokens and formats, ratios of bytes" : "");
+           kvb_table_has_formats(t) ? "; tokens and formats, ratios of bytes" : "",
+           kvb_table_metadata(t, "refit") ? "; for caches that are refitted" : "");
     kvb_table_close(t);
     return KVB_OK;
 }
@@ -65,8 +66,10 @@ static kvb_status list_folder(const char *folder, kvb_error *err)
 
 static kvb_status list_tables(const tables_command *c, kvb_error *err)
 {
-    kvb_status status = list_folder(c->folder, err);
-    return status == KVB_OK && access(c->packed, F_OK) == 0 ? list_folder(c->packed, err) : status;
+    kvb_status status = list_folder(c->folders[0], err);
+    for (int i = 1; i < KINDS && status == KVB_OK; i++)
+        if (access(c->folders[i], F_OK) == 0) status = list_folder(c->folders[i], err);
+    return status;
 }
 
 // Prints the path of the table for a model.
@@ -85,7 +88,8 @@ static kvb_status find_table(const tables_command *c, const char *model_path, kv
                                        .n_kv_heads = m->config.n_kv_heads,
                                        .head_dim = m->config.head_dim,
                                        .model_sha256 = m->sha256};
-        status = kvb_table_find(found, sizeof found, c->formats ? c->packed : c->folder, &shape, &mine, err);
+        status = kvb_table_find(found, sizeof found, c->folders[c->formats * FORMATS + c->refitted * REFITTED], &shape,
+                                &mine, err);
     }
     if (status == KVB_OK) printf("%s\n", found);
     model_free(m);
@@ -101,6 +105,7 @@ static char *describe_worth(const tables_command *c, const results_document *d, 
     results table = results_begin("tables");
     const char *label = NULL, *hash = "";
     char *words = NULL;
+    bool refitted = false;
     const cJSON *one;
     if (results_file(&table, "table", c->add, err) == KVB_OK) hash = results_text(table.inputs->child, "sha256");
     cJSON_ArrayForEach(one, d->inputs) if (*hash && strcmp(results_text(one, "sha256"), hash) == 0) label =
@@ -108,6 +113,7 @@ static char *describe_worth(const tables_command *c, const results_document *d, 
     cJSON_ArrayForEach(one, d->rows)
     {
         if (!label || strcmp(results_text(one, "allocator"), label) != 0) continue;
+        refitted = results_number(one, "refit") > 0;
         char *more = need_text("%s%s%.4g at %g %%", words ? words : "KL to the full cache ", words ? ", " : "",
                                results_number(one, "kl"), 100 * results_number(one, "ratio"));
         free(words);
@@ -118,9 +124,9 @@ static char *describe_worth(const tables_command *c, const results_document *d, 
                  "%s: nothing there was measured with %s; run kvbudget eval MODEL %s TEXT... -o NAME", c->measured,
                  c->add, c->add);
     if (words) {
-        char *more = need_text("%s pruned; mean over %g texts, %g tokens after %g", words,
-                               results_number(d->settings, "n_texts"), results_number(d->settings, "n_next"),
-                               results_number(d->settings, "n_tokens"));
+        char *more = need_text("%s pruned%s; mean over %g texts, %g tokens after %g", words,
+                               refitted ? ", refitted" : "", results_number(d->settings, "n_texts"),
+                               results_number(d->settings, "n_next"), results_number(d->settings, "n_tokens"));
         free(words);
         words = more;
     }
@@ -137,7 +143,8 @@ static kvb_status add_table(const tables_command *c, kvb_error *err)
     cJSON *metadata = NULL;
     kvb_status status = kvb_table_open(&t, c->add, NULL, err);
     if (status != KVB_OK) return status;
-    const char *folder = kvb_table_has_formats(t) ? c->packed : c->folder;
+    const char *folder =
+        c->folders[!!kvb_table_has_formats(t) * FORMATS + (kvb_table_metadata(t, "refit") != NULL) * REFITTED];
     char *to = need_text("%s/%.*s.safetensors", folder, (int)strcspn(name, ","), name), *worth = NULL;
     for (char *s = to + strlen(folder); *s; s++) *s = (char)tolower((unsigned char)*s);
     status = table_metadata_read(&metadata, c->add, err);
@@ -184,6 +191,7 @@ static int run_tables(const cli_command *self, int argc, char **argv)
         {"name", 0, CLI_TEXT, &c.names, "ORG/NAME,...", "with --add: the names under which the weights are published"},
         {"results", 0, CLI_INPUT, &c.measured, "FILE.json", "with --add: what eval measured, as tune leaves it"},
         {"packed", 0, CLI_FLAG, &c.formats, NULL, "with a model: its table of tokens and formats"},
+        {"refit", 0, CLI_FLAG, &c.refitted, NULL, "with a model: its table for caches that are refitted"},
         {0},
     };
     kvb_error err = {0};
@@ -191,21 +199,24 @@ static int run_tables(const cli_command *self, int argc, char **argv)
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first > !c.add || !c.add != !c.names || !c.add != !c.measured)
         return cli_usage_error(self, "expected at most one model, or --add, --name and --results");
-    if (c.formats && (c.add || first == argc)) return cli_usage_error(self, "--packed: expected a model");
+    if ((c.formats || c.refitted) && (c.add || first == argc))
+        return cli_usage_error(self, "--packed, --refit: expected a model");
     if (c.names && (!*c.names || !are_public_names(c.names)))
         return cli_usage_error(self, "--name: expected ORGANISATION/NAME, more after commas; found '%s'", c.names);
-    kvb_status status = cli_program_folder(&c.folder, "KVBUDGET_TABLES", "tables", "tables", &err);
+    kvb_status status = cli_program_folder(&c.folders[0], "KVBUDGET_TABLES", "tables", "tables", &err);
     if (status == KVB_OK) {
-        c.packed = need_text("%s/packed", c.folder);
+        for (int i = 1; i < KINDS; i++)
+            c.folders[i] = need_text("%s/%s%s%s", c.folders[0], i & REFITTED ? "refit" : "", i == 3 ? "-" : "",
+                                     i & FORMATS ? "packed" : "");
         status = c.add ? add_table(&c, &err) : first < argc ? find_table(&c, argv[first], &err) : list_tables(&c, &err);
     }
-    free_all(c.folder, c.packed);
+    for (int i = 0; i < KINDS; i++) free(c.folders[i]);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_tables = {
     .name = "tables",
-    .synopsis = "tables [MODEL [--packed] | --add TABLE --name ORG/NAME,... --results FILE.json]",
+    .synopsis = "tables [MODEL [--packed] [--refit] | --add TABLE --name ORG/NAME,... --results FILE.json]",
     .summary = "list ready tables, find the one for a model, or add one",
     .details =
         "Without an operand, lists the tables that come with the program. With a model, prints the path of its table:\n"
@@ -214,7 +225,8 @@ const cli_command cmd_tables = {
         "The name is that of the folder or GGUF file (SmolLM2-135M-Instruct-Q8_0.gguf is SmolLM2-135M-Instruct), or "
         "the\n"
         "repository, where the folder says which. Without such a table it names the nearest and ends with status 1.\n"
-        "--packed asks for the table that also says which heads to store in 8, 4 or 2 bits; these are in packed/.\n"
+        "--packed asks for the table that also says which heads to store in 8, 4 or 2 bits, --refit for one whose\n"
+        "budgets are for refitted caches. These are in packed/, refit/ and refit-packed/.\n"
         "--add copies a table into the folder, with what it is worth, for everybody who uses the folder.\n"
         "\n"
         "The folder is KVBUDGET_TABLES, or else tables/ beside the program's folder, or share/kvbudget/tables.\n"

@@ -32,8 +32,9 @@ enum { NEXT = 64, CONTINUED = 128, GAIN_ROWS = 24, FIRST_TEXTS = 2, SEARCH_TEXTS
 // needs. The packed table is for both. A table of tokens alone has no room for both: --for says what it is for.
 enum { LINES = 4 };
 // What a context of each purpose costs: two passes over one that calibrates, choosing by one, judging one. The unit is
-// the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth.
-static const double COSTS[PART_COUNT] = {2.4, 2.15, 1.5};
+// the first of the passes; models of 135 million and 1.5 billion parameters differ by a tenth. With --refit, where no
+// text chooses, by a third; without --time it reads as many texts all the same.
+static const double COSTS[2][PART_COUNT] = {{2.4, 2.15, 1.5}, {6, 0, 6}};
 // How much is read if the user does not say, by the multiplications and additions of a prefill of USUAL_TOKENS. Beyond
 // HALF_LENGTH contexts have half as many tokens (docs/tune.md has what that gains and costs), and beyond
 // QUARTER_LENGTH a quarter. All that the command does may take as long as prefills of USUAL_WORK at full length: a
@@ -59,7 +60,7 @@ typedef struct tune_command {
     const cli_command *self;
     const char *model, *output, *time, *use;
     uint64_t n_tokens, threads;
-    bool plan, quiet;
+    bool refit, plan, quiet;
     double seconds; // of --time; 0: none
     char *const *own;
     size_t n_own;
@@ -210,7 +211,7 @@ static double texts_cost(const tune_command *c, const size_t kept[PART_COUNT])
     for (size_t i = 0; i < c->texts.count; i++) {
         const tune_text *t = &c->texts.items[i];
         if (seen[t->part]++ < kept[t->part])
-            sum += COSTS[t->part] * (double)tune_text_contexts(t, c->n_tokens + CONTINUED);
+            sum += COSTS[c->refit && c->seconds > 0][t->part] * (double)tune_text_contexts(t, c->n_tokens + CONTINUED);
     }
     return sum;
 }
@@ -241,7 +242,7 @@ static kvb_status profile_all(tune_command *c, kvb_error *err)
            first = c->seconds > 0 && all > FIRST_TEXTS ? FIRST_TEXTS : all;
     kvb_status status = profile_texts(c, "first", "the model reads texts with its full cache", 0, first, err);
     if (status != KVB_OK || c->plan || !(c->seconds > 0)) return status;
-    double contexts = texts_cost(c, (size_t[]){first, 0, 0}) / COSTS[PART_CALIBRATE];
+    double contexts = texts_cost(c, (size_t[]){first, 0, 0}) / COSTS[c->refit][PART_CALIBRATE];
     limit_texts(c, 0.9 * c->seconds / read_mark(c, "first") * contexts);
     all = tune_texts_count(&c->texts, PART_CALIBRATE);
     if (all > first) return profile_texts(c, "more", "and as many more as the time allows", first, all, err);
@@ -258,6 +259,7 @@ static kvb_status learn_ranking(tune_command *c, kvb_error *err)
     kvb_status status = run_step(c, "ranking", "a ranking of tokens is fitted to what they were worth", &w, err);
     if (status != KVB_OK) return status;
     add_model_words(&w, c, "profile $M --add -o $F/run.h5 --metric " LEARNED " " WINDOW " --curves");
+    if (c->refit) add_word(&w, "--refit");
     add_word(&w, "--curve-queries=%d", CONTINUED);
     add_word(&w, "--gain-rows=%d", c->n_tokens > SHORT_TOKENS ? GAIN_ROWS : GAIN_ROWS / 3);
     return run_step(c, "curves", "the texts again, to see what evicting by it does to the output", &w, err);
@@ -277,7 +279,7 @@ static kvb_status solve_tables(tune_command *c, kvb_error *err)
                    "--metric " LEARNED " --loss output --formats bf16,int8,int4,int2", false},
                   {"published", "SnapKV as published, to compare", "--metric snapkv:kvpress --paper -q 1", false}};
     kvb_status status = KVB_OK;
-    for (size_t i = 0; i < sizeof tables / sizeof *tables && status == KVB_OK; i++) {
+    for (size_t i = c->refit; i < sizeof tables / sizeof *tables && status == KVB_OK; i++) {
         word_list w = {0};
         add_words(&w, c, "solve $F/run.h5 --force");
         add_words(&w, c, tables[i].words);
@@ -293,7 +295,7 @@ static kvb_status choose_budgets(tune_command *c, kvb_error *err)
     word_list w = {0};
     uint64_t next = c->n_tokens > SHORT_TOKENS ? NEXT : NEXT / 4;
     // Heads are cut alone as often as what is left of the time allows: at five ratios of each text that is searched.
-    double left = c->left - SEARCH_TEXTS * COSTS[PART_SELECT], cuts = left * (double)c->n_tokens / (double)next;
+    double left = c->left - SEARCH_TEXTS * COSTS[0][PART_SELECT], cuts = left * (double)c->n_tokens / (double)next;
     uint64_t evaluations = c->seconds > 0 && left > 0 ? (uint64_t)(cuts / (5 * SEARCH_TEXTS)) + 1 : 1;
     size_t searched = evaluations > 1 ? SEARCH_TEXTS : 0;
     add_model_words(&w, c, "refine $M $F/importance.safetensors --candidate $F/output.safetensors --force");
@@ -320,6 +322,7 @@ static kvb_status judge_table(tune_command *c, kvb_error *err)
     add_texts(&w, c, PART_JUDGE, NULL);
     add_words(&w, c, "--allocator uniform --ratio 0.5,0.8,0.9,0.95");
     add_word(&w, "--tokens=%" PRIu64, c->n_tokens);
+    if (c->refit) add_word(&w, "--refit");
     add_words(&w, c, "--output $F/worth");
     kvb_status status =
         run_step(c, "worth", "tokens are evicted for real, on texts that nothing was fitted to", &w, err);
@@ -441,8 +444,8 @@ static kvb_status open_model(tune_command *c, kvb_error *err)
 static kvb_status claim_folder(const tune_command *c, kvb_error *err)
 {
     cJSON *about = cJSON_CreateObject(), *texts = cJSON_AddArrayToObject(about, "texts");
-    json_put(about, "program %s model %s model_sha256 %s for %s tokens %g limited %d", KVBUDGET_VERSION, c->model,
-             c->model_sha256, c->use, (double)c->n_tokens, c->seconds > 0);
+    json_put(about, "program %s model %s model_sha256 %s for %s refit %d tokens %g limited %d", KVBUDGET_VERSION,
+             c->model, c->model_sha256, c->use, c->refit, (double)c->n_tokens, c->seconds > 0);
     for (size_t i = 0; i < c->texts.count; i++) {
         cJSON *one = cJSON_CreateObject();
         json_put(one, "name %s part %u sha256 %s", c->texts.items[i].path, (unsigned)c->texts.items[i].part,
@@ -474,6 +477,7 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
     if (status == KVB_OK)
         status = tune_texts_open(&c->texts, c->own, c->n_own, c->tokens, (uint32_t)c->n_tokens, NEXT, err);
     if (status != KVB_OK) return status;
+    if (c->refit) tune_texts_limit(&c->texts, PART_SELECT, 0);
     if (!(c->seconds > 0)) limit_texts(c, USUAL_WORK / c->prefill_flops);
     if (!c->quiet)
         fprintf(stderr, "tune: %zu texts to calibrate on, %zu to choose by, %zu to judge%s%s\n",
@@ -488,13 +492,13 @@ static kvb_status open_tune(tune_command *c, kvb_error *err)
 
 static kvb_status run_steps(tune_command *c, kvb_error *err)
 {
-    c->n_steps = STEPS - !(c->seconds > 0);
+    c->n_steps = STEPS - !(c->seconds > 0) - 2 * c->refit;
     kvb_status status = profile_all(c, err);
     if (status != KVB_OK || c->plan) return status;
     status = learn_ranking(c, err);
     if (status == KVB_OK) status = solve_tables(c, err);
-    if (status == KVB_OK) status = choose_budgets(c, err);
-    if (status == KVB_OK) status = take_table(c, "tuned", TABLE_END, err);
+    if (status == KVB_OK && !c->refit) status = choose_budgets(c, err);
+    if (status == KVB_OK) status = take_table(c, c->refit ? "output" : "tuned", TABLE_END, err);
     if (status == KVB_OK) status = take_table(c, "packed", PACKED_END, err);
     if (status == KVB_OK) status = judge_table(c, err);
     return status == KVB_OK ? print_verdict(c, err) : status;
@@ -503,7 +507,7 @@ static kvb_status run_steps(tune_command *c, kvb_error *err)
 // After a stop, takes the best table that there is. One that is not measured does not replace an earlier table.
 static kvb_status leave_best(const tune_command *c, kvb_error *err)
 {
-    const char *const order[] = {"tuned", "importance"};
+    const char *const order[] = {"tuned", c->refit ? "output" : "importance"};
     char *path = need_text("%s.safetensors", c->output);
     bool there = access(path, F_OK) == 0;
     free(path);
@@ -575,6 +579,8 @@ static int tune_main(const cli_command *self, int argc, char **argv)
         {"for", 0, CLI_CHOICE, &c.use, "text|lookup",
          "what the table of tokens alone is for; text (default): change what follows least; lookup: keep\nsingle "
          "tokens that a question may ask for, too; what follows changes 0.9 to 1.4 times as much"},
+        {"refit", 0, CLI_FLAG, &c.refit, NULL,
+         "tables for caches whose kept entries are refitted (docs/refit.md), measured so; takes longer"},
         {"tokens", 't', CLI_COUNT, &c.n_tokens, "N",
          "tokens of a context (2048; of models beyond about 0.8 billion parameters 1024, beyond 4 billion 512)"},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores); changes no number"},

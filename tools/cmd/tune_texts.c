@@ -13,8 +13,6 @@
 
 enum { OWN_CONTEXTS = 4, SELECT_EVERY = 3 };
 
-// ---- Finding ----
-
 static int is_text_name(const struct dirent *d)
 {
     return kvb_ends_with(d->d_name, ".txt") || kvb_ends_with(d->d_name, ".jsonl");
@@ -129,8 +127,6 @@ void tune_texts_limit(tune_texts *t, tune_part part, size_t most)
     }
     t->count = kept;
 }
-
-// ---- Calibration data ----
 
 size_t tune_text_contexts(const tune_text *t, size_t length)
 {

@@ -19,8 +19,6 @@ void add_allocators(results *to, const compared *with);
 // Writes NAME.json, NAME.csv and, if anything is compared, NAME.svg, each atomically.
 kvb_status compared_write(const results *found, const char *name, kvb_error *err);
 
-// ---- eval -----------------------------------------------------------------------------------------------------------
-
 typedef struct eval_report {
     const sweep *s; // with its model, texts and options
     const backend *device;
@@ -32,8 +30,6 @@ typedef struct eval_report {
 void eval_report_print(const eval_report *r);
 // Makes the results, which the caller frees.
 results eval_report_results(const eval_report *r);
-
-// ---- task -----------------------------------------------------------------------------------------------------------
 
 typedef struct task_report {
     const model *m;

@@ -43,12 +43,9 @@ static kvb_status count_bytes(const promise_report *r, double ratio, double *all
     *stays = 0;
     for (size_t i = 0; i < 2 * heads && status == KVB_OK; i++)
         *stays += (double)kvb_packed_bytes(formats[i], i % 2 ? KVB_VALUES : KVB_KEYS, keep[i / 2], info->head_dim);
-    free(keep);
-    free(formats);
+    free_all(keep, formats);
     return status;
 }
-
-// ---- Text ----
 
 static void print_rows(const promise_report *r)
 {
@@ -115,8 +112,6 @@ kvb_status promise_report_refusal(const promise_report *r, kvb_error *err)
                     "lower --ratio, or allow more",
                     100 * r->ratios[0]);
 }
-
-// ---- For programs ----
 
 static void add_row(const promise_report *r, results *to, uint32_t criterion, uint32_t ratio)
 {

@@ -45,8 +45,6 @@ kvb_status results_write_pair(const results *r, const char *name, kvb_error *err
 // unless that is NULL.
 kvb_status results_give(const results *r, bool json, const char *csv, kvb_error *err);
 
-// ---- Reading --------------------------------------------------------------------------------------------------------
-
 typedef struct results_document {
     const char *name;                                            // for messages; the caller's
     cJSON *document;                                             // owned
@@ -66,8 +64,6 @@ double results_number(const cJSON *row, const char *column);
 const char *results_text(const cJSON *row, const char *column);
 // Returns the interval in the columns NAME, NAME_low and NAME_high.
 interval results_interval_at(const cJSON *row, const char *name);
-
-// ---- Lines over the ratio -------------------------------------------------------------------------------------------
 
 enum { GRID_NAMES_MAX = 24, GRID_RATIOS_MAX = 100 };
 

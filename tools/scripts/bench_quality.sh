@@ -41,11 +41,14 @@ for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-
     done
     measured "$name-plain" "$model" "${tables[@]}" "${texts[@]}" --allocator uniform --allocator ada
     measured "$name-refit" "$model" "${own[@]}" "${texts[@]}" --allocator none --refit
+    "$KVB" tune "$model" --refit -o "$OUT/$name-for-refit" >&2 # budgets for refitted caches
+    own=("tuned-refit=$OUT/$name-for-refit.safetensors" "packed-refit=$OUT/$name-for-refit-packed.safetensors")
+    measured "$name-solved" "$model" "${own[@]}" "${texts[@]}" --allocator none --refit
 done
 
 first=yes
 for name in ${MODELS:-smollm2-135m gemma3-270m qwen2.5-coder-0.5b qwen2.5-coder-1.5b}; do
-    for kind in plain longer refit; do
+    for kind in plain longer refit solved; do
         [ -s "$OUT/$name-$kind.csv" ] || continue
         [ "$first" = no ] || sed -n '1s/^/model,/p' "$OUT/$name-$kind.csv"
         sed "1d; s/^/$name,/" "$OUT/$name-$kind.csv"

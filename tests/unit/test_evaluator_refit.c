@@ -8,6 +8,7 @@ enum { L = 2, G = 2, H = 4, D = 16, T = 96, HEADS = L * G };
 
 typedef struct turned {
     const model *m;
+    references asked;
     double worst;
 } turned;
 
@@ -16,6 +17,7 @@ static kvb_status turn_queries(void *context, const layer_view *view, kvb_error 
     turned *t = context;
     const rope_rule *rule = &t->m->config.rope;
     (void)err;
+    references_see(&t->asked, view);
     for (uint32_t i = 0; i < T * H; i++) {
         float q[D];
         memcpy(q, view->q_raw + (size_t)i * D, sizeof q);
@@ -54,10 +56,16 @@ UNIT_TEST(refits_what_was_cut)
     session_plan plan = {T, 8, 16, &keydiff, 1, false, false, 64};
     help_ok(session_open(&s, m, &plan, err));
     for (int i = 0; i < T; i++) ids[i] = 3 + i * i % 250;
-    turned t = {m, 0};
+    turned t = {m, references_open(m, T, 64), 0};
     layer_observer turning = {turn_queries, &t, VIEW_Q_RAW | VIEW_Q};
     help_ok(session_prefill(s, ids, T, &turning, NULL, err));
     ck_assert_double_le(t.worst, 1e-5);
+    kvb_refit_head own = references_head(&s->refit, NULL, NULL, T, 1, 1),
+                   seen = references_head(&t.asked, NULL, NULL, T, 1, 1);
+    ck_assert(own.n_queries == 64 && own.n_tokens == T && seen.queries == t.asked.queries + (L * G - 1) * 64 * D);
+    ck_assert_uint_eq(references_floats(&t.asked), L * G * 64 * D);
+    ck_assert_mem_eq(own.queries, seen.queries, 64 * D * sizeof(float));
+    references_free(&t.asked);
     help_ok(session_select(s, s->now.scores[0], KEEP, 4, 1, &kept, err));
     kv_cache *bare = session_cache(s, &kept, 3), *one = cut_and_refit(s, &kept, 1), *two = cut_and_refit(s, &kept, 3);
     int n_changed = 0;
@@ -71,7 +79,7 @@ UNIT_TEST(refits_what_was_cut)
         n_changed += !same;
     }
     ck_assert_int_ge(n_changed, 1);
-    ck_assert(s->refit.seconds > 0);
+    ck_assert(s->refit_seconds > 0);
     omp_set_num_threads(1); // the decoder was opened for as many threads as there were
     float *before = next_logits(s, bare), *after = next_logits(s, one), *again = next_logits(s, two);
     size_t bytes = m->config.vocabulary * sizeof *before;
@@ -87,4 +95,4 @@ UNIT_TEST(refits_what_was_cut)
     model_free(m);
 }
 
-UNIT_MAIN_EACH("evaluator: refitter", case_tiny_setup, help_teardown)
+UNIT_MAIN_EACH("evaluator: refit", case_tiny_setup, help_teardown)
