@@ -99,7 +99,7 @@ def version_of(row, subject):
     """Returns which table or version of kvpress a cell is about."""
     if not row.ours:
         return row.version
-    table = subject.packed if row.packed else subject.table
+    table = subject.tables[row.packed, row.refit]
     return "table " + hashlib.sha256(table._data).hexdigest()[:12]
 
 

@@ -21,9 +21,10 @@ def same_as_eval(subject, text):
     context, following = Context(subject, ids[:, :2048]), ids[:, 2048:2112]
     full = context.logits([context.whole()], following)[0]
     for name, more in (("kvbudget", ()), ("kvbudget, refitted", ("--refit",))):
+        table = subject.tables[False, bool(more)]
         at, ratios = OF[name].of(context), (0.5, 0.75, 0.8, 0.88, 0.94) if not more else (0.8,)
         ours = [divergence(full, x).mean().item() for x in context.logits([at(r) for r in ratios], following)]
-        out = subprocess.run([PROGRAM, "eval", subject.path, subject.table.path, path, "-r", ",".join(map(str, ratios)),
+        out = subprocess.run([PROGRAM, "eval", subject.path, table.path, path, "-r", ",".join(map(str, ratios)),
                               "-a", "none", "--json", "--quiet", *more], check=True, text=True, stdout=subprocess.PIPE)
         rows = {r["ratio"]: r["kl"] for r in json.loads(out.stdout)["rows"] if r["allocator"]}
         for ratio, kl in zip(ratios, ours):

@@ -131,7 +131,9 @@ class Subject:
         self.name, self.path, self.work = name, found.strip(), work
         self.model, self.tokenizer = hf_model.load(self.path)
         self.tokenizer.chat_template = None  # texts and tasks are used without a template, in KVzip too
-        self.table, self.packed = find(self.model), find(self.model, packed=True)
+        kinds = [(packed, refit) for packed in (False, True) for refit in (False, True)]
+        self.tables = {kind: find(self.model, *kind) for kind in kinds}
+        self.table = self.tables[False, False]
         self.texts = [p.read_text() for p in sorted((ROOT / "calib-data/plain").glob("*.txt"))]
 
     def ids(self, path):

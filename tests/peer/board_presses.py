@@ -289,7 +289,7 @@ class Remembered(scorers.Learned):
 def table(refit, packed=False):
     """kvbudget.compress with the ready table of tokens, or of tokens and formats: the cache is really cut."""
     def of(context):
-        wanted = context.subject.packed if packed else context.subject.table
+        wanted = context.subject.tables[packed, refit]
         context = context.watched(wanted)
         if context.metric is None:
             made = scorers.of_table(wanted)
@@ -341,6 +341,7 @@ class Row:
     of: object  # context -> (ratio -> Cut)
     ours: bool = False
     packed: bool = False  # by the table of tokens and formats
+    refit: bool = False  # by the table for refitted caches, if there is one
     version: str = "kvpress 0.5.5"
 
 
@@ -349,9 +350,9 @@ MATCHING, FOLDING = "formulas of arXiv 2602.16284", "formulas of kvfold"
 #: in the order in which they are measured: slow ones come last
 ROWS = [
     Row("kvbudget", 1, table(False), ours=True),
-    Row("kvbudget, refitted", 1, table(True), ours=True),
+    Row("kvbudget, refitted", 1, table(True), ours=True, refit=True),
     Row("kvbudget, packed", 1, table(False, packed=True), ours=True, packed=True),
-    Row("kvbudget, packed, refitted", 1, table(True, packed=True), ours=True, packed=True),
+    Row("kvbudget, packed, refitted", 1, table(True, packed=True), ours=True, packed=True, refit=True),
     Row("KVzip", 2, replayed(KVzipPress)),
     Row("ExpectedAttention", 1, pressed(EA)),
     Row("AdaKV(ExpectedAttention)", 1, pressed(lambda: AdaKVPress(EA()))),

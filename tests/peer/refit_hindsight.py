@@ -49,6 +49,7 @@ def main():
     o = p.parse_args()
     o.work.mkdir(parents=True, exist_ok=True)
     subject, rows = Subject(o.model, o.work), []
+    subject.tables[False, True] = subject.table  # the same budgets for all three
     for name in o.texts:
         ids = subject.ids(ROOT / f"calib-data/eval/{name}.txt")
         if ids.shape[1] < TOKENS + NEXT:

@@ -407,8 +407,9 @@ static kvb_status print_verdict(const tune_command *c, kvb_error *err)
         if (c->n_tokens < USUAL_TOKENS)
             printf("Contexts had %" PRIu64 " tokens; --tokens %d takes longer and is better for long prompts. ",
                    c->n_tokens, USUAL_TOKENS);
-        puts(c->seconds > 0 ? "With a longer --time more texts are read and more budgets tried."
-                            : "--time 30min also cuts heads alone; texts of your own, after MODEL, make it yours.");
+        puts(c->refit         ? "Texts of your own, after MODEL, make it yours."
+             : c->seconds > 0 ? "With a longer --time more texts are read and more budgets tried."
+                              : "--time 30min also cuts heads alone; texts of your own, after MODEL, make it yours.");
     }
     free(path);
     return status;
