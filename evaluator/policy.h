@@ -105,6 +105,7 @@ kvb_status policy_prefill(policy_head *h, const layer_view *view, const float *s
 // Writes which entries of `span` stay after a step, ascending, into keep [span.count].
 kvb_status policy_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 
+// RocketKV (methods.md 3.6).
 typedef struct rocket_split {
     double exponent; // alpha = min(0.2 + 0.06 log2 c, 0.8)
     double keep;     // N, tokens that the first stage keeps, = S / c^alpha

@@ -58,7 +58,7 @@ typedef struct h5_set {
 
 // Creates an HDF5 file at `path`, replacing what is there, after reserving `bytes` on the disk: HDF5 does not recover
 // from a write that fails while it closes a file, so a full disk must be noticed before anything is written. Closing
-// releases what was not used.
+// releases what was not used. Bytes depend on content only (no times, fixed library bounds).
 kvb_status h5_create(h5_file *out, const char *path, const char *name, uint64_t bytes, kvb_error *err);
 // Finishes a file that h5_create began; `status` says how writing went. Flushes and closes the file, opens it again and
 // reads everything back, because HDF5 may lose the error of a write. Returns `status`, or KVB_IO.

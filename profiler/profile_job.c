@@ -516,8 +516,7 @@ static void add_document(cJSON *to, const char *name, cJSON *document)
 static void add_metrics(cJSON *to, const profile_job *job, const profile_options *o)
 {
     bool same = o->grows && job->growth.relation == RECORD_SAME_TEXTS;
-    const cJSON *text = same ? cJSON_GetObjectItemCaseSensitive(record_attributes(o->grows), "metrics") : NULL;
-    cJSON *all = cJSON_CreateObject(), *held = text ? cJSON_Parse(text->valuestring) : NULL;
+    cJSON *all = cJSON_CreateObject(), *held = same ? cJSON_Parse(record_text(o->grows, "metrics")) : NULL;
     for (size_t i = 0; i < o->n_metrics; i++) {
         const char *spec = o->metrics[i].spec;
         cJSON *one = metric_to_json(&o->metrics[i]), *before = cJSON_GetObjectItemCaseSensitive(held, spec);

@@ -188,9 +188,7 @@ kvb_status profile_recorded_read(recorded_questions *out, const profile_options 
 
 void profile_recorded_free(recorded_questions *q)
 {
-    for (uint32_t i = 0; i < q->n; i++) {
-        free_all(q->each[i].suffix, q->each[i].answer);
-    }
+    for (uint32_t i = 0; i < q->n; i++) free_all(q->each[i].suffix, q->each[i].answer);
     free(q->each);
     *q = (recorded_questions){0};
 }

@@ -30,6 +30,7 @@ static void swap_items(kvb_topk_item *a, kvb_topk_item *b)
     *b = t;
 }
 
+// The heap's root is the item that would leave a top list first.
 // Puts `item` into the hole at `hole`: the hole sinks to a leaf along the children that come last, then the item
 // rises. (A textbook sift-down would stop early and leave equal items in other places.)
 static void heap_fill(kvb_topk_item *heap, size_t hole, size_t n, kvb_topk_item item)

@@ -37,7 +37,7 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
                                .n_kept = plan->max_tokens / 2,
                                .n_queries = n_references};
         (void)kvb_refit_bytes(&half, &work, NULL);
-        threads += work / sizeof(float) + T * (lines + c->head_dim) + 3 * kept * w;
+        threads += work / sizeof(float) + T * (lines + 2 * c->head_dim) + (kept + 3 * OUTPUT_BLOCK_QUERIES) * w;
     }
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;

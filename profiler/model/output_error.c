@@ -332,11 +332,12 @@ typedef struct comparison {
     const output_head *head;
     const output_queries *sets;
     uint32_t n_sets;
-    size_t queries; // of all sets
     attention a;
-    float *output, *other, *moved; // [queries and a block, group d]
-    float *squares;                // [queries]
-    float *k, *v;                  // [T, d] the other keys and values
+    float *output;        // [queries of all sets and a block, group d]
+    float *other, *moved; // [queries of a block, group d]
+    float *squares;       // [queries of a block]
+    double *sums;         // [n_sets]
+    float *k, *v;         // [T, d] the other keys and values
 } comparison;
 
 // out [lines, d]: a block's outputs.
@@ -351,50 +352,48 @@ static void outputs_of(float *out, const attention *a, const output_head *h)
     }
 }
 
-static void find_outputs(float *out, comparison *c, const output_head *h)
-{
-    for (query next = {c->sets, 0}; next_block(&c->a, &next, c->sets + c->n_sets);) {
-        attend(&c->a, h);
-        outputs_of(out, &c->a, h);
-        out += (size_t)c->a.n * h->group * h->head_dim;
-    }
-}
-
 static comparison comparison_open(const output_head *h, const output_queries *sets, uint32_t n_sets, uint32_t block)
 {
     comparison c = {.head = h, .sets = sets, .n_sets = n_sets};
-    for (uint32_t s = 0; s < n_sets; s++) c.queries += sets[s].n;
-    size_t floats = (c.queries + block) * h->group * h->head_dim, rows = (size_t)h->n_tokens * h->head_dim;
+    size_t queries = block, width = (size_t)h->group * h->head_dim, rows = (size_t)h->n_tokens * h->head_dim;
+    for (uint32_t s = 0; s < n_sets; s++) queries += sets[s].n;
     attention_open(&c.a, h, block);
-    c.output = need(floats, sizeof(float), "outputs");
-    c.other = need(floats, sizeof(float), "outputs");
-    c.moved = need(floats, sizeof(float), "differences");
-    c.squares = need(c.queries, sizeof(float), "squares");
+    c.output = need(queries * width, sizeof(float), "outputs");
+    c.other = need(block * width, sizeof(float), "outputs");
+    c.moved = need(block * width, sizeof(float), "differences");
+    c.squares = need(block, sizeof(float), "squares");
+    c.sums = need(n_sets, sizeof *c.sums, "sums");
     c.k = need(rows, sizeof(float), "keys");
     c.v = need(rows, sizeof(float), "values");
-    find_outputs(c.output, &c, h);
+    float *out = c.output;
+    for (query next = {sets, 0}; next_block(&c.a, &next, sets + n_sets); out += c.a.n * width) {
+        attend(&c.a, h);
+        outputs_of(out, &c.a, h);
+    }
     return c;
 }
 
 static void comparison_close(comparison *c)
 {
     attention_close(&c->a);
-    free_all(c->output, c->other, c->moved, c->squares, c->k, c->v);
+    free_all(c->output, c->other, c->moved, c->squares, c->sums, c->k, c->v);
 }
 
 // Computes each set's error, `stride` numbers apart, with the keys and values of `other`; leaves those without queries.
 static void compare(float *errors, size_t stride, comparison *c, const output_head *other)
 {
-    size_t floats = c->queries * other->group * other->head_dim;
-    const float *square_at = c->squares;
-    find_outputs(c->other, c, other);
-    for (size_t i = 0; i < floats; i++) c->other[i] -= c->output[i];
-    square(c->squares, c->other, c->moved, c->head, c->queries);
-    for (uint32_t s = 0; s < c->n_sets; s++) {
-        double sum = 0;
-        for (uint32_t q = 0; q < c->sets[s].n; q++) sum += (double)*square_at++;
-        if (c->sets[s].n) errors[s * stride] = (float)(sum / c->sets[s].n);
+    size_t width = (size_t)other->group * other->head_dim;
+    const float *exact = c->output;
+    memset(c->sums, 0, c->n_sets * sizeof *c->sums);
+    for (query next = {c->sets, 0}; next_block(&c->a, &next, c->sets + c->n_sets); exact += c->a.n * width) {
+        attend(&c->a, other);
+        outputs_of(c->other, &c->a, other);
+        for (size_t i = 0; i < c->a.n * width; i++) c->other[i] -= exact[i];
+        square(c->squares, c->other, c->moved, c->head, c->a.most);
+        for (uint32_t q = 0; q < c->a.n; q++) c->sums[c->a.at[q].set - c->sets] += (double)c->squares[q];
     }
+    for (uint32_t s = 0; s < c->n_sets; s++)
+        if (c->sets[s].n) errors[s * stride] = (float)(c->sums[s] / c->sets[s].n);
 }
 
 void output_packing_errors(float errors[RECORD_PACKINGS], const output_head *head, const output_queries *set)

@@ -21,7 +21,7 @@ typedef struct jinja_input {
 // NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
-typedef enum token_kind {
+typedef enum token_kind { // from here on: for jinja_parse.c, which makes the tree, and jinja.c above it, which runs it
     TOKEN_END,
     TOKEN_TEXT, // between tags
     TOKEN_OUTPUT,

@@ -21,6 +21,7 @@ typedef struct merge {
     uint32_t result;      // token id
 } merge;
 
+// Two open-addressing tables, made once, at most half full.
 typedef struct vocabulary {
     uint32_t size;   // tokens
     char *text;      // all tokens' text as in the file, back to back
@@ -51,7 +52,7 @@ static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
 
 #define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's vocabularies
 
-typedef struct pre_tokenizer {
+typedef struct pre_tokenizer { // expressions: tokenizer_expression.c
     const char *name;
     const char *pattern; // PCRE2 with UTF and UCP; matches at every position of any text
     bool ignore_merges;  // if a whole word is a token, use it, whatever the merges would give
@@ -83,7 +84,7 @@ kvb_status expression_next(const expression *x, matcher *m, const char *text, si
                            size_t *end, kvb_error *err);
 
 typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
-typedef struct normal_step {
+typedef struct normal_step { // what happens to a text before its words are merged
     normal_kind kind;
     expression pattern; // NORMAL_REPLACE
     char *text;         // what is prepended, or what replaces
@@ -107,7 +108,7 @@ typedef struct normal_list {
 } normal_list;
 
 enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2 };
-typedef struct added_token {
+typedef struct added_token { // found in the text before anything else is done
     uint32_t id;
     const char *text; // belongs to the vocabulary, or to added_index.owned
     uint32_t size;

@@ -144,6 +144,9 @@ static void judge_refits(output_head head, const output_queries *sets, const out
     help_ok(output_errors(cut_errors, &head, sets, 3, order, 1, err));
     head.refit = &refit;
     help_ok(output_errors(errors, &head, sets, 3, order, 1, err));
+    float alone[LEVELS]; // other sets change no bit
+    help_ok(output_errors(alone, &head, &sets[2], 1, order, 1, err));
+    ck_assert_mem_eq(alone, errors + 2 * (size_t)LEVELS, sizeof alone);
     for (uint32_t level = 2; level < LEVELS - 3; level += 2) { // between two that are refitted
         const float *e = errors + level, *was = cut_errors + level;
         near_share("between", (double)*e, (double)*was * sqrt((double)(e[-1] / was[-1] * e[1] / was[1])), 1e-5);
